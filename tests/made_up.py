@@ -310,3 +310,20 @@ def labelled_series(folder: Path, count: int = 40) -> Settings:
 def series_with_numbers(folder: Path) -> Settings:
     """Write the table of `labelled_series`, with its numbers as the answers."""
     return labelled_series(folder) | {"label": "load"}
+
+
+@register("series_forecast")
+def table_to_forecast(folder: Path, rows: int = 150) -> Settings:
+    """Write a table of two series of two channels with a row an hour."""
+    draw = rng(1)
+    lines = ["shop,hour,sales,rain"]
+    for number in range(2):
+        rain = draw.normal(0, 1, rows)
+        for step in range(rows):
+            sales = 5 + number + np.sin(step / 24 * 2 * np.pi) + 0.3 * rain[step] + 0.2 * draw.normal()
+            hour = datetime(2024, 1, 1) + timedelta(hours=step)
+            lines.append(f"s{number},{hour.isoformat(' ')},{sales:.4f},{rain[step]:.4f}")
+    path = folder / "shops.csv"
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    columns = {"path": str(path), "id": "shop", "time": "hour", "target": ("sales",)}
+    return columns | {"horizon": 6, "context": 24, "test_fraction": 0.3}

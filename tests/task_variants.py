@@ -27,7 +27,8 @@ SKIPPED_CHOICES = (
     "forecast-level=season",
     "events-augment=True",
     "events-batching=packed",
-    *(f"{name}-layout={layout}" for name in ("series_classes", "series_values") for layout in ("wide", "nlc", "ncl")),
+    "series_forecast-missing=mask",
+    *(f"series_{kind}-layout={layout}" for kind in ("classes", "values", "forecast") for layout in ("wide", "nlc", "ncl")),
     *(f"pathfinder-resolution={size}" for size in (64, 128, 256)),
     *(f"human_activity-test_person={person}" for person in "ABCD"),
 )

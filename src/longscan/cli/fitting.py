@@ -65,6 +65,9 @@ def train(
         return 1
     echo(f"test {result['metric']}: {result['value']:.4f} (scaled {result['scaled']:.4f}, weights: {result['selected']})")
     echo(f"best constant predictor: {result['constant']:.4f} (scaled {result['constant_scaled']:.4f})")
+    if file is not None:
+        for name, score in list(parsed.task.baselines("test").items())[1:]:
+            echo(f"{name}: {score:.4f}")
     echo(f"report: {run.folder / 'report.html'}")
     return 0
 

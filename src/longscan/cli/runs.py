@@ -70,13 +70,14 @@ def predict(
     out: Annotated[str | None, Doc("where to write the table, .csv or .parquet; CSV on stdout without it")] = None,
     checkpoint: Checkpoint = "selected",
     missing: Annotated[str | None, Doc("refuse or fill missing values of series; as in training without it")] = None,
+    every_window: Annotated[bool, Doc("forecast each window of the file, too, not only the steps after its end")] = False,
 ) -> int:
     """Apply a run's model to the examples in a file, as a table: ids, classes and probabilities, numbers or forecasts."""
     from longscan.training.run import Run
 
     if out is not None and Path(out).suffix.lower() in PARQUET:
         find_pyarrow()
-    _write_table(Run(run).predict(file, checkpoint, missing), out)
+    _write_table(Run(run).predict(file, checkpoint, missing, every_window=every_window), out)
     return 0
 
 

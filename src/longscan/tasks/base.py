@@ -193,7 +193,7 @@ class Task(ABC):
         return rows
 
     @property
-    def plot_kind(self) -> Literal["text", "series", "image", "events"]:
+    def plot_kind(self) -> Literal["text", "series", "image", "events", "forecast"]:
         """Kind of plot that shows an example."""
         return "text" if self.d_input is None else "series"
 

@@ -9,9 +9,10 @@ import torch
 
 from longscan._types import PositiveInt, checked_value
 from longscan.tasks.base import Batch, Split, Task
+from longscan.tasks.series import SeriesForecast
 
 _COLUMNS = 3
-_MAX_COLOURS = 3  # largest number of channels of a pixel
+_MAX_COLOURS = 3  # largest number of channels of a pixel, and of targets in a plot
 
 
 def draw_examples(task: Task, path: str | Path, *, split: Split = "train", count: int = 6) -> Path:
@@ -63,6 +64,20 @@ def _series(axes: Any, task: Task, batch: Batch, row: int) -> None:
     axes.set_xlabel("time" if batch.elapsed is not None else "step", fontsize=8)
 
 
+def _forecast(axes: Any, task: Task, batch: Batch, row: int) -> None:
+    assert isinstance(task, SeriesForecast)
+    past, ahead = task.past_and_ahead(batch, row)
+    for number, name in enumerate(task.variables[:_MAX_COLOURS]):
+        axes.plot(range(len(past)), past[:, number].numpy(), lw=0.8, color=f"C{number}", label=name)
+        if ahead is not None:
+            axes.plot(range(len(past), len(past) + len(ahead)), ahead[:, number].numpy(), lw=1.4, ls=":", color=f"C{number}")
+    axes.axvline(len(past) - 0.5, color="grey", lw=0.6)
+    axes.set_title("context, and the steps to forecast (dotted)", fontsize=8)
+    axes.set_xlabel("step", fontsize=8)
+    if row == 0:
+        axes.legend(fontsize=7, loc="upper left")
+
+
 def _image(axes: Any, task: Task, batch: Batch, row: int) -> None:
     pictures = batch.inputs[row].float()
     if pictures.ndim == 2 and pictures.shape[1] > _MAX_COLOURS:  # an image at each step, and perhaps its time: plot eight of them
@@ -105,4 +120,5 @@ _PLOTTERS: dict[str, Callable[[Any, Task, Batch, int], None]] = {
     "series": _series,
     "image": _image,
     "events": _events,
+    "forecast": _forecast,
 }

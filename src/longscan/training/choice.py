@@ -18,7 +18,7 @@ def choose_settings(task: Task, steps: int | None = None) -> dict[str, Any]:
     Batches have an eighth of the training split, 8 to 32 examples, and at most `LENGTHS_OF_BATCH` steps. The number of updates
     is `steps`; without it that of `EPOCHS` passes, within `FEWEST_UPDATES` and `MOST_UPDATES`, and less where `STEPS_READ` steps
     would be exceeded. Weights are those of the smallest validation loss, of up to ten validations; three without a smaller one
-    end the training.
+    end the training. The learning rate is smaller for forecasts, whose examples overlap.
     """
     size, length = task.size("train"), task.length
     assert size is not None
@@ -29,7 +29,7 @@ def choose_settings(task: Task, steps: int | None = None) -> dict[str, Any]:
     training: dict[str, Any] = {
         "steps": updates,
         "batch_size": batch,
-        "lr": 3e-3,
+        "lr": 1e-3 if task.per_step else 3e-3,
         "weight_decay": 0.05,
         "schedule": "cosine",
         "warmup": updates // 10,

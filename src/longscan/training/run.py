@@ -252,13 +252,20 @@ class Run:
         )
 
     @torch.no_grad()
-    def predict(self, path: str | Path, which: str = "selected", missing: str | None = None) -> list[dict[str, str | float]]:
+    def predict(
+        self, path: str | Path, which: str = "selected", missing: str | None = None, *, every_window: bool = False
+    ) -> list[dict[str, str | float]]:
         """Return the model's answers for the examples in a user's file, a row for each, as `Task.decode` names them.
 
         missing: how missing values are treated, "refuse" or "fill", for tasks with a setting of this name; None: as in training.
+        every_window: forecast each window of the file, not only the steps after its end, for the task series_forecast.
         """
         settings = self.settings
         task = settings.task if missing is None else _with_missing(settings.task, missing)
+        if every_window:
+            if not hasattr(task, "predicted"):
+                raise setting_error("--every-window", True, f"left out, as task {task.name} has no setting predicted")
+            task = replace(task, predicted="windows")  # type: ignore[call-arg]
         try:
             examples = task.read_inputs(path)
         except (ValueError, OSError) as error:

@@ -19,6 +19,7 @@ from longscan.tasks.timeseries.files import Missing
 Uneven = Literal["refuse", "elapsed", "ignore"]
 PART = Rule(lambda part: 0 < part < 0.5, "a number above 0 and below 0.5")
 CONSTANT = 1e-10  # largest standard deviation, relative to the mean, of a channel that counts as constant
+SHOWN = 12  # largest number of channels or classes in a summary
 DECIMALS: tuple[str, ...] = (".", ",")
 
 
@@ -75,6 +76,30 @@ class SeriesFile(Task):
         """Return what was understood of the file: pairs of a name and a text."""
         raise NotImplementedError
 
+    def _common_summary(self, store: SeriesStore, statistics: ChannelStatistics) -> list[tuple[str, str]]:
+        """Return the part of a summary about series, channels, lengths and missing values."""
+        lengths = store.lengths
+        short, long, median = int(lengths.min()), int(lengths.max()), int(np.median(lengths))
+        named = "their files" if Path(str(self.path)).is_dir() else self.id or "the column of ids"
+        names = ", ".join(store.channels[:SHOWN]) + (", ..." if len(store.channels) > SHOWN else "")
+        missing = [
+            f"{count:,} in {name}" for name, count in zip(store.channels, statistics.missing.tolist(), strict=True) if count
+        ]
+        treatment = {"fill": "filled", "mask": "marked by further channels", "refuse": ""}[self.missing]
+        rows = [
+            ("series", f"{len(store.ids):,}" + (f", named by {named}" if store.has_ids else "")),
+            ("channels", f"{len(store.channels)}: {names}"),
+            ("lengths", f"{short:,} steps" if short == long else f"{short:,} to {long:,} steps, median {median:,}"),
+            ("missing", f"{', '.join(missing)}, {treatment}" if missing else "none"),
+        ]
+        if statistics.constant:
+            rows.append(("constant", f"{', '.join(statistics.constant)}: without information, not scaled"))
+        return rows
+
+    def read_options(self) -> ReadOptions:
+        """Return how the file is read."""
+        return self._options()
+
     def _options(self, *, label: str | None = None, labels: str | None = None, group: str | None = None) -> ReadOptions:
         """Return how the file is read."""
         is_tsv = self.separator == "," and self.path is not None and ".tsv" in Path(self.path).name.lower()
@@ -90,14 +115,14 @@ class SeriesFile(Task):
         return read_series(self.path, options)
 
 
-def fit_statistics(store: SeriesStore, rows: np.ndarray, source: str | Path) -> ChannelStatistics:
-    """Return the statistics of the channels over some series; ValueError for a channel without values in them."""
+def fit_statistics(store: SeriesStore, ranges: np.ndarray, source: str | Path) -> ChannelStatistics:
+    """Return the statistics of the channels over the steps `ranges`, (n, 2); ValueError for a channel without values there."""
     missing = np.zeros(store.values.shape[1], np.int64)
     for first in range(0, len(store.values), 1_000_000):
         missing += np.isnan(store.values[first : first + 1_000_000]).sum(0)
     count = np.zeros(len(missing))
     total = np.zeros(len(missing))
-    for piece in iterate_pieces(store, rows):
+    for piece in iterate_pieces(store, ranges):
         present = ~np.isnan(piece)
         count += present.sum(0)
         total += np.where(present, piece, 0).sum(0)
@@ -106,7 +131,7 @@ def fit_statistics(store: SeriesStore, rows: np.ndarray, source: str | Path) -> 
         raise ValueError(f"{source} must have values of {name!r} in the training series, got none")
     mean = total / count
     squares = np.zeros(len(missing))
-    for piece in iterate_pieces(store, rows):
+    for piece in iterate_pieces(store, ranges):
         squares += np.where(np.isnan(piece), 0, piece - mean).__pow__(2).sum(0)
     std = np.sqrt(squares / count)
     is_constant = std <= CONSTANT * np.abs(mean)
@@ -181,6 +206,18 @@ def fill_gaps(values: np.ndarray) -> np.ndarray:
     return filled
 
 
+def scaled_values(values: np.ndarray, mean: np.ndarray, scale: np.ndarray, source: str) -> np.ndarray:
+    """Return standardised values (..., C) float32; ValueError for a value beyond the range of float32."""
+    scaled = (values - mean) / scale
+    largest = np.nanmax(np.abs(scaled), initial=0)
+    if largest > LARGEST:
+        raise ValueError(
+            f"{source} must have values of at most {LARGEST:.3g}, the largest of float32, in units of the training series' "
+            f"standard deviation, got {largest:g}"
+        )
+    return scaled.astype(np.float32)
+
+
 def build_inputs(
     store: SeriesStore, rows: np.ndarray, mean: np.ndarray, scale: np.ndarray, missing: Missing, unit: float | None
 ) -> Batch:
@@ -194,12 +231,7 @@ def build_inputs(
     elapsed = np.ones(inputs.shape[:2], np.float32)
     for number, row in enumerate(rows.tolist()):
         values = fill_gaps(store.series(row)) if missing == "fill" else store.series(row)
-        scaled = (values - mean) / scale
-        if np.nanmax(np.abs(scaled), initial=0) > LARGEST:
-            raise ValueError(
-                f"series {str(store.ids[row])!r} must have values of at most {LARGEST:.3g}, the largest of float32, in units of "
-                f"the training series' standard deviation, got {np.nanmax(np.abs(scaled)):g}"
-            )
+        scaled = scaled_values(values, mean, scale, f"series {str(store.ids[row])!r}")
         inputs[number, : len(values), :channels] = np.nan_to_num(scaled)
         if missing == "mask":
             inputs[number, : len(values), channels:] = ~np.isnan(values)

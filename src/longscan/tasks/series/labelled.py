@@ -17,6 +17,7 @@ from longscan.tasks.classification import ClassificationTask, majority_share
 from longscan.tasks.regression import RegressionTask
 from longscan.tasks.series.base import (
     PART,
+    SHOWN,
     ChannelStatistics,
     SeriesFile,
     Uneven,
@@ -32,7 +33,6 @@ from longscan.tasks.series.splits import split_series, split_units
 
 MIN_SERIES = 3  # of a class: one for each of train, valid and test
 FEW_CLASSES = 2  # whole numbers of so many values are classes
-SHOWN = 12  # largest number of classes in a summary
 
 
 class LabelledData(NamedTuple):
@@ -155,30 +155,14 @@ class LabelledSeries(SeriesFile):
     def summary(self) -> list[tuple[str, str]]:
         """Return what was understood of the file: pairs of a name and a text."""
         data = self._data
-        store, statistics = data.store, data.statistics
-        lengths = store.lengths
-        short, long, median = int(lengths.min()), int(lengths.max()), int(np.median(lengths))
-        names = ", ".join(store.channels[:SHOWN]) + (", ..." if len(store.channels) > SHOWN else "")
-        missing = {name: int(count) for name, count in zip(store.channels, statistics.missing, strict=True) if count}
-        treatment = {"fill": "filled by interpolation", "mask": "marked by further channels", "refuse": ""}[self.missing]
-        rows = [
-            (
-                "file",
-                f"{self.path}, {len(store.values):,} steps" + (f", a {store.layout} table" if store.layout != "array" else ""),
-            ),
-            ("series", f"{len(store.ids):,}" + (f", named by {self._id_column}" if store.has_ids else ", one a row")),
-            ("channels", f"{len(store.channels)}: {names}"),
-            ("lengths", f"{short:,} steps" if short == long else f"{short:,} to {long:,} steps, median {median:,}"),
+        steps = f"{self.path}, {len(data.store.values):,} steps"
+        return [
+            ("file", steps + (f", a {data.store.layout} table" if data.store.layout != "array" else "")),
+            *self._common_summary(data.store, data.statistics),
             ("time", self._time_text()),
-            ("missing", f"{', '.join(f'{n:,} in {name}' for name, n in missing.items())}, {treatment}" if missing else "none"),
+            *self._answer_summary(),
+            ("split", self._split_text()),
         ]
-        if statistics.constant:
-            rows.append(("constant", f"{', '.join(statistics.constant)}: without information, not scaled"))
-        return [*rows, *self._answer_summary(), ("split", self._split_text())]
-
-    @property
-    def _id_column(self) -> str:
-        return "their files" if Path(str(self.path)).is_dir() else self.id or "the column of ids"
 
     def _time_text(self) -> str:
         data = self._data
@@ -362,7 +346,8 @@ def _load(task: LabelledSeries) -> LabelledData:
         lacking = sorted(set(range(len(classes))) - set(targets[rows["train"]].tolist()))
         needed = f"groups that can be split with each class in train; class {classes[lacking[0]]!r} is in too few"
         raise setting_error("group", task.group, needed)
-    return LabelledData(store, targets, classes, rows, fit_statistics(store, rows["train"], source), unit, center, spread)
+    ranges = np.stack([store.offsets[rows["train"]], store.offsets[rows["train"] + 1]], axis=1)
+    return LabelledData(store, targets, classes, rows, fit_statistics(store, ranges, source), unit, center, spread)
 
 
 def _classes(words: list[str], units: np.ndarray, source: str, label: str | None, *, has_groups: bool) -> tuple[str, ...]:

@@ -707,8 +707,8 @@ def _read_series_file(path: Path, options: ReadOptions) -> _Parts:
     return parts
 
 
-def iterate_pieces(store: SeriesStore, rows: np.ndarray, most: int = 1_000_000) -> Iterator[np.ndarray]:
-    """Yield the values of some series, (n, C) float64, in pieces of at most `most` steps that may contain parts of series."""
-    for row in rows.tolist():
-        for first in range(int(store.offsets[row]), int(store.offsets[row + 1]), most):
-            yield np.asarray(store.values[first : min(first + most, int(store.offsets[row + 1]))])
+def iterate_pieces(store: SeriesStore, ranges: np.ndarray, most: int = 1_000_000) -> Iterator[np.ndarray]:
+    """Yield the values of the steps ranges[i, 0] to ranges[i, 1] - 1, (n, C) float64, in pieces of at most `most` steps."""
+    for start, end in ranges.tolist():
+        for first in range(start, end, most):
+            yield np.asarray(store.values[first : min(first + most, end)])

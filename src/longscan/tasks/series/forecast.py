@@ -1,0 +1,464 @@
+"""Forecasts of columns of a user's table: one or several series, split in time."""
+
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Annotated, ClassVar, Literal, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from longscan._errors import setting_error
+from longscan._types import Doc, PositiveInt
+from longscan.tasks._sparklines import sparkline
+from longscan.tasks.base import TASKS, Batch, Split, check_request, rows_of_step
+from longscan.tasks.forecasting.baselines import seasonal_mean
+from longscan.tasks.regression import RegressionTask
+from longscan.tasks.series.base import (
+    PART,
+    ChannelStatistics,
+    SeriesFile,
+    check_missing,
+    fit_statistics,
+    format_step,
+    scaled_values,
+)
+from longscan.tasks.series.clock import calendar_frequency, format_stamps, later_stamps, uneven_steps, usual_step
+from longscan.tasks.series.reading import SeriesStore, read_series
+
+MAX_CONTEXT = 512
+FIT_WINDOWS = 20_000  # largest number of training windows of the ridge regression
+PENALTIES = (1e-1, 1e1, 1e2, 1e3, 1e4)
+DAY = 86_400  # seconds
+PREDICTED = Literal["future", "windows"]
+
+
+class ForecastData(NamedTuple):
+    """The series of a table with their splits in time.
+
+    values: (T, C) float64 without missing values. targets: (K,) numbers of the channels that are forecast. starts: of each split
+    the first rows of its windows, (n,). context: steps of the context. season: steps of a season, 1 if none is known. unit,
+    frequency: the usual step, and the calendar frequency of dates at unequal steps by its name in pandas.
+    """
+
+    store: SeriesStore
+    values: np.ndarray
+    targets: np.ndarray
+    starts: dict[Split, np.ndarray]
+    statistics: ChannelStatistics
+    context: int
+    season: int
+    unit: float
+    frequency: str | None
+
+
+@TASKS.register("series_forecast")
+@dataclass(frozen=True, kw_only=True)
+class SeriesForecast(SeriesFile, RegressionTask):
+    """Forecast columns of your own table: the next steps of one or several series, with dates in and dates out.
+
+        ▂▃▅▆▅▃▂▂▃▅▆▆▅▃▂▁▂▃▅▆▅▃▂ 3 channels, 96 steps | 24 steps ▂▃▅▆▅▃▂▂▃▅▆▆▅▃▂
+
+    `longscan train prices.csv --target price --horizon 24 --time date` chooses this task and its settings. The table has a row
+    for each step, with a column of dates or numbers at equal steps and, for several series, a column of ids. All channels are
+    inputs; those of `target` are forecast.
+
+    The last part of each series is test, the part before it valid; the context of a window may contain rows of the part before.
+    Channels are standardised by the training rows, and errors are of standardised values. The inputs are the context and
+    `horizon` empty steps, which a channel marks and whose outputs are the forecast. From context and targets the `level` is
+    subtracted, which further channels contain.
+
+    Raises FileNotFoundError without a file, SettingError for a setting that does not fit it or has to decide how it is read, and
+    ValueError for damaged content.
+    """
+
+    metric: ClassVar[str] = "mae"
+    target: Annotated[tuple[str, ...] | None, Doc("columns to forecast; None: all channels")] = None
+    horizon: Annotated[PositiveInt, Doc("number of steps to forecast")] = 24
+    context: Annotated[
+        PositiveInt | None,
+        Doc("steps of the context; None: four seasons or twice the horizon, at most 512 and a quarter of the longest series"),
+    ] = None
+    season: Annotated[
+        PositiveInt | None,
+        Doc("steps of a season; None: a day for steps below a day, a week for days, a year for months, else none"),
+    ] = None
+    level: Annotated[
+        Literal["last", "season", "ridge"],
+        Doc(
+            "what is subtracted from context and targets: the last value; the mean of the seasons in the context; the last value "
+            "from the context and from the targets the forecast of a ridge regression on the context"
+        ),
+    ] = "ridge"
+    eval_windows: Annotated[PositiveInt, Doc("largest number of windows in valid and in test, at equal distances")] = 1000
+    valid_fraction: Annotated[float, PART, Doc("part of each series before the last one that is the validation split")] = 0.1
+    test_fraction: Annotated[float, PART, Doc("last part of each series, the test split")] = 0.2
+    predicted: Annotated[
+        PREDICTED, Doc("of a new file: the steps after its end, or also each window of `horizon` steps in it")
+    ] = "future"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.missing == "mask":
+            raise setting_error("missing", self.missing, "refuse, or fill, which repeats the value before, for a forecast")
+        for name in self.target or ():
+            if self.channels is not None and name not in self.channels:
+                raise setting_error("target", name, f"some of the channels {', '.join(self.channels)}")
+
+    @property
+    def _data(self) -> ForecastData:
+        return _load(self)
+
+    @property
+    def variables(self) -> tuple[str, ...]:
+        """Names of the columns that are forecast."""
+        data = self._data
+        return tuple(data.store.channels[number] for number in data.targets)
+
+    @property
+    def channel_names(self) -> tuple[str, ...]:
+        """Names of the input channels: those of the table, the mark of the empty steps, the levels."""
+        names = self._data.store.channels
+        return (*names, "ahead", *(f"level of {name}" for name in names))
+
+    @property
+    def d_input(self) -> int:
+        """Number of channels: those of the table, the mark of the empty steps, the levels."""
+        return 2 * len(self._data.store.channels) + 1
+
+    @property
+    def length(self) -> int:
+        """Number of steps of an input: context and horizon."""
+        return self._data.context + self.horizon
+
+    def size(self, split: Split) -> int:
+        """Return the number of windows of a split."""
+        check_request(self, split)
+        return len(self._data.starts[split])
+
+    def batch(self, split: Split, step: int, batch_size: int, seed: int = 0) -> Batch:
+        """Return the batch of a step: inputs (B, L, d_input), targets (B, L, K), loss_mask (B, L), True at the forecast."""
+        check_request(self, split, step, batch_size, seed)
+        data = self._data
+        starts = data.starts[split][rows_of_step(self.size(split), split, step, batch_size, seed)]
+        return self._to_batch(self._windows(data.values, starts, data.context + self.horizon))
+
+    def _windows(self, values: np.ndarray, starts: np.ndarray, length: int) -> Tensor:
+        """Return standardised windows (n, length, C) float32 from their first rows."""
+        statistics = self._data.statistics
+        rows = starts[:, None] + np.arange(length)
+        return torch.from_numpy(scaled_values(values[rows], statistics.mean, statistics.scale, str(self.path)))
+
+    def _to_batch(self, windows: Tensor, *, has_targets: bool = True) -> Batch:
+        """Return windows of context and, with targets, horizon as a batch."""
+        data = self._data
+        count, channels, context = len(windows), windows.shape[2], data.context
+        level = self._levels(windows[:, :context])
+        inputs = torch.zeros(count, self.length, self.d_input)
+        inputs[:, :context, :channels] = windows[:, :context] - level[:, :context]
+        inputs[:, context:, channels] = 1
+        inputs[..., channels + 1 :] = level
+        mask = torch.zeros(count, self.length, dtype=torch.bool)
+        mask[:, context:] = True
+        if not has_targets:
+            return Batch(inputs, loss_mask=mask)
+        targets = torch.zeros(count, self.length, len(data.targets))
+        targets[:, context:] = (windows - level)[:, context:, data.targets.tolist()]
+        return Batch(inputs, targets, loss_mask=mask)
+
+    def _levels(self, contexts: Tensor) -> Tensor:
+        """Return what is subtracted from context and horizon, (n, L, C)."""
+        data = self._data
+        if self.level == "season":
+            count = max(1, data.context // data.season)
+            return seasonal_mean(contexts, self.length, data.season, count, start=-data.context)
+        last = contexts[:, -1:].expand(-1, self.length, -1).clone()
+        if self.level == "ridge":
+            last[:, data.context :] += _ridge_forecast(contexts - contexts[:, -1:], _ridge_weights(self))
+        return last
+
+    def constant_score(self, split: Split = "test") -> float:
+        """Return the mean absolute error on a split of the best constant, the median of each target over all scored steps."""
+        check_request(self, split)
+        return _naive_errors(self, split)["constant"]
+
+    def baselines(self, split: Split = "test") -> dict[str, float]:
+        """Return the main metric on a split of forecasts that need no training of a network, by name.
+
+        constant: the best constant of each target. persistence: the last value. seasonal_naive: the value one season before, if
+        there are seasons. ridge: a linear regression from the context to the horizon, fitted on train.
+        """
+        check_request(self, split)
+        return dict(_naive_errors(self, split))
+
+    @property
+    def plot_kind(self) -> Literal["forecast"]:
+        """Kind of plot that shows an example."""
+        return "forecast"
+
+    def past_and_ahead(self, batch: Batch, row: int) -> tuple[Tensor, Tensor | None]:
+        """Return the targets in the context (context, K) and in the horizon (horizon, K) of an example, in the table's units."""
+        data = self._data
+        numbers, channels = data.targets.tolist(), len(data.store.channels)
+        level = batch.inputs[row, :, channels + 1 :][:, numbers]
+        scale, mean = (torch.from_numpy(part[data.targets]) for part in (data.statistics.scale, data.statistics.mean))
+        past = (batch.inputs[row, :, numbers] + level)[: data.context] * scale + mean
+        if batch.targets is None:
+            return past, None
+        return past, (batch.targets[row] + level)[data.context :] * scale + mean
+
+    def describe(self, batch: Batch, row: int = 0) -> str:
+        """Return an example as text: the first target in context and horizon as bars."""
+        past, ahead = self.past_and_ahead(batch, row)
+        text = f"{sparkline(past[:, 0], 24)} {len(self._data.store.channels)} channels, {len(past)} steps"
+        return text if ahead is None else f"{text} | {self.horizon} steps {sparkline(ahead[:, 0], 24)}"
+
+    def decode(self, output: Tensor, batch: Batch) -> list[dict[str, str | float]]:
+        """Return a row for each step of a forecast: example, step and the targets in the units of the table."""
+        data = self._data
+        numbers = data.targets.tolist()
+        levels = batch.inputs[..., len(data.store.channels) + 1 :][..., numbers]
+        scale, mean = (torch.from_numpy(part[data.targets]) for part in (data.statistics.scale, data.statistics.mean))
+        return super().decode((output + levels).double() * scale + mean, batch)
+
+    def _new_series(self, path: str | Path) -> tuple[SeriesStore, np.ndarray]:
+        """Read a file with the channels of the training table; return it and its values without missing ones."""
+        known = self._data
+        options = self.read_options()._replace(channels=known.store.channels, fixed=True, others=self.channels is not None)
+        store = read_series(path, options)
+        values = _checked_values(store, self, path)
+        _check_even(store, known.unit, path)
+        short = int(store.lengths.argmin())
+        if store.lengths[short] < known.context:
+            raise ValueError(
+                f"{path} must have at least {known.context} rows of each series, the steps of the context, got "
+                f"{store.lengths[short]} of series {str(store.ids[short])!r}"
+            )
+        return store, values
+
+    def _new_starts(self, store: SeriesStore) -> np.ndarray:
+        """Return the first rows of the windows of a new file: the last context of each series, or one every `horizon` steps."""
+        context = self._data.context
+        starts = []
+        for first, last in zip(store.offsets[:-1].tolist(), store.offsets[1:].tolist(), strict=True):
+            earlier = range(last - context, first - 1, -self.horizon) if self.predicted == "windows" else (last - context,)
+            starts += sorted(earlier)
+        return np.array(starts)
+
+    def read_inputs(self, path: str | Path) -> Batch:
+        """Read the last `context` rows of each series of a table with the same columns, or all windows (`predicted`)."""
+        store, values = self._new_series(path)
+        return self._to_batch(self._windows(values, self._new_starts(store), self._data.context), has_targets=False)
+
+    def add_times(self, rows: list[dict[str, str | float]], path: str | Path) -> list[dict[str, str | float]]:
+        """Return the rows with the id of the series (if the table has ids), the date, and the number of steps ahead.
+
+        With predicted="windows" the column origin has the last date of the context, and NAME_actual the value where it is known.
+        """
+        store, values = self._new_series(path)
+        data = self._data
+        starts = self._new_starts(store)
+        series = np.searchsorted(store.offsets, starts, "right") - 1
+        dated = [_series_dates(store, number, self.horizon, data) for number in range(len(store.ids))]
+        named = []
+        for row in rows:
+            start = int(starts[int(row["example"])])
+            number = int(series[int(row["example"])])
+            first, ahead = int(store.offsets[number]), int(row["step"]) - data.context + 1
+            place = start + data.context - 1 + ahead - first
+            cells: dict[str, str | float] = {"id": str(store.ids[number])} if store.has_ids else {}
+            if self.predicted == "windows":
+                cells["origin"] = dated[number][start + data.context - 1 - first]
+            cells |= {"date" if store.is_dated else "time": dated[number][place], "ahead": ahead}
+            for variable, channel in zip(self.variables, data.targets.tolist(), strict=True):
+                cells[variable] = row[variable]
+                if self.predicted == "windows":
+                    known = place < store.lengths[number]
+                    cells[f"{variable}_actual"] = float(values[first + place, channel]) if known else ""
+            named.append(cells)
+        return named
+
+    def summary(self) -> list[tuple[str, str]]:
+        """Return what was understood of the table: pairs of a name and a text."""
+        data = self._data
+        store = data.store
+        ends = "rows count as steps; there is no column of times"
+        if store.stamps is not None:
+            first, last = format_stamps(np.array([store.stamps.min(), store.stamps.max()]), is_dated=store.is_dated)
+            step = data.frequency or format_step(data.unit, is_dated=store.is_dated)
+            ends = f"{step} between steps, from {first} to {last}"
+        parts = ", ".join(f"{len(starts):,} {part}" for part, starts in data.starts.items())
+        test, valid = self.test_fraction, self.valid_fraction
+        return [
+            ("file", f"{self.path}, {len(store.values):,} rows"),
+            *self._common_summary(store, data.statistics),
+            ("time", ends),
+            ("target", f"{', '.join(self.variables)}, {self.horizon} steps from a context of {data.context}"),
+            ("season", f"{data.season} steps" if data.season > 1 else "none known (`--task.season`)"),
+            ("split", f"in time: the last {test:.0%} of each series is test, {valid:.0%} before it valid; windows: {parts}"),
+        ]
+
+
+def _series_dates(store: SeriesStore, number: int, horizon: int, data: ForecastData) -> list[str]:
+    """Return the time stamps of a series and of the next `horizon` steps as text; numbers from 1 without a column of times."""
+    first, last = int(store.offsets[number]), int(store.offsets[number + 1])
+    if store.stamps is None:
+        return [str(step + 1) for step in range(last - first + horizon)]
+    stamps = np.asarray(store.stamps[first:last])
+    later = later_stamps(stamps, horizon, data.unit, data.frequency, is_dated=store.is_dated)
+    return format_stamps(np.concatenate([stamps, later]), is_dated=store.is_dated)
+
+
+def _checked_values(store: SeriesStore, task: SeriesForecast, source: str | Path) -> np.ndarray:
+    """Return the values of a table, missing ones replaced by the value before if the setting `missing` is "fill"."""
+    if task.missing == "refuse":
+        check_missing(store, "refuse", source)
+        return store.values
+    values = np.array(store.values)
+    gaps = np.isnan(values)
+    if not gaps.any():
+        return store.values
+    starts = np.asarray(store.offsets[:-1])
+    if gaps[starts].any():
+        series, channel = (int(axis) for axis in np.argwhere(gaps[starts])[0])
+        raise ValueError(
+            f"{source}: the first row of series {str(store.ids[series])!r} must have a value of {store.channels[channel]}, as "
+            "none before it can be repeated, got none"
+        )
+    last = np.maximum.accumulate(np.where(gaps, 0, np.arange(len(values))[:, None]))
+    return np.take_along_axis(values, last, 0)
+
+
+def _check_even(store: SeriesStore, unit: float, source: str | Path) -> None:
+    """Raise ValueError if the steps differ from `unit`, and are not those of a calendar."""
+    if store.stamps is None:
+        return
+    odd = uneven_steps(np.asarray(store.stamps), np.asarray(store.offsets), unit)
+    if not len(odd) or _frequency(store) is not None:
+        return
+    row = int(odd[0])
+    series = int(np.searchsorted(store.offsets, row, "right")) - 1
+    before, after = format_stamps(np.asarray(store.stamps[row : row + 2]), is_dated=store.is_dated)
+    usual = format_step(unit, is_dated=store.is_dated)
+    name = f" of series {str(store.ids[series])!r}" if store.has_ids else ""
+    raise ValueError(
+        f"{source}: the steps of a forecast must be equal, got {len(odd)} that differ from {usual}, the first from {before} to "
+        f"{after}{name}; asfreq and interpolate of pandas fill gaps"
+    )
+
+
+def _frequency(store: SeriesStore) -> str | None:
+    """Return the calendar frequency that the dates of all series have, None if there is none."""
+    if not store.is_dated or store.stamps is None:
+        return None
+    found = {calendar_frequency(np.asarray(store.stamps[a:b])) for a, b in zip(store.offsets, store.offsets[1:], strict=False)}
+    return found.pop() if len(found) == 1 else None
+
+
+def _season(store: SeriesStore, unit: float, frequency: str | None) -> int:
+    """Return the steps of a season for a step of `unit`: of a day, a week (also of five days) or a year; 1 if none of them is known."""
+    if frequency is not None:
+        return {"M": 12, "Q": 4, "B": 5}.get(frequency[0], 1)
+    seconds = unit / 1e9 if store.is_dated else 0.0
+    if 60 <= seconds < DAY and abs(DAY / seconds - round(DAY / seconds)) < 1e-6:
+        return round(DAY / seconds)
+    return 7 if seconds == DAY else 1
+
+
+@lru_cache(maxsize=4)
+def _load(task: SeriesForecast) -> ForecastData:
+    """Read, check and split the table of a task."""
+    store = task._read(task.read_options())
+    source = str(task.path)
+    for name in task.target or ():
+        if name not in store.channels:
+            raise setting_error("target", name, f"a column of numbers of {source}, some of {', '.join(store.channels)}")
+    if store.layout != "long":
+        raise setting_error("path", source, "a table with a row for each step, for a forecast; `layout` long says that it is one")
+    unit = 1.0 if store.stamps is None else usual_step(np.asarray(store.stamps), np.asarray(store.offsets))
+    _check_even(store, unit, source)
+    odd = store.stamps is not None and len(uneven_steps(np.asarray(store.stamps), np.asarray(store.offsets), unit))
+    frequency = _frequency(store) if odd else None
+    season = task.season or _season(store, unit, frequency)
+    longest = int(store.lengths.max())
+    context = task.context or max(1, min(MAX_CONTEXT, longest // 4, max(4 * season, 2 * task.horizon, 16)))
+    if task.level == "season" and season > context:
+        raise setting_error("season", season, f"at most the steps of the context, {context}")
+    starts: dict[str, list[np.ndarray]] = {"train": [], "valid": [], "test": []}
+    ranges = []
+    for first, last in zip(store.offsets[:-1].tolist(), store.offsets[1:].tolist(), strict=True):
+        steps = last - first
+        test = last - round(steps * task.test_fraction)
+        valid = test - round(steps * task.valid_fraction)
+        ranges.append((first, valid))
+        for part, low, high in (("train", first, valid), ("valid", valid - context, test), ("test", test - context, last)):
+            starts[part].append(np.arange(max(first, low), high - context - task.horizon + 1))
+    windows = {part: np.concatenate(found) for part, found in starts.items()}
+    for part, found in windows.items():
+        if not len(found):
+            raise setting_error(
+                "horizon", task.horizon, f"small enough for a window of {context} + {task.horizon} steps in the part {part} of a "
+                f"series of {source}; the longest has {longest} rows"
+            )  # fmt: skip
+    for part in ("valid", "test"):
+        if len(windows[part]) > task.eval_windows:
+            windows[part] = windows[part][np.linspace(0, len(windows[part]) - 1, task.eval_windows).round().astype(int)]
+    values = _checked_values(store, task, source)
+    statistics = fit_statistics(store, np.array(ranges), source)
+    names = task.target or store.channels
+    targets = np.array([store.channels.index(name) for name in names])
+    return ForecastData(
+        store, values, targets, {"train": windows["train"], "valid": windows["valid"], "test": windows["test"]}, statistics,
+        context, season, unit, frequency,
+    )  # fmt: skip
+
+
+@lru_cache(maxsize=4)
+def _ridge_weights(task: SeriesForecast) -> Tensor:
+    """Return the weights (context, horizon) of the linear forecast with the penalty that is best on valid.
+
+    One regression for all channels that are forecast, from the differences of the context to its last value.
+    """
+    data = task._data
+    length = data.context + task.horizon
+    chosen = np.linspace(0, len(data.starts["train"]) - 1, min(FIT_WINDOWS, len(data.starts["train"]))).round().astype(int)
+    gram, cross = np.zeros((data.context, data.context)), np.zeros((data.context, task.horizon))
+    for piece in np.array_split(data.starts["train"][chosen], max(1, len(chosen) // 1000)):
+        contexts, ahead = _differences(task, task._windows(data.values, piece, length))
+        gram += contexts.T @ contexts
+        cross += contexts.T @ ahead
+    contexts, ahead = _differences(task, task._windows(data.values, data.starts["valid"], length))
+    scale = np.trace(gram) / len(gram) / max(1, len(chosen)) or 1.0
+    found = [np.linalg.solve(gram + penalty * scale * np.eye(len(gram)), cross) for penalty in PENALTIES]
+    errors = [float(((contexts @ weights - ahead) ** 2).mean()) for weights in found]
+    return torch.from_numpy(found[int(np.argmin(errors))].astype(np.float32))
+
+
+def _differences(task: SeriesForecast, windows: Tensor) -> tuple[np.ndarray, np.ndarray]:
+    """Return contexts (n, context) and horizons (n, horizon) of the targets less the last value of their contexts."""
+    data = task._data
+    chosen = windows[..., data.targets.tolist()].double()
+    chosen = (chosen - chosen[:, data.context - 1 : data.context]).transpose(1, 2).flatten(0, 1)
+    return chosen[:, : data.context].numpy(), chosen[:, data.context :].numpy()
+
+
+def _ridge_forecast(contexts: Tensor, weights: Tensor) -> Tensor:
+    """Return the linear forecasts (n, horizon, C) of contexts (n, context, C) less their last value."""
+    return (contexts.transpose(1, 2) @ weights).transpose(1, 2)
+
+
+@lru_cache(maxsize=8)
+def _naive_errors(task: SeriesForecast, split: Split) -> dict[str, float]:
+    """Return the mean absolute errors of simple forecasts on the windows of a split."""
+    data = task._data
+    numbers = data.targets.tolist()
+    windows = task._windows(data.values, data.starts[split], data.context + task.horizon)
+    contexts, ahead = windows[:, : data.context][..., numbers], windows[:, data.context :][..., numbers]
+    medians = ahead.flatten(0, 1).median(0).values
+    forecasts = {"constant": medians.expand_as(ahead), "persistence": seasonal_mean(contexts, task.horizon, 1, 1)}
+    if 1 < data.season <= data.context:
+        forecasts["seasonal_naive"] = seasonal_mean(contexts, task.horizon, data.season, 1)
+    last = contexts[:, -1:]
+    forecasts["ridge"] = last + _ridge_forecast(contexts - last, _ridge_weights(task))
+    return {name: float((forecast - ahead).abs().double().mean()) for name, forecast in forecasts.items()}

@@ -1,0 +1,151 @@
+"""Forecasts of a user's table: splits in time, levels, baselines, dates of answers, gaps and calendars."""
+
+from dataclasses import replace
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+from longscan.tasks.series import SeriesForecast
+from made_up import table_to_forecast
+
+
+@pytest.fixture(scope="module")
+def task(tmp_path_factory):
+    return SeriesForecast(**table_to_forecast(tmp_path_factory.mktemp("shops")))
+
+
+def write(path, frame):
+    frame.to_csv(path, index=False)
+    return str(path)
+
+
+def single(path, dates, **settings):
+    frame = pd.DataFrame({"date": dates, "price": np.sin(np.arange(len(dates)) / 3) + np.arange(len(dates)) / 50})
+    return SeriesForecast(path=write(path, frame), target=("price",), horizon=4, context=8, **settings)
+
+
+def test_parts_follow_each_other_and_targets_do_not_overlap(task):
+    store, length = task._data.store, 30
+    for series in range(2):
+        first, last = store.offsets[series : series + 2]
+        targets = {}
+        for part, starts in task._data.starts.items():
+            own = starts[(starts >= first) & (starts + length <= last)]
+            targets[part] = set((own[:, None] + np.arange(24, length)).ravel().tolist())
+        assert max(targets["train"]) < min(targets["valid"])
+        assert max(targets["valid"]) < min(targets["test"])
+        assert max(targets["test"]) == last - 1
+        assert len(targets["test"]) == 45
+
+
+def test_statistics_are_those_of_the_training_rows(task):
+    frame = pd.read_csv(task.path)
+    train = pd.concat([part.iloc[:90] for _, part in frame.groupby("shop")])[["sales", "rain"]]
+    np.testing.assert_allclose(task._data.statistics.mean, train.mean())
+    np.testing.assert_allclose(task._data.statistics.scale, train.std(ddof=0))
+
+
+@pytest.mark.parametrize("level", ["last", "season", "ridge"])
+def test_forecast_of_the_target_is_the_future_in_units_of_the_table(task, level):
+    task = replace(task, level=level)
+    batch = task.batch("test", 0, 3)
+    rows = task.decode(batch.targets, batch)
+    start = int(task._data.starts["test"][0])
+    sales = pd.read_csv(task.path)["sales"].to_numpy()
+    answers = [row["sales"] for row in rows if row["example"] == 0]
+    assert answers == pytest.approx(sales[start + 24 : start + 30].tolist(), rel=1e-4)
+    past, ahead = task.past_and_ahead(batch, 0)
+    assert past[:, 0].tolist() == pytest.approx(sales[start : start + 24].tolist(), rel=1e-4)
+    assert ahead[:, 0].tolist() == pytest.approx(answers)
+
+
+def test_baselines_are_those_of_the_windows(task):
+    starts, data = task._data.starts["test"], task._data
+    sales = (np.asarray(data.store.values[:, 0]) - data.statistics.mean[0]) / data.statistics.scale[0]
+    ahead = sales[starts[:, None] + np.arange(24, 30)]
+    found = task.baselines("test")
+    assert list(found) == ["constant", "persistence", "seasonal_naive", "ridge"]
+    assert found["persistence"] == pytest.approx(np.abs(ahead - sales[starts + 23][:, None]).mean(), rel=1e-4)
+    assert found["seasonal_naive"] == pytest.approx(np.abs(ahead - sales[starts[:, None] + np.arange(6)]).mean(), rel=1e-4)
+    assert found["constant"] == pytest.approx(min(np.abs(ahead - value).mean() for value in np.unique(ahead)), rel=1e-4)
+    assert found["ridge"] < found["persistence"]
+
+
+def test_ridge_continues_a_line(tmp_path):
+    task = SeriesForecast(
+        path=write(tmp_path / "line.csv", pd.DataFrame({"time": range(200), "x": np.arange(200.0)})), horizon=4, context=8
+    )
+    assert task.baselines("test")["ridge"] < 1e-3
+    assert task.batch("test", 0, 2).targets.abs().max() < 1e-2
+
+
+def test_new_file_is_forecast_from_its_last_rows(task, tmp_path):
+    frame = pd.read_csv(task.path)
+    path = write(tmp_path / "new.csv", frame[["rain", "hour", "shop", "sales"]].groupby("shop").head(100))
+    batch = task.read_inputs(path)
+    assert batch.targets is None
+    assert batch.inputs.shape == (2, 30, 5)
+    rows = task.add_times(task.decode(torch.zeros(2, 30, 1), batch), path)
+    assert [row["id"] for row in rows] == ["s0"] * 6 + ["s1"] * 6
+    assert [row["ahead"] for row in rows[:6]] == [1, 2, 3, 4, 5, 6]
+    assert (rows[0]["date"], rows[5]["date"]) == ("2024-01-05 04:00:00", "2024-01-05 09:00:00")
+    assert list(rows[0]) == ["id", "date", "ahead", "sales"]
+
+
+def test_all_windows_of_a_new_file_have_the_actual_values(task):
+    every = replace(task, predicted="windows")
+    batch = every.read_inputs(task.path)
+    rows = every.add_times(every.decode(torch.zeros(len(batch.inputs), 30, 1), batch), task.path)
+    frame = pd.read_csv(task.path).set_index(["shop", "hour"])["sales"]
+    known = [row for row in rows if row["sales_actual"] != ""]
+    assert len(rows) - len(known) == 12  # the future of two series
+    assert len({(row["id"], row["date"]) for row in rows}) == len(rows)
+    for row in known[::17]:
+        assert row["sales_actual"] == pytest.approx(frame[row["id"], row["date"]])
+        assert pd.Timestamp(row["date"]) - pd.Timestamp(row["origin"]) == pd.Timedelta(hours=row["ahead"])
+
+
+@pytest.mark.parametrize(
+    ("frequency", "season", "following"),
+    [
+        ("h", 24, "2024-01-05 04:00:00"),
+        ("MS", 12, "2032-05-01 00:00:00"),
+        ("B", 5, "2024-05-20 00:00:00"),
+        ("D", 7, "2024-04-10 00:00:00"),
+    ],
+)
+def test_dates_continue_with_their_frequency(tmp_path, frequency, season, following):
+    dates = pd.date_range("2024-01-01", periods=100, freq=frequency)
+    context = {"context": 24} if season == 24 else {}
+    task = replace(single(tmp_path / "a.csv", dates), **context)
+    assert task._data.season == season
+    batch = task.read_inputs(task.path)
+    rows = task.add_times(task.decode(torch.zeros(1, task.length, 1), batch), task.path)
+    assert rows[0]["date"] == following
+
+
+def test_missing_values_repeat_the_value_before(tmp_path):
+    frame = pd.DataFrame({"date": pd.date_range("2024-01-01", periods=80), "x": np.arange(80.0)})
+    frame.loc[10:11, "x"] = np.nan
+    path = write(tmp_path / "a.csv", frame)
+    with pytest.raises(ValueError, match=r"has 2 missing values, the first in step 11 of series '1', x; `missing` fill"):
+        SeriesForecast(path=path, horizon=4, context=8).size("train")
+    task = SeriesForecast(path=path, horizon=4, context=8, missing="fill")
+    assert task._data.values[9:13, 0].tolist() == [9, 9, 9, 12]
+
+
+def test_uneven_steps_and_short_tables_are_errors(tmp_path):
+    dates = pd.date_range("2024-01-01", periods=80, freq="h").delete([20, 21])
+    with pytest.raises(ValueError, match=r"must be equal, got 1 that differ from 1:00:00, the first from 2024-01-01 19:00:00 to"):
+        single(tmp_path / "a.csv", dates).size("train")
+    with pytest.raises(ValueError, match=r"`horizon` must be small enough for a window of 8 \+ 4 steps in the part train"):
+        single(tmp_path / "b.csv", pd.date_range("2024-01-01", periods=12)).size("train")
+    task = single(tmp_path / "c.csv", pd.date_range("2024-01-01", periods=80, freq="h"))
+    short = write(tmp_path / "d.csv", pd.DataFrame({"date": pd.date_range("2024-05-01", periods=7, freq="h"), "price": range(7)}))
+    with pytest.raises(ValueError, match="must have at least 8 rows of each series, the steps of the context, got 7"):
+        task.read_inputs(short)
+    daily = write(tmp_path / "e.csv", pd.DataFrame({"date": pd.date_range("2024-05-01", periods=9), "price": range(9)}))
+    with pytest.raises(ValueError, match=r"must be equal, got 8 that differ from 1:00:00"):
+        task.read_inputs(daily)
