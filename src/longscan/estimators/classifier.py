@@ -18,6 +18,7 @@ from longscan.engine import Callback
 from longscan.estimators.fitting import BlockOptions, Examples, Jobs, SeriesEstimator, Spec, check_settings, read_weights
 from longscan.estimators.reading import Layout, align_targets
 from longscan.estimators.series import Collection
+from longscan.estimators.streams import ClassifierStream
 
 
 class SSMClassifier(ClassifierMixin, SeriesEstimator):
@@ -187,18 +188,33 @@ class SSMClassifier(ClassifierMixin, SeriesEstimator):
     def predict(self, X: Any, times: Any = None) -> Any:
         """Return the most probable class of each series, (n,); see `output`."""
         collection = self._read_new(X, times)
-        return self._labelled(self.classes_[self._probabilities(collection).argmax(1)], collection)
+        return self._labelled(self._predicted(self._outputs(collection)), collection)
 
     def score(self, X: Any, y: Any, times: Any = None, sample_weight: Any = None) -> float:
         """Return the accuracy on series X with labels y, which are aligned with X as in `fit`, as are their weights."""
         collection = self._read_new(X, times)
         labels, weights = _read_labels(collection, y), read_weights(sample_weight, collection)
-        return float(np.average(self.classes_[self._probabilities(collection).argmax(1)] == labels, weights=weights))
+        return float(np.average(self._predicted(self._outputs(collection)) == labels, weights=weights))
+
+    def stream(self) -> ClassifierStream:
+        """Return a series without steps yet, which is classified after each piece that it is given.
+
+        Raises ValueError if a block of the model cannot run step by step, such as those that read both directions.
+        """
+        self._check_streaming()
+        return ClassifierStream(self)
 
     def _probabilities(self, collection: Collection) -> np.ndarray:
-        logits = self._outputs(collection)
-        powers = np.exp(logits - logits.max(1, keepdims=True))
-        return powers / powers.sum(1, keepdims=True)
+        return self._probabilities_of(self._outputs(collection))
+
+    def _probabilities_of(self, outputs: np.ndarray) -> np.ndarray:
+        """Return the probabilities (n, classes) of outputs of the model."""
+        powers = np.exp(outputs - outputs.max(1, keepdims=True))
+        return np.asarray(powers / powers.sum(1, keepdims=True))
+
+    def _predicted(self, outputs: np.ndarray) -> np.ndarray:
+        """Return the labels (n,) of outputs (n, classes) of the model."""
+        return np.asarray(self.classes_[self._probabilities_of(outputs).argmax(1)])
 
 
 def _read_labels(collection: Collection, y: Any) -> np.ndarray:

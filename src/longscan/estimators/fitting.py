@@ -33,6 +33,7 @@ from longscan.estimators.reading import (
     times_keyword_error,
     times_presence_error,
 )
+from longscan.estimators.saving import SavedEstimator
 from longscan.estimators.series import Collection, StandardisedSeries, check_predictions
 from longscan.estimators.threads import choose_threads, limited_threads
 from longscan.layers._settings import declared_types
@@ -226,7 +227,7 @@ def read_weights(sample_weight: Any, collection: Collection) -> np.ndarray | Non
     return weights
 
 
-class SeriesEstimator(BaseEstimator):
+class SeriesEstimator(SavedEstimator):
     """Base of estimators with one target for each series: reads collections and fits a `SequenceModel`.
 
     Subclasses define targets and loss. scikit-learn reads the settings from the signature of the constructor.
@@ -451,6 +452,14 @@ class SeriesEstimator(BaseEstimator):
         """Return the series to predict as a collection. Raises NotFittedError before `fit`."""
         check_is_fitted(self, "model_")
         return self._read(X, times, fitting=False)
+
+    def _check_streaming(self) -> None:
+        """Raise NotFittedError before `fit`, and ValueError if the prediction for a growing series needs all steps again."""
+        check_is_fitted(self, "model_")
+        try:
+            self.model_.require_streaming("`stream`")
+        except ValueError as error:
+            raise ValueError(f"`spec` must be one whose blocks run step by step, got {self.spec!r}: {error}") from None
 
     def network(self) -> SequenceModel:
         """Return a copy of the fitted model, whose inputs are series less `mean_`, divided by `scale_`."""

@@ -9,7 +9,7 @@ from typing import Any, Self, cast
 import numpy as np
 import pandas as pd
 import torch
-from sklearn.base import BaseEstimator, clone
+from sklearn.base import clone
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
@@ -34,6 +34,7 @@ from longscan.estimators.forecast_series import (
 )
 from longscan.estimators.linear import WINDOWS, LinearForecast, fit_linear, usable_windows
 from longscan.estimators.reading import FittedChannels, Layout, times_presence_error
+from longscan.estimators.saving import SavedEstimator
 from longscan.estimators.series import Collection, StandardisedSeries, check_predictions, cut_windows
 from longscan.models import Forecaster
 
@@ -45,7 +46,7 @@ COMPARED = 2000  # windows of the part that is held back, evenly spaced
 _log = logging.getLogger("longscan")
 
 
-class SSMForecaster(BaseEstimator):
+class SSMForecaster(SavedEstimator):
     """A forecaster of series: a stack of state space blocks that reads a window and predicts the next `horizon` steps.
 
     A series is an array (L,) or (L, C), a Series or a frame whose rows are the steps; `fit` also takes several: a list of these,

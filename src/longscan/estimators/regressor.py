@@ -14,6 +14,7 @@ from torch.nn.functional import mse_loss
 from longscan.estimators.fitting import Examples, SeriesEstimator, read_weights
 from longscan.estimators.reading import align_targets
 from longscan.estimators.series import Collection, check_predictions, mean_and_deviation
+from longscan.estimators.streams import SeriesStream
 
 
 class SSMRegressor(RegressorMixin, SeriesEstimator):
@@ -116,9 +117,21 @@ class SSMRegressor(RegressorMixin, SeriesEstimator):
         targets, weights = _read_targets(collection, y), read_weights(sample_weight, collection)
         return float(r2_score(targets, self._predictions(collection), sample_weight=weights))
 
+    def stream(self) -> SeriesStream:
+        """Return a series without steps yet, whose targets are predicted after each piece that it is given.
+
+        Raises ValueError if a block of the model cannot run step by step, such as those that read both directions.
+        """
+        self._check_streaming()
+        return SeriesStream(self)
+
     def _predictions(self, collection: Collection) -> np.ndarray:
+        return self._predicted(self._outputs(collection))
+
+    def _predicted(self, outputs: np.ndarray) -> np.ndarray:
+        """Return the targets (n,) or (n, K) of outputs (n, K) of the model."""
         with np.errstate(over="ignore"):
-            predicted = check_predictions(self._outputs(collection) * self.target_scale_ + self.target_mean_, "X")
+            predicted = check_predictions(outputs * self.target_scale_ + self.target_mean_, "X")
         return predicted[:, 0] if self._one_target else predicted
 
 

@@ -1,0 +1,204 @@
+"""Files of fitted estimators: equal predictions, clear errors for damaged files and for those of others."""
+
+import datetime
+import json
+import pickle
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from safetensors.torch import save_file
+from sklearn.exceptions import NotFittedError
+
+from longscan import SequenceModel
+from longscan.engine import Callback
+from longscan.estimators import SSMClassifier, SSMForecaster, SSMRegressor, saving
+from longscan.estimators.saving import _decode, _encode
+
+BRIEF = {"d_model": 4, "d_state": 2, "epochs": 1, "device": "cpu", "random_state": 0}
+
+
+def make_fitted(name):
+    """Return an estimator and a call that predicts with one like it."""
+    random = np.random.default_rng(0)
+    X, times = random.normal(size=(9, 7, 2)), random.exponential(size=(9, 7)).cumsum(1)
+    y = np.array(["up", "down", "flat"] * 3)
+    if name == "classifier":
+        return SSMClassifier("lru", **BRIEF, class_weight={"up": 2.0}).fit(X, y, times), lambda m: m.predict_proba(X, times)
+    if name == "table":
+        table = pd.DataFrame(X[..., 0], columns=list("abcdefg"))
+        return SSMClassifier(**BRIEF).fit(table, np.arange(9) % 2), lambda m: m.predict_proba(table)
+    if name == "frames":
+        frames = [pd.DataFrame(row, columns=["level", "flow"]) for row in X]
+        model = SSMRegressor("mamba lru", **BRIEF, block_options={"mamba": {"expand": 1}}, output="pandas")
+        return model.fit(frames, pd.DataFrame({"a": np.arange(9), "b": 1.0})), lambda m: m.predict(frames)
+    if name == "blocks":
+        blocks = [{"layer": "s5", "block": "s5"}]
+        return SSMRegressor(blocks, **BRIEF).fit(X, np.arange(9.0)), lambda m: m.predict(X)
+    hours = pd.date_range("2024-03-01", periods=90, freq="h", tz="Europe/Berlin")
+    series = pd.Series(np.sin(np.arange(90.0)), hours, name="wave")
+    return SSMForecaster(3, 8, **BRIEF).fit(series), lambda m: m.predict()
+
+
+NAMES = ["classifier", "table", "frames", "blocks", "forecaster"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_loaded_estimator_makes_the_same_predictions(name, tmp_path):
+    model, predict = make_fitted(name)
+    expected = predict(model)
+    model.save(tmp_path / "model")
+    loaded = type(model).load(tmp_path / "model")
+    for copy in (loaded, pickle.loads(pickle.dumps(model))):
+        predicted = predict(copy)
+        assert type(predicted) is type(expected)
+        if isinstance(expected, (pd.DataFrame, pd.Series)):
+            (pd.testing.assert_series_equal if expected.ndim == 1 else pd.testing.assert_frame_equal)(
+                predicted, expected, check_exact=True
+            )
+        else:
+            np.testing.assert_array_equal(predicted, expected)
+    assert repr(loaded) == repr(model)
+    assert vars(loaded).keys() == vars(model).keys()
+    loaded.save(tmp_path / "again")
+    assert (tmp_path / "again").read_bytes() == (tmp_path / "model").read_bytes()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["again", "model"]
+    refitted = loaded.set_params(epochs=2)
+    assert refitted.get_params()["epochs"] == 2
+
+
+def test_settings_without_a_form_in_the_file_raise(tmp_path):
+    X, y = np.random.default_rng(0).normal(size=(8, 5)), np.arange(8) % 2
+    with pytest.raises(NotFittedError):
+        SSMClassifier().save(tmp_path / "model")
+    generator = SSMClassifier(**{**BRIEF, "random_state": np.random.RandomState(0)}).fit(X, y)
+    with pytest.raises(ValueError, match=r"^`random_state` must be a whole number or None .*, got a RandomState"):
+        generator.save(tmp_path / "model")
+    model = SSMClassifier(**BRIEF, callbacks=[Callback()]).fit(X, y)
+    model.extra = object()
+    with pytest.raises(ValueError, match=r"^`extra` must be a value that can be saved, got a builtins\.object"):
+        model.save(tmp_path / "model")
+    assert not list(tmp_path.iterdir())
+    del model.extra
+    model.save(tmp_path / "model")
+    assert SSMClassifier.load(tmp_path / "model").callbacks is None
+
+
+def rewrite(path, change):
+    """Write a saved estimator again, with another content and its right checksum."""
+    content, tensors = saving._read(path)
+    change(content)
+    saving._write(path, json.dumps(content), tensors)
+
+
+def test_files_of_others_and_damaged_files_raise(tmp_path):
+    path = tmp_path / "model"
+    model, _ = make_fitted("classifier")
+    model.save(path)
+    with pytest.raises(ValueError, match="model must be a saved SSMRegressor, got a SSMClassifier"):
+        SSMRegressor.load(path)
+    with pytest.raises(FileNotFoundError, match="missing does not exist; an estimator is saved as one file"):
+        SSMClassifier.load(tmp_path / "missing")
+    with pytest.raises(ValueError, match=r"`device` must be one of the devices that torch finds here \(cpu\), got 'cuda:7'"):
+        SSMClassifier.load(path, device="cuda:7")
+    whole = path.read_bytes()
+    for position in (9, 200, len(whole) // 2, len(whole) - 1):
+        path.write_bytes(whole[:position] + bytes([whole[position] ^ 1]) + whole[position + 1 :])
+        with pytest.raises(ValueError, match=r"model (is damaged|must be a saved estimator)"):
+            SSMClassifier.load(path)
+    for damaged in (whole[: len(whole) // 2], b"", b"text"):
+        path.write_bytes(damaged)
+        with pytest.raises(ValueError, match="model is damaged"):
+            SSMClassifier.load(path)
+    for change, message in (
+        (lambda content: content.update(format=2), "must have the format 1, got 2; a later version wrote it"),
+        (lambda content: content["settings"].update(depth=2), "must have settings of this version of SSMClassifier, got depth"),
+        (lambda content: content["attributes"].update(a={"kind": "set"}), "is damaged, or another version wrote it"),
+        (lambda content: content["attributes"]["model_"]["config"]["items"].append("x"), "is damaged, or another version"),
+    ):
+        path.write_bytes(whole)
+        rewrite(path, change)
+        with pytest.raises(ValueError, match=message):
+            SSMClassifier.load(path)
+    save_file({"a": torch.zeros(1)}, path)
+    with pytest.raises(ValueError, match="model must be a saved estimator, got another safetensors file"):
+        SSMClassifier.load(path)
+
+
+def test_interrupted_save_leaves_the_earlier_file(tmp_path, monkeypatch):
+    model, _ = make_fitted("table")
+    model.save(tmp_path / "model")
+    before = (tmp_path / "model").read_bytes()
+
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("longscan.estimators.saving.os.replace", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        model.set_params(batch_size=7).save(tmp_path / "model")
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+    assert (tmp_path / "model").read_bytes() == before
+
+
+HOURS = pd.date_range("2024-10-26", periods=60, freq="h", tz="Europe/Berlin", name="when")
+INDEXES = [
+    HOURS, HOURS[[0, 2, 3]], HOURS.tz_localize(None), HOURS.as_unit("s"),
+    pd.date_range("2024", periods=3, freq="MS", tz="UTC+02:00"),
+    pd.period_range("2024-01", periods=3, freq="2M"), pd.timedelta_range(0, periods=3, freq="90s"),
+    pd.RangeIndex(4, 12, 2, name="n"), pd.Index([1.5, 2.0]), pd.Index(["a", "é"]), pd.Index(["a", 1, None], dtype=object),
+    pd.Index([1, 2], dtype="Int64"), pd.Index([True, False]),
+    pd.MultiIndex.from_product([["a", "b"], [0, 1]], names=["case", "time"]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("index", INDEXES, ids=lambda index: str(index.dtype))
+def test_indexes_and_frames_are_restored(index):
+    numbers = np.arange(len(index))
+    frame = pd.DataFrame({"a": numbers / 7, 2: numbers % 2 == 0, "c": numbers.astype(np.float32)}, index=index)
+    series = pd.Series(numbers, index=index, name=("a", 1), dtype="Float64")
+    tensors = {}
+    text = json.dumps([_encode(value, str(number), tensors) for number, value in enumerate((index, frame, series))])
+    restored = [_decode(value, tensors) for value in json.loads(text)]
+    pd.testing.assert_index_equal(restored[0], index, exact=True)
+    pd.testing.assert_frame_equal(restored[1], frame, check_freq=True)
+    pd.testing.assert_series_equal(restored[2], series)
+    assert getattr(restored[0], "freq", None) == getattr(index, "freq", None)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        None, True, 3, 0.1, float("inf"), "text", (1, ("a",)), [1, [2.5]], {0: "a", "b": (1,)}, np.float32(0.1), np.int64(3),
+        np.zeros((2, 0)), np.array("x"), np.array(["a", "bcd"]), np.array(["a", None, 2], object),
+        np.array(["2024-01-01", "NaT"], "M8[D]"), np.datetime64("2024-01-01T00"), pd.Timedelta("90min"), pd.offsets.MonthEnd(2),
+        datetime.UTC, HOURS.tz,
+    ],
+    ids=repr,
+)  # fmt: skip
+def test_values_are_restored(value):
+    tensors = {}
+    restored = _decode(json.loads(json.dumps(_encode(value, "value", tensors))), tensors)
+    assert type(restored) is type(value) or isinstance(value, datetime.tzinfo)
+    if isinstance(value, np.ndarray):
+        assert restored.dtype == value.dtype
+        np.testing.assert_array_equal(restored, value)
+    else:
+        assert str(restored) == str(value)
+
+
+def test_models_in_lists_and_tensors_are_restored():
+    models = [SequenceModel.from_spec(spec, d_model=4, d_output=2, d_input=1) for spec in ("mamba", "lru s5")]
+    tensors = {}
+    text = json.dumps(_encode({"models": models, "bias": torch.arange(3.0)}, "value", tensors))
+    restored = _decode(json.loads(text), tensors)
+    x = torch.randn(1, 5, 1)
+    for before, after in zip(models, restored["models"], strict=True):
+        assert torch.equal(after(x), before.eval()(x))
+    assert restored["bias"].tolist() == [0, 1, 2]
+    with pytest.raises(ValueError, match=r"^`value\.0` must be a value that can be saved, got a torch\.nn"):
+        _encode([torch.nn.Linear(1, 1)], "value", {})
+    with pytest.raises(ValueError, match=r"^`value` must be an array that can be saved, got dtype complex128"):
+        _encode(np.zeros(1, complex), "value", {})
+    big_endian = _encode(np.array([1, 2], ">i4"), "value", tensors)
+    assert _decode(big_endian, tensors).tolist() == [1, 2]
