@@ -115,13 +115,16 @@ def read_frames(path: Path, columns: Sequence[str], texts: Sequence[str], dialec
         return
     names = column_names(path, dialect)
     try:
+        # Without usecols, with which pandas accepts rows that are too long.
         reader = pd.read_csv(
-            path, sep=dialect.separator, decimal=dialect.decimal, header=0, names=names, usecols=list(columns), index_col=False,
-            dtype=dict.fromkeys(texts, str), na_values=MISSING_WORDS, keep_default_na=False, encoding="utf-8-sig",
-            chunksize=ROWS, skipinitialspace=True, low_memory=False, on_bad_lines="error",
+            path, sep=dialect.separator, decimal=dialect.decimal, header=0, names=names, dtype=dict.fromkeys(texts, str),
+            na_values=MISSING_WORDS, keep_default_na=False, encoding="utf-8-sig", chunksize=ROWS, skipinitialspace=True,
+            low_memory=False, on_bad_lines="error",
         )  # fmt: skip
         with reader:
             for frame in reader:
+                if not isinstance(frame.index, pd.RangeIndex):
+                    raise ValueError(f"the rows have more values than the {len(names)} columns of the header")
                 yield frame[list(columns)].assign(**{name: frame[name].str.strip() for name in texts})
     except pd.errors.EmptyDataError:
         return

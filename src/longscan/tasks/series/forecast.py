@@ -228,7 +228,7 @@ class SeriesForecast(SeriesFile, RegressionTask):
         options = self.read_options()._replace(channels=known.store.channels, fixed=True, others=self.channels is not None)
         store = read_series(path, options)
         values = _checked_values(store, self, path)
-        _check_even(store, known.unit, path)
+        _check_even(store, known.unit, path, calendar=known.frequency is not None)
         short = int(store.lengths.argmin())
         if store.lengths[short] < known.context:
             raise ValueError(
@@ -330,12 +330,12 @@ def _checked_values(store: SeriesStore, task: SeriesForecast, source: str | Path
     return np.take_along_axis(values, last, 0)
 
 
-def _check_even(store: SeriesStore, unit: float, source: str | Path) -> None:
-    """Raise ValueError if the steps differ from `unit`, and are not those of a calendar."""
+def _check_even(store: SeriesStore, unit: float, source: str | Path, *, calendar: bool = True) -> None:
+    """Raise ValueError if the steps differ from `unit`. calendar: steps of a calendar, such as months, are valid, too."""
     if store.stamps is None:
         return
     odd = uneven_steps(np.asarray(store.stamps), np.asarray(store.offsets), unit)
-    if not len(odd) or _frequency(store) is not None:
+    if not len(odd) or (calendar and _frequency(store) is not None):
         return
     row = int(odd[0])
     series = int(np.searchsorted(store.offsets, row, "right")) - 1
@@ -357,7 +357,7 @@ def _frequency(store: SeriesStore) -> str | None:
 
 
 def _season(store: SeriesStore, unit: float, frequency: str | None) -> int:
-    """Return the steps of a season for a step of `unit`: of a day, a week (also of five days) or a year; 1 if none of them is known."""
+    """Return the steps of a season for a step of `unit`: of a day, a week (of five days for business days), a year; else 1."""
     if frequency is not None:
         return {"M": 12, "Q": 4, "B": 5}.get(frequency[0], 1)
     seconds = unit / 1e9 if store.is_dated else 0.0

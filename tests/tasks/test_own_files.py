@@ -1,0 +1,343 @@
+"""A user's files of all layouts, and bad files, each with an error of one line that names what is wrong."""
+
+import gzip
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from longscan.tasks.series import SeriesClasses, SeriesForecast, SeriesValues
+from longscan.tasks.series.labelled import label_kind
+
+
+def long_rows(count: int = 12, steps: int = 5, kinds: str = "ab") -> list[list[object]]:
+    """Return rows (unit, time, x, y, kind) of series with random values."""
+    draw = np.random.default_rng(0)
+    return [
+        [f"u{number}", step, round(draw.normal(), 4), round(draw.normal(), 4), kinds[number % len(kinds)]]
+        for number in range(count)
+        for step in range(steps)
+    ]
+
+
+HEADER = ("unit", "time", "x", "y", "kind")
+
+
+def text_of(rows: list[list[object]], header: tuple[str, ...] = HEADER, separator: str = ",") -> str:
+    return "\n".join(separator.join(map(str, row)) for row in [header, *rows]) + "\n"
+
+
+GOOD = text_of(long_rows())
+
+
+def change(row: int, column: int, value: object) -> str:
+    rows = long_rows()
+    rows[row][column] = value
+    return text_of(rows)
+
+
+def dates(*words: str) -> str:
+    rows = long_rows()
+    for number, row in enumerate(rows):
+        row[1] = words[number % 5]
+    return text_of(rows)
+
+
+def wide(header: str, *rows: str) -> str:
+    return "\n".join([header, *rows]) + "\n"
+
+
+FIVE = ("2024-01-01", "2024-01-02", "2024-01-03", "2024-01-04", "2024-01-05")
+LABELS = [f"{number / 7:.3f},{number / 3:.3f},{number}.5,{'ab'[number % 2]}" for number in range(12)]
+PLAIN: dict[str, object] = {"id": "unit", "label": "kind"}
+
+# name: (content, settings other than PLAIN, part of the message)
+BAD: dict[str, tuple[str, dict[str, object], str]] = {
+    "empty file": ("", {}, "must contain a line with the names of the columns, got an empty file"),
+    "header alone": ("unit,time,x,y,kind\n", {}, "must contain rows after the names of the columns, got none"),
+    "one row": (text_of(long_rows()[:1]), {}, "at least two classes; every series has 'a'"),
+    "one class": (text_of(long_rows(kinds="a")), {}, "at least two classes; every series has 'a'"),
+    "one series of a class": (text_of(long_rows(kinds="aaaaaaaaaaab")), {}, "class 'b' has 1 series"),
+    "two series of a class": (text_of(long_rows(kinds="aaaaab")), {}, "class 'b' has 2 series"),
+    "equal series of a class": (
+        text_of([[f"u{n}", s, 1, s if n % 2 else n * s, "ab"[n % 2]] for n in range(12) for s in range(5)]), {},
+        "class 'b' has 1 different series",
+    ),
+    "unknown label": (GOOD, {"label": "kinds"}, "`label` must be a column of"),
+    "near miss of a label": (GOOD, {"label": "kinds"}, "did you mean kind?"),
+    "unknown id": (GOOD, {"id": "units"}, "did you mean unit?"),
+    "unknown time": (GOOD, {"time": "tim"}, "did you mean time?"),
+    "unknown group": (GOOD, {"group": "machine"}, "`group` must be a column of"),
+    "unknown channel": (GOOD, {"channels": ("x", "z")}, "`channels` must be a column of"),
+    "one column for two things": (GOOD, {"id": "kind"}, "got 'kind' for both"),
+    "no label": (GOOD, {"label": None, "channels": ("x",)}, "`label` must be the column with the answers"),
+    "neither id nor time": (GOOD.replace("time", "step"), {"id": None}, "`layout` must be wide if each row is a series"),
+    "two columns that may be ids": (
+        GOOD.replace("unit", "id").replace("time", "series_id"), {"id": None}, "`id` must be one of the columns id, series_id"
+    ),
+    "two columns that may be times": (GOOD.replace("x,", "date,", 1), {}, "`time` must be one of the columns time, date"),
+    "label missing in a row": (change(7, 4, ""), {}, "column 'kind' must have a value in each row, got none in line 9"),
+    "id missing in a row": (change(3, 0, ""), {}, "column 'unit' must have a value in each row, got none in line 5"),
+    "time missing in a row": (change(3, 1, ""), {}, "column 'time' must have a value in each row, got none in line 5"),
+    "several labels": (change(7, 4, "a"), {}, "each series must have one label, got 'b' and 'a' in column 'kind' of series 'u1'"),
+    "several groups": (
+        text_of([[*row, n // 3] for n, row in enumerate(long_rows())], (*HEADER, "day")), {"group": "day"}, "must have one group"
+    ),
+    "two groups": (
+        text_of([[*row, int(str(row[0])[1:]) // 6] for row in long_rows()], (*HEADER, "day")), {"group": "day"},
+        "at least three groups",
+    ),
+    "class in few groups": (
+        text_of([[*row, int(str(row[0])[1:]) // 3] for row in long_rows(kinds="abbbbbbbbbbb")], (*HEADER, "day")),
+        {"group": "day", "label": "day"}, "for both",
+    ),
+    "text in a channel": (change(4, 2, "high"), {}, "column 'x' must contain numbers, got 'high' in line 6"),
+    "text column": (
+        text_of([[*row, row[4]] for row in long_rows()], (*HEADER, "sort")), {}, "'sort' must contain numbers, got 'a' in line 2"
+    ),
+    "too many values in each row": (text_of(long_rows(), HEADER[:4]), {"label": "y"}, "more values than the 4 columns"),
+    "infinite value": (change(4, 2, "inf"), {}, "values must be finite and at most 3.4e+38, got inf in step 5 of series 'u0', x"),
+    "beyond float32": (change(4, 3, "1e39"), {}, "got 1e+39 in step 5 of series 'u0', y"),
+    "missing value": (change(4, 2, ""), {}, "has 1 missing values, the first in step 5 of series 'u0', x; `missing` fill"),
+    "question mark": (change(4, 2, "?"), {}, "has 1 missing values"),
+    "channel without values in a series": (
+        text_of([[*row[:2], "" if row[0] == "u3" else row[2], *row[3:]] for row in long_rows()]), {"missing": "fill"},
+        "series 'u3' must have a value of x",
+    ),
+    "channel without values": (
+        text_of([[*row[:2], "", *row[3:]] for row in long_rows()]), {"missing": "mask"}, "must have values of 'x' in the training"
+    ),
+    "time stamp twice": (change(3, 1, 2), {}, "a series must occur once in column 'time', got 2 twice in series 'u0'"),
+    "clock goes back": (change(3, 1, 0.5), {}, "the rows of a series must be in the order of column 'time', got 0.5 after 2"),
+    "gap": (change(4, 1, 9), {}, "`uneven` must be elapsed"),
+    "mixed frequency": (
+        text_of([[row[0], row[1] * (1 if row[0] < "u5" else 2), *row[2:]] for row in long_rows()]), {}, "`uneven` must be elapsed"
+    ),
+    "several forms of dates": (dates(*FIVE[:3], "04.01.2024", "05.01.2024"), {}, "all rows, got '04.01.2024' in line 5"),
+    "no date": (dates(*FIVE[:4], "monday"), {}, "got 'monday' in line 6"),
+    "day or month first": (
+        dates("01/01/2024", "02/02/2024", "03/03/2024", "04/04/2024", "05/05/2024"), {}, "`uneven` must be elapsed"
+    ),
+    "two readings of dates": (
+        dates("01/02/2024", "02/03/2024", "03/04/2024", "04/05/2024", "05/06/2024"), {}, "`time_format` must be one of %m/%d/%Y"
+    ),
+    "wrong form": (dates(*FIVE), {"time_format": "%d.%m.%Y"}, "must contain %d.%m.%Y, the same in all rows, got '2024-01-01'"),
+    "duplicate date": (dates(*FIVE[:3], FIVE[2], FIVE[4]), {}, "got 2024-01-03 00:00:00 twice in series 'u0'"),
+    "semicolons": (GOOD.replace(",", ";"), {}, "`separator` must be the character between the columns of"),
+    "tabs": (GOOD.replace(",", "\t"), {}, "`separator` must be the character between the columns of"),
+    "decimal comma": (
+        GOOD.replace(",", ";").replace(".", ","), {"separator": ";"}, "got '0,1257' in line 2; `decimal` ',' reads 1,5"
+    ),
+    "no header": (GOOD.partition("\n")[2].replace("u", "").replace(",a", ",1").replace(",b", ",2"), {}, "got the numbers 0, 0, "),
+    "column twice": (GOOD.replace("y,", "x,", 1), {}, "the names of the columns must be unique, got 'x' 2 times"),
+    "column without a name": (GOOD.replace("y,", ",", 1), {}, "`channels` must be the columns to read, as column 4"),
+    "no channels": ("unit,kind\n" + "u1,a\n" * 4, {}, "must have at least one column of values, got only unit, kind"),
+    "too many values in a row": (GOOD.replace("u1,0,", "u1,0,7,"), {}, "cannot be read: Expected 5 fields in line 7, saw 6"),
+    "bytes": ("unit,x,kind\n\0\1\2,\n", {}, "must have a value in each row, got none in line 2"),
+    "wide: id twice": (wide("unit,kind,t1,t2,t3", "u1,a,1,2,3", "u1,b,2,3,4"), {}, "got 'u1' twice in column 'unit'"),
+    "wide: no values": (wide("unit,kind,t1,t2,t3", "u1,a,1,2,3", "u2,b,,,"), {}, "must have values, got none in line 3"),
+    "wide: two channels": (wide("unit,kind,x1,x2,y1,y2", "u1,a,1,2,3,4"), {}, "`channels` must be the names before the"),
+    "wide: other columns": (wide("unit,kind,t1,t2,t3,age", "u1,a,1,2,3,4"), {}, "as it also has 'age'"),
+    "wide: channels of several lengths": (
+        wide("unit,kind,x1,x2,x3,y1", "u1,a,1,2,3,4"), {"channels": ("x", "y")}, "columns for each channel, got 3 of x"
+    ),
+    "wide: column of times": (GOOD, {"layout": "wide"}, "`layout` must be long, as the table has a column of times"),
+    "wide: text": (wide("unit,kind,t1,t2,t3", "u1,a,1,2,x"), {}, "column 't3' must contain numbers, got 'x' in line 2"),
+    "layout of arrays": (GOOD, {"layout": "ncl"}, "`layout` must be auto, long or wide"),
+    "large test part": (GOOD, {"test_fraction": 0.5}, "`test_fraction` must be a number above 0 and below 0.5, got 0.5"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_table_is_an_error_of_one_line(name, tmp_path):
+    content, settings, message = BAD[name]
+    path = tmp_path / "mine.csv"
+    path.write_text(content, encoding="utf-8")
+    with pytest.raises(ValueError, match=r".") as caught:
+        SeriesClasses(path=str(path), **{**PLAIN, **settings}).size("train")
+    text = str(caught.value)
+    assert message in text
+    assert "\n" not in text
+    assert len(text) < 400
+
+
+ARRAYS = {
+    "no X": ({"Y": np.zeros((4, 3))}, "must contain an array X, or arrays values and offsets, got Y"),
+    "more channels than steps": ({"X": np.zeros((8, 3, 9))}, "`layout` must be nlc or ncl: (8, 3, 9), X of"),
+    "four axes": ({"X": np.zeros((2, 2, 2, 2))}, "must have the shape (series, steps) or (series, steps, channels)"),
+    "text": ({"X": np.array([["a", "b"]])}, "must contain series of numbers, got"),
+    "labels of another number": ({"X": np.zeros((4, 3)), "y": np.zeros(3)}, "y must have one value for each of the 4 series"),
+    "missing label": ({"X": np.zeros((4, 3)), "y": np.array([0, 1, np.nan, 1])}, "got none in row 3"),
+    "series without values": ({"X": np.full((4, 3), np.nan), "y": np.zeros(4)}, "must have values, got none in series 1"),
+    "offsets that decrease": ({"values": np.zeros(4), "offsets": np.array([0, 3, 2, 4])}, "`offsets` must be whole numbers"),
+    "no y": ({"X": np.random.default_rng(0).normal(size=(8, 9))}, "`label` must be the column with the answers"),
+}
+
+
+@pytest.mark.parametrize("name", ARRAYS)
+def test_bad_array_is_an_error_of_one_line(name, tmp_path):
+    arrays, message = ARRAYS[name]
+    np.savez(tmp_path / "mine.npz", **arrays)
+    with pytest.raises(ValueError, match=r".") as caught:
+        SeriesClasses(path=str(tmp_path / "mine.npz")).size("train")
+    assert message in str(caught.value)
+
+
+def test_other_files_are_errors(tmp_path):
+    for name, content, message in (
+        ("a.xlsx", b"x", "its name must end in one of .csv"),
+        ("a.npz", b"x", "must be an .npz file of numbers and text"),
+        ("a.csv.gz", b"x", "cannot be read: Not a gzipped file"),
+    ):
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(ValueError, match=message):
+            SeriesClasses(path=str(tmp_path / name), **PLAIN).size("train")
+    with pytest.raises(ValueError, match="cannot be read: No such file"):
+        SeriesClasses(path=str(tmp_path / "none.csv")).size("train")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ValueError, match="must contain files with names that end in one of"):
+        SeriesClasses(path=str(tmp_path / "empty")).size("train")
+    (tmp_path / "a.csv").write_text(text_of([row[:4] for row in long_rows()], HEADER[:4]))
+    with pytest.raises(ValueError, match="`target` must be a column of numbers of"):
+        SeriesForecast(path=str(tmp_path / "a.csv"), id="unit", target=("z",)).size("train")
+
+
+def same_data(tmp_path: Path, name: str) -> tuple[Path, dict[str, object]]:
+    """Write the table GOOD in another way and return the path and the settings with which it is read."""
+    frame = pd.DataFrame(long_rows(), columns=HEADER)
+    values = frame[["x", "y"]].to_numpy().reshape(12, 5, 2)
+    kinds = frame["kind"].to_numpy().reshape(12, 5)[:, 0]
+    path, settings = tmp_path / "mine.csv", {"id": "unit", "label": "kind", "time": "time"}
+    if name == "semicolons and decimal commas":
+        path.write_text(GOOD.replace(",", ";").replace(".", ","), encoding="utf-8")
+        settings |= {"separator": ";", "decimal": ","}
+    elif name == "byte order mark":
+        path.write_bytes(b"\xef\xbb\xbf" + GOOD.encode())
+    elif name == "gz":
+        path = tmp_path / "mine.csv.gz"
+        path.write_bytes(gzip.compress(GOOD.encode()))
+    elif name == "tsv":
+        path = tmp_path / "mine.tsv"
+        path.write_text(GOOD.replace(",", "\t"))
+    elif name == "sorted by time":
+        frame.sort_values(["time", "unit"], key=lambda column: column, kind="stable").to_csv(path, index=False)
+    elif name == "rows in another order":
+        frame.groupby("unit", sort=False).apply(lambda part: part.iloc[::-1])[[*HEADER[1:]]].reset_index().to_csv(path)
+        settings |= {"order": "sort", "channels": ("x", "y")}
+    elif name == "columns in another order":
+        frame[["y", "kind", "x", "time", "unit"]].to_csv(path, index=False)
+        settings |= {"channels": ("x", "y")}
+    elif name == "parquet":
+        pytest.importorskip("pyarrow")
+        path = tmp_path / "mine.parquet"
+        frame.to_parquet(path)
+    elif name == "npz":
+        path, settings = tmp_path / "mine.npz", {}
+        np.savez(path, X=values, y=kinds.astype(str), id=[f"u{number}" for number in range(12)])
+    elif name == "npz, channels first":
+        path, settings = tmp_path / "mine.npz", {"layout": "ncl", "label": "kind"}
+        np.savez(path, X=values.transpose(0, 2, 1), kind=kinds.astype(str))
+    elif name == "ragged npz":
+        path, settings = tmp_path / "mine.npz", {}
+        np.savez(path, values=values.reshape(-1, 2), offsets=np.arange(0, 61, 5), y=kinds.astype(str))
+    elif name == "wide":
+        columns = [f"{channel}_{step}" for step in range(5) for channel in "xy"]
+        table = pd.DataFrame(values.reshape(12, 10), columns=columns).assign(unit=[f"u{n}" for n in range(12)], kind=kinds)
+        table.to_csv(path, index=False)
+        settings = {"id": "unit", "label": "kind", "channels": ("x", "y")}
+    elif name in ("folders", "folder with labels"):
+        path = tmp_path / "mine"
+        settings = {} if name == "folders" else {"labels": str(path / "labels.csv"), "label": "kind"}
+        for number, (unit, part) in enumerate(frame.groupby("unit", sort=False)):
+            folder = path / kinds[number] if name == "folders" else path
+            folder.mkdir(parents=True, exist_ok=True)
+            part[["time", "x", "y"]].to_csv(folder / f"{unit}.csv", index=False)
+        if name != "folders":
+            pd.DataFrame({"file": [f"u{n}.csv" for n in range(12)], "kind": kinds}).to_csv(path / "labels.csv", index=False)
+    elif name == "ts":
+        path, settings = tmp_path / "mine.ts", {}
+        words = [":".join(",".join(map(str, part)) for part in item.T) for item in values]
+        lines = [f"{word}:{kind}" for word, kind in zip(words, kinds, strict=True)]
+        path.write_text("@classLabel true a b\n@data\n" + "\n".join(lines) + "\n")
+    return path, settings
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["semicolons and decimal commas", "byte order mark", "gz", "tsv", "sorted by time", "rows in another order", "parquet", "npz",
+     "columns in another order", "npz, channels first", "ragged npz", "wide", "folders", "folder with labels", "ts"],
+)  # fmt: skip
+def test_the_same_series_in_each_layout(name, tmp_path):
+    path, settings = same_data(tmp_path, name)
+    data = SeriesClasses(path=str(path), **settings)._data
+    frame = pd.DataFrame(long_rows(), columns=HEADER)
+    expected = {part[["x", "y"]].to_numpy().tobytes(): part["kind"].iloc[0] for _, part in frame.groupby("unit")}
+    found = {data.store.series(row).tobytes(): data.store.labels[row] for row in range(12)}
+    assert found == expected
+    assert data.classes == ("a", "b")
+
+
+def test_groups_are_in_one_part(tmp_path):
+    rows = [[*row, int(str(row[0])[1:]) // 2] for row in long_rows(count=24)]
+    (tmp_path / "mine.csv").write_text(text_of(rows, (*HEADER, "day")))
+    data = SeriesClasses(path=str(tmp_path / "mine.csv"), **PLAIN, group="day")._data
+    groups = [set(data.store.groups[part]) for part in data.rows.values()]
+    assert all(groups)
+    assert sum(map(len, groups)) == len(set.union(*groups)) == 12
+    assert data.store.channels == ("x", "y")
+
+
+def test_constant_channel_is_zero_and_reported(tmp_path):
+    (tmp_path / "mine.csv").write_text(text_of([[*row[:2], 0.1, *row[3:]] for row in long_rows()]))
+    task = SeriesClasses(path=str(tmp_path / "mine.csv"), **PLAIN)
+    assert task.batch("train", 0, 4).inputs[..., 0].abs().max() < 1e-6
+    assert dict(task.summary())["constant"].startswith("x: ")
+
+
+def test_uneven_times_are_given_in_units_of_the_usual_step(tmp_path):
+    (tmp_path / "mine.csv").write_text(text_of([[row[0], 0.5 * row[1] + 3 * (row[1] > 2), *row[2:]] for row in long_rows()]))
+    task = SeriesClasses(path=str(tmp_path / "mine.csv"), **PLAIN, uneven="elapsed")
+    assert task.batch("train", 0, 1).elapsed.tolist() == [[1, 1, 1, 7, 1]]
+    assert SeriesClasses(path=str(tmp_path / "mine.csv"), **PLAIN, uneven="ignore").batch("train", 0, 1).elapsed is None
+
+
+@pytest.mark.parametrize(
+    ("labels", "kind"),
+    [("ab", "classes"), ("01", "classes"), ("123", "unclear"), (("1.5", "2", "3"), "values"), ("1x", "classes")],
+)
+def test_kind_of_labels(labels, kind, tmp_path):
+    (tmp_path / "mine.csv").write_text(text_of([[*row[:4], labels[int(str(row[0])[1:]) % len(labels)]] for row in long_rows()]))
+    task = SeriesClasses(path=str(tmp_path / "mine.csv"), **PLAIN)
+    assert label_kind(str(task.path), task.read_options()) == kind
+
+
+def test_new_files_are_checked_against_the_training_series(tmp_path):
+    (tmp_path / "mine.csv").write_text(GOOD)
+    task, new = SeriesClasses(path=str(tmp_path / "mine.csv"), **PLAIN), tmp_path / "new.csv"
+    frame = pd.DataFrame(long_rows(4), columns=HEADER)
+    batch = task.batch("train", 0, 1)
+    frame[["y", "x", "unit", "time"]].to_csv(new, index=False)  # another order, and no labels
+    known = task.read_inputs(tmp_path / "mine.csv").inputs[:4]
+    assert task.read_inputs(new).inputs.equal(known)
+    assert batch.inputs.shape[2] == 2
+    for columns, message in (
+        (["unit", "time", "x"], "must have the channels of the training series, x, y, got a table without the column y"),
+        ([*HEADER, "z"], "must have no other columns than the table of the training series, got 'z'"),
+        (["time", "x", "y"], "`id` must be a column of"),
+    ):
+        frame.assign(z=1)[columns].to_csv(new, index=False)
+        with pytest.raises(ValueError, match=message):
+            task.read_inputs(new)
+
+
+def test_numbers_are_standardised_by_train_and_answered_in_their_units(tmp_path):
+    rows = [[*row[:4], 100 + int(str(row[0])[1:]) * 1.5] for row in long_rows()]
+    (tmp_path / "mine.csv").write_text(text_of(rows))
+    task = SeriesValues(path=str(tmp_path / "mine.csv"), **PLAIN)
+    targets = task.batch("train", 0, 20).targets
+    assert targets.mean().item() == pytest.approx(0, abs=1e-6)
+    assert targets.std(correction=0).item() == pytest.approx(1)
+    batch = task.batch("test", 0, 20)
+    found = [row["kind"] for row in task.decode(batch.targets, batch)]
+    assert found == pytest.approx([float(task._data.store.labels[row]) for row in task._data.rows["test"]])
