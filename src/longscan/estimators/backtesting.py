@@ -8,15 +8,10 @@ import numpy as np
 import pandas as pd
 
 from longscan.estimators.clock import as_clock
-from longscan.estimators.forecast_series import History, channel_labels, last_known
+from longscan.estimators.forecast_series import History, channel_labels, last_known, quantile_column
 from longscan.estimators.series import Collection, cut_windows
 
 QUANTILE_COLUMN = re.compile(r"q(0\.\d+)")
-
-
-def quantile_column(quantile: float) -> str:
-    """Return the name of the column of a quantile, such as "q0.9"."""
-    return f"q{quantile:g}"
 
 
 def find_cutoffs(collection: Collection, start: Any, stride: int, horizon: int) -> np.ndarray:

@@ -68,23 +68,57 @@ def index_long(frame: pd.DataFrame, columns: Sequence[str]) -> pd.DataFrame:
     return frame[list(columns)].set_axis(pd.MultiIndex.from_arrays([frame["unique_id"], frame["ds"]]), axis=0)
 
 
-def as_given(history: History, forecasts: np.ndarray, stamps: Sequence[pd.Index | None]) -> Any:
-    """Return forecasts (n, horizon, C) in the form of the series; stamps: of each forecast, None for arrays."""
+def as_given(history: History, forecasts: np.ndarray, stamps: Sequence[pd.Index | None], quantiles: Sequence[float]) -> Any:
+    """Return forecasts in the form of the series.
+
+    forecasts: (n, horizon, C, 1 + Q), the point forecast and the quantiles, of which only a long frame has columns. stamps: of
+    each forecast, None for arrays.
+    """
     collection, form, given = history
-    if form == "one":
-        return _as_part(given, forecasts[0], stamps[0], collection.channel_names)
-    if form == "list":
-        parts = zip(given, forecasts, stamps, strict=True)
-        return [_as_part(part, forecast, ahead, collection.channel_names) for part, forecast, ahead in parts]
-    if form == "array":
-        return forecasts
-    columns = ["forecast"] if form == "long" else channel_labels(history)
-    frames = [pd.DataFrame(forecast, ahead, columns) for forecast, ahead in zip(forecasts, stamps, strict=True)]
-    levels = ["unique_id", "ds"] if form == "long" else given.index.names
-    joined = pd.concat(frames, keys=collection.cases, names=levels)
     if form == "long":
-        return joined.reset_index()
-    return joined[list(given.columns)] if isinstance(given, pd.DataFrame) else joined.iloc[:, 0]
+        columns = ["forecast", *map(quantile_column, quantiles)]
+        frames = [pd.DataFrame(part[:, 0], ahead, columns) for part, ahead in zip(forecasts, stamps, strict=True)]
+        return pd.concat(frames, keys=collection.cases, names=["unique_id", "ds"]).reset_index()
+    points = forecasts[..., 0]
+    if form == "array":
+        return points
+    if form == "indexed":
+        labels = channel_labels(history)
+        frames = [pd.DataFrame(forecast, ahead, labels) for forecast, ahead in zip(points, stamps, strict=True)]
+        joined = pd.concat(frames, keys=collection.cases, names=given.index.names)
+        return joined[list(given.columns)] if isinstance(given, pd.DataFrame) else joined.iloc[:, 0]
+    series = [given] if form == "one" else given
+    parts = zip(series, points, stamps, strict=True)
+    converted = [_as_part(part, forecast, ahead, collection.channel_names) for part, forecast, ahead in parts]
+    return converted[0] if form == "one" else converted
+
+
+def quantile_frames(
+    history: History, values: np.ndarray, stamps: Sequence[pd.Index | None], quantiles: Sequence[float]
+) -> pd.DataFrame | list[pd.DataFrame]:
+    """Return the quantiles (n, horizon, C, Q) of forecasts as a frame, or as a list of frames for a list or an array."""
+    collection, form, given = history
+    series = [given] if form == "one" else given
+    names = pd.Index(map(quantile_column, quantiles))
+    frames = []
+    for row, (part, ahead) in enumerate(zip(values, stamps, strict=True)):
+        length = int(collection.lengths[row])
+        index = pd.RangeIndex(length, length + len(part)) if ahead is None else ahead
+        one = given if form == "indexed" else series[row]
+        if isinstance(one, (pd.Series, pd.DataFrame)) and form != "indexed":
+            index = in_zone(index, one)
+        single = isinstance(one, pd.Series) or (not isinstance(one, pd.DataFrame) and np.ndim(one) == 1)
+        columns = names if single else pd.MultiIndex.from_product([channel_labels(history), names], names=["channel", "quantile"])
+        frame = pd.DataFrame(part.reshape(len(part), -1), index, columns)
+        frames.append(frame[list(one.columns)] if isinstance(one, pd.DataFrame) else frame)
+    if form == "indexed":
+        return pd.concat(frames, keys=collection.cases, names=given.index.names)
+    return frames[0] if form == "one" else frames
+
+
+def quantile_column(quantile: float) -> str:
+    """Return the name of the column of a quantile, such as "q0.9"."""
+    return f"q{quantile:g}"
 
 
 def channel_labels(history: History) -> list[Any]:

@@ -3,7 +3,7 @@
 import copy
 import logging
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Self, cast
 
 import numpy as np
@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn.functional import l1_loss
 
 from longscan._devices import find_device
-from longscan._types import NonNegativeFloat, PositiveInt, checked_value
+from longscan._types import NonNegativeFloat, PositiveInt, Probability, checked_value
 from longscan.estimators.backtesting import build_frame, find_cutoffs
 from longscan.estimators.clock import as_clock, season_of, to_seconds
 from longscan.estimators.fitting import Spec, check_settings, minimise, seeded
@@ -25,6 +25,7 @@ from longscan.estimators.forecast_series import (
     as_given,
     common_step,
     last_known,
+    quantile_frames,
     read_series,
     read_times_ahead,
     stamps_after,
@@ -33,6 +34,7 @@ from longscan.estimators.forecast_series import (
     usual_step,
 )
 from longscan.estimators.linear import WINDOWS, LinearForecast, fit_linear, usable_windows
+from longscan.estimators.quantiles import Calibration, calibrate, pinball_loss
 from longscan.estimators.reading import FittedChannels, Layout, times_presence_error
 from longscan.estimators.saving import SavedEstimator
 from longscan.estimators.series import Collection, StandardisedSeries, check_predictions, cut_windows
@@ -40,6 +42,8 @@ from longscan.models import Forecaster
 
 HELD_BACK = 0.2  # of each series, to choose the number of epochs
 PATIENCE = 3  # epochs without an improvement
+CALIBRATION_VALUES = 4_000_000  # windows x horizon x channels, by which quantiles are corrected
+SMALLEST_UNIT = 1e-2  # added to the standard deviation of a window, in units of the channel's
 FORECAST_BATCH = 256  # windows that are forecast together
 COMPARED = 2000  # windows of the part that is held back, evenly spaced
 
@@ -79,6 +83,9 @@ class SSMForecaster(SavedEstimator):
         random_state: a number, a `numpy.random.RandomState` or None; the same number gives the same model.
         layout: the axes of arrays: "nlc", (steps, channels) and (series, steps, channels), or "ncl", (channels, steps) and
             (series, channels, steps). None: "nlc"; an array with more channels than steps is refused. Rows of frames are steps.
+        quantiles: probabilities of the quantiles of `predict_quantiles` and `backtest`, in increasing order, such as (0.1, 0.5,
+            0.9); None for none. The blocks are then trained by the pinball loss as well, and the quantiles of each step ahead are
+            corrected by the errors on the part that is held back.
 
     Attributes:
         model_: the fitted `Forecaster`. loss_curve_: mean loss of each epoch. n_epochs_: number of epochs, 0 if the linear
@@ -86,7 +93,9 @@ class SSMForecaster(SavedEstimator):
         the linear forecast and after each epoch; None without a linear forecast. mean_, scale_: of the channels. time_unit_:
         the median time between steps. window_: the window that was used. time_zone_: of the dates of `fit`; "naive" where these
         have none, None without dates. step_: the time between the stamps of the series' clock, None without a clock or with
-        `times`. n_channels_, channel_names_, has_times_: of the series in `fit`.
+        `times`. n_channels_, channel_names_, has_times_: of the series in `fit`. coverage_: with `quantiles`, the share of values
+        of the held-back part that are at most as large as each of them, a Series by quantile, where one half of the part is
+        corrected by the errors on the other. calibration_: the correction, None without quantiles.
     """
 
     def __init__(
@@ -103,6 +112,7 @@ class SSMForecaster(SavedEstimator):
         device: str = "auto",
         random_state: Any = None,
         layout: Layout | None = None,
+        quantiles: Sequence[Probability] | None = None,
     ) -> None:
         self.horizon = horizon
         self.window = window
@@ -115,6 +125,7 @@ class SSMForecaster(SavedEstimator):
         self.device = device
         self.random_state = random_state
         self.layout = layout
+        self.quantiles = quantiles
 
     def fit(self, y: Any, times: Any = None) -> Self:
         """Fit to a series, or to a list of them.
@@ -142,13 +153,17 @@ class SSMForecaster(SavedEstimator):
         seed = int(random.randint(2**31 - 1))
         early = _first_part(standardised, self.horizon)
         linear = None if self.has_times_ else self._fit_linear(early)
-        window = self._longest_window(longest) if linear is None else linear.window
+        window = self._longest_window(longest, early) if linear is None else linear.window
         self.window_: int = window
+        held = _later_starts(standardised.lengths, early.lengths, window, self.horizon)
         self.validation_curve_: list[float] | None = None
+        self.calibration_: Calibration | None = None
         if linear is None:
+            if self.quantiles:
+                partial_model, _ = self._train(early, None, self.epochs, seed, copy.deepcopy(random))
+                self._calibrate(partial_model, standardised, held)
             self.model_, self.loss_curve_ = self._train(standardised, None, self.epochs, seed, random)
         else:
-            held = _later_starts(standardised.lengths, early.lengths, window, self.horizon)
             curve: list[float] = []
             self.validation_curve_ = curve
 
@@ -156,14 +171,25 @@ class SSMForecaster(SavedEstimator):
                 curve.append(self._squared_error(model, standardised, held))
                 return curve[-1]
 
-            self._train(early, linear, self.epochs, seed, copy.deepcopy(random), evaluate)
+            partial_model, _ = self._train(early, linear, self.epochs, seed, copy.deepcopy(random), evaluate)
             best = int(np.nanargmin(curve))  # of an untrained model the error is always a number
+            if self.quantiles:
+                if best == 0:
+                    partial_model, _ = self._train(early, linear, 0, seed, copy.deepcopy(random))
+                self._calibrate(partial_model, standardised, held)
             final = fit_linear(list(standardised.trimmed()), self.horizon, [window])
             self.model_, self.loss_curve_ = self._train(standardised, final, best, seed, random)
         self.n_epochs_ = len(self.loss_curve_)
 
-    def _longest_window(self, longest: int) -> int:
+    def _longest_window(self, longest: int, early: StandardisedSeries) -> int:
         """Return the window for series of at most `longest` steps without a linear forecast; log it if it is shorter than set."""
+        if self.quantiles:
+            longest = int(early.lengths.max())
+            if longest <= self.horizon:
+                raise ValueError(
+                    f"`y` must have a series of more than {2 * self.horizon} steps, twice the horizon, for quantiles, as a part "
+                    f"is held back, got at most {longest + self.horizon}"
+                )
         wanted = 96 if self.window is None else self.window
         window = min(wanted, longest - self.horizon)
         if self.window is not None and window < wanted:
@@ -208,6 +234,7 @@ class SSMForecaster(SavedEstimator):
                 normalise=True,
                 linear_window=None if linear is None else window,
                 linear_channels="shared" if linear is None or len(linear.weight) == 1 else "own",
+                quantiles=list(self.quantiles) if self.quantiles else None,
             )
             if linear is not None:
                 model.set_linear(*(torch.from_numpy(part).float() for part in linear[:3]))
@@ -218,8 +245,12 @@ class SSMForecaster(SavedEstimator):
                 values, _, elapsed = windows.batch(np.arange(len(chosen)), device)
                 past, future = values[:, :window], values[:, window:]
                 before, ahead = (None, None) if elapsed is None else (elapsed[:, :window], elapsed[:, window:])
-                unit = past.std(1, keepdim=True, correction=0) + 1e-2
-                return l1_loss(model(past, elapsed=before, elapsed_ahead=ahead) / unit, future / unit)
+                unit = past.std(1, keepdim=True, correction=0) + SMALLEST_UNIT
+                if not self.quantiles:
+                    return l1_loss(model(past, elapsed=before, elapsed_ahead=ahead) / unit, future / unit)
+                forecast, spread = model.forecast_quantiles(past, elapsed=before, elapsed_ahead=ahead)
+                losses = pinball_loss(spread / unit.unsqueeze(-1), future / unit, self.quantiles)
+                return l1_loss(forecast / unit, future / unit) + losses
 
             stride = max(1, self.horizon // 4)
             count = math.ceil(len(starts) / stride)  # an epoch shows every part of the series a few times, not every window
@@ -257,6 +288,19 @@ class SSMForecaster(SavedEstimator):
         model.train(training)
         return total / len(starts)
 
+    def _calibrate(self, model: Forecaster, series: StandardisedSeries, starts: np.ndarray) -> None:
+        """Set the correction of the quantiles, from the forecasts of windows that the model was not fitted to."""
+        quantiles, horizon = cast("Sequence[float]", self.quantiles), self.horizon
+        starts = starts[:: math.ceil(len(starts) * horizon * self.n_channels_ / CALIBRATION_VALUES)]
+        ends = starts + np.array([0, self.window_])
+        gaps = None if series.gaps is None else cut_windows(series.gaps, ends, horizon)
+        forecasts, unit = self._run(model, series, ends, gaps)
+        true = cut_windows(series.values, ends, horizon)
+        rank, count = _ranks(starts[:, 0])
+        later = np.where(count > 1, 2 * rank >= count, starts[:, 0] % 2 == 1)
+        self.calibration_ = calibrate(forecasts[..., 1:], true, unit, quantiles, later)
+        self.coverage_ = pd.Series(self.calibration_.coverage, pd.Index(quantiles, name="quantile"), name="coverage")
+
     def predict(self, y: Any = None, times: Any = None, times_ahead: Any = None) -> Any:
         """Return the forecast of the `horizon` steps after the last step of each series.
 
@@ -269,8 +313,31 @@ class SSMForecaster(SavedEstimator):
             For an array (horizon,) or (horizon, C). For a Series a Series of its name, for a frame a frame with its columns,
             indexed by the stamps that follow its last one: all lie ahead of the series. For several series a list, an array (n,
             horizon, C) or a frame indexed by (case, time), as they were given. For a long frame a frame with the columns
-            unique_id, ds and forecast.
+            unique_id, ds, forecast and, with `quantiles`, q0.1 and so on.
         """
+        history, forecasts, stamps = self._predict(y, times, times_ahead)
+        return as_given(history, forecasts, stamps, self.quantiles or ())
+
+    def predict_quantiles(self, y: Any = None, times: Any = None, times_ahead: Any = None) -> Any:
+        """Return the quantiles of the forecast of the `horizon` steps after the last step of each series.
+
+        The arguments are those of `predict`. Raises ValueError if the estimator has no `quantiles`.
+
+        Returns:
+            A frame indexed by the stamps that follow, or for arrays by the number of the step, with a column for each quantile,
+            such as "q0.9", or for several channels with columns (channel, quantile). For several series a list of these, or a
+            frame indexed by (case, time). For a long frame what `predict` returns.
+        """
+        check_is_fitted(self, "model_")
+        if self.calibration_ is None:
+            raise ValueError("`quantiles` must be probabilities such as (0.1, 0.5, 0.9) when the forecaster is fitted, got None")
+        history, forecasts, stamps = self._predict(y, times, times_ahead)
+        if history.form == "long":
+            return as_given(history, forecasts, stamps, self.quantiles or ())
+        return quantile_frames(history, forecasts[..., 1:], stamps, self.quantiles or ())
+
+    def _predict(self, y: Any, times: Any, times_ahead: Any) -> tuple[History, np.ndarray, list[pd.Index | None]]:
+        """Return series, their forecasts and quantiles (n, horizon, C, 1 + Q), and the time stamps of these."""
         check_is_fitted(self, "model_")
         if y is None:
             y, times = self._last_fit_data
@@ -286,7 +353,7 @@ class SSMForecaster(SavedEstimator):
             gaps = np.diff(to_seconds(as_clock(collection.clocks[0][-1:].append(stamps[0]), "`times_ahead`")))[None]
         standardised = collection.standardise(self.mean_, self.scale_, self.time_unit_, "y")
         ends = np.stack([np.arange(len(collection)), collection.lengths], 1)
-        return as_given(history, self._forecast(standardised, ends, gaps), stamps)
+        return history, self._forecast(standardised, ends, gaps), stamps
 
     def score(self, y: Any, times: Any = None) -> float:
         """Return the skill over persistence, 1 - (mean absolute error) / (mean absolute error of repeating the last value).
@@ -307,7 +374,7 @@ class SSMForecaster(SavedEstimator):
         starts = np.array(ends)
         true = cut_windows(series.values, starts, self.horizon) / self.scale_
         last = cut_windows(series.values, starts - [0, 1], 1) / self.scale_
-        error = np.abs(self._forecast_from(series, starts) / self.scale_ - true).sum()
+        error = np.abs(self._forecast_from(series, starts)[..., 0] / self.scale_ - true).sum()
         persistence = np.abs(last - true).sum()
         return float(1 - error / persistence) if persistence else float(error == 0)
 
@@ -335,9 +402,9 @@ class SSMForecaster(SavedEstimator):
 
         Returns:
             A frame with a row for each cutoff, step ahead and channel, and the columns cutoff, the last step that is known, ds,
-            the step that is forecast, channel, y, forecast, seasonal_naive, and naive_scale, the mean absolute difference of
-            steps one season apart before the first cutoff; for several series also unique_id. Steps of arrays are numbered
-            from 0. `score_forecasts` returns its errors.
+            the step that is forecast, channel, y, forecast, a column for each of `quantiles`, seasonal_naive, and naive_scale,
+            the mean absolute difference of steps one season apart before the first cutoff; for several series also unique_id.
+            Steps of arrays are numbered from 0. `score_forecasts` returns its errors.
         """
         check_is_fitted(self, "model_")
         stride = self.horizon if stride is None else checked_value(stride, PositiveInt, "stride")
@@ -352,15 +419,15 @@ class SSMForecaster(SavedEstimator):
             start = shortest // 2 if refit else max(1, min(self.window_, shortest - self.horizon))
         cutoffs = find_cutoffs(collection, start, stride, self.horizon)
         if not refit:
-            return build_frame(history, cutoffs, self._forecast_from(collection, cutoffs)[..., None], (), season)
-        forecasts = np.zeros((len(cutoffs), self.horizon, self.n_channels_, 1))
+            return build_frame(history, cutoffs, self._forecast_from(collection, cutoffs), self.quantiles or (), season)
+        forecasts = np.zeros((len(cutoffs), self.horizon, self.n_channels_, 1 + len(self.quantiles or ())))
         moments = last_known(collection, cutoffs)
         for moment in moments.unique():
             model, chosen = clone(self), np.flatnonzero(moments == moment)
             model.time_zone_ = self.time_zone_
             model._fit_collection(truncate(collection, moment), regular=times is None)
-            forecasts[chosen, ..., 0] = model._forecast_from(collection, cutoffs[chosen])
-        return build_frame(history, cutoffs, forecasts, (), season)
+            forecasts[chosen] = model._forecast_from(collection, cutoffs[chosen])
+        return build_frame(history, cutoffs, forecasts, self.quantiles or (), season)
 
     def _read(self, y: Any, times: Any, *, fitting: bool) -> History:
         """Return one or several series as a collection, with clocks in the time zone of fit."""
@@ -375,31 +442,50 @@ class SSMForecaster(SavedEstimator):
         return history._replace(collection=collection)
 
     def _forecast_from(self, series: Collection, ends: np.ndarray) -> np.ndarray:
-        """Return forecasts (n, horizon, C) from steps within the series. ends: as in `_forecast`."""
+        """Return forecasts and quantiles (n, horizon, C, 1 + Q) from steps within the series. ends: as in `_forecast`."""
         gaps = None if series.times is None else np.diff(cut_windows(series.times, ends - [0, 1], self.horizon + 1))
         return self._forecast(series.standardise(self.mean_, self.scale_, self.time_unit_, "y"), ends, gaps)
 
     def _forecast(self, series: StandardisedSeries, ends: np.ndarray, gaps: np.ndarray | None) -> np.ndarray:
-        """Return forecasts (n, horizon, C) in the units of the series.
+        """Return forecasts and corrected quantiles (n, horizon, C, 1 + Q) in the units of the series.
 
         ends: (n, 2), number of the series and of the steps that are known. gaps: (n, horizon) times between the steps of the
         forecasts, None for equal steps.
         """
-        device = next(self.model_.parameters()).device
-        forecasts = np.zeros((len(ends), self.horizon, self.n_channels_))
+        forecasts, unit = self._run(self.model_, series, ends, None if gaps is None else gaps / self.time_unit_)
+        if self.calibration_ is not None:
+            forecasts[..., 1:] = self.calibration_.apply(forecasts[..., 1:], unit)
+        with np.errstate(over="ignore"):
+            return check_predictions(forecasts * self.scale_[:, None] + self.mean_[:, None], "y")
+
+    def _run(
+        self, model: Forecaster, series: StandardisedSeries, ends: np.ndarray, gaps: np.ndarray | None
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Return forecasts and quantiles (n, horizon, C, 1 + Q) of a model, and the windows' standard deviations (n, C).
+
+        gaps: (n, horizon), as the model reads them; None for 1.
+        """
+        device, count = next(model.parameters()).device, 1 + len(self.quantiles or ())
+        forecasts = np.zeros((len(ends), self.horizon, self.n_channels_, count))
+        unit = np.zeros((len(ends), self.n_channels_))
         read = np.minimum(ends[:, 1], self.window_)
-        units = np.ones((len(ends), self.horizon)) if gaps is None else gaps / self.time_unit_
+        gaps = np.ones((len(ends), self.horizon)) if gaps is None else gaps
         for length in np.unique(read):
             rows_of_length = np.flatnonzero(read == length)
             for first in range(0, len(rows_of_length), FORECAST_BATCH):
                 rows = rows_of_length[first : first + FORECAST_BATCH]
                 past = series.windows(ends[rows] - [0, length], length)
                 values, _, elapsed = past.batch(np.arange(len(rows)), device)
-                ahead = None if elapsed is None else torch.from_numpy(units[rows].astype(np.float32)).to(device)
+                ahead = None if elapsed is None else torch.from_numpy(gaps[rows].astype(np.float32)).to(device)
                 with torch.no_grad():
-                    forecasts[rows] = self.model_(values, elapsed=elapsed, elapsed_ahead=ahead).cpu().double().numpy()
-        with np.errstate(over="ignore"):
-            return check_predictions(forecasts * self.scale_ + self.mean_, "y")
+                    if count == 1:
+                        parts = [model(values, elapsed=elapsed, elapsed_ahead=ahead).unsqueeze(-1)]
+                    else:
+                        point, quantiles = model.forecast_quantiles(values, elapsed=elapsed, elapsed_ahead=ahead)
+                        parts = [point.unsqueeze(-1), quantiles]
+                forecasts[rows] = torch.cat(parts, -1).cpu().double().numpy()
+                unit[rows] = past.values.std(1) + SMALLEST_UNIT
+        return forecasts, unit
 
     def _stamps_ahead(self, collection: Collection, times: Any, times_ahead: Any) -> list[pd.Index | None]:
         """Return the time stamps of the forecast of each series, None for arrays without times."""
@@ -432,3 +518,9 @@ def _later_starts(lengths: np.ndarray, early: np.ndarray, window: int, horizon: 
         for first in range(max(0, begin - window), size - window - horizon + 1)
     ]
     return np.array(starts)[:: math.ceil(len(starts) / COMPARED)]
+
+
+def _ranks(groups: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the position of each element of a sorted array among the equal ones, and the number of these."""
+    _, first, counts = np.unique(groups, return_index=True, return_counts=True)
+    return np.arange(len(groups)) - np.repeat(first, counts), np.repeat(counts, counts)
