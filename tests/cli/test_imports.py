@@ -1,4 +1,4 @@
-"""Slow imports are late: `import longscan` imports nothing, help pages no torch, and only some commands plotly."""
+"""Slow imports are late: `import longscan` imports nothing, help pages no torch, and only reports jinja2."""
 
 import json
 import subprocess
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-BLOCKED = "import sys; sys.modules |= dict.fromkeys(['plotly']); "
+BLOCKED = "import sys; sys.modules |= dict.fromkeys(['jinja2']); "
 
 
 def run_python(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -82,7 +82,7 @@ def test_data_set_of_a_missing_package_fails() -> None:
 
 def test_models_need_torch_and_numpy_only() -> None:
     """Nor do they import the compiler of PyTorch, whose import takes as long as all others together."""
-    others = ["torch._dynamo", "plotly", "aeon", "pandas", *TRAIN_PACKAGES]
+    others = ["torch._dynamo", "aeon", "pandas", *TRAIN_PACKAGES]
     completed = run_python(
         "import sys, longscan, longscan.ops, longscan.layers, longscan.models, longscan.tasks; "
         "longscan.SequenceModel.from_spec('ma s4d lru gru lstm', d_model=4, d_input=1, d_output=2); "
@@ -91,14 +91,14 @@ def test_models_need_torch_and_numpy_only() -> None:
     assert completed.stdout == "[]\n", completed.stderr
 
 
-def test_run_without_plotly_is_saved_and_the_report_names_the_package(tmp_path: Path, tiny_argv: list[str]) -> None:
+def test_run_without_jinja2_is_saved_and_the_report_names_the_package(tmp_path: Path, tiny_argv: list[str]) -> None:
     record = ["record", str(tmp_path / "run"), "--results", str(tmp_path / "runs" / "x.jsonl")]
     program = BLOCKED + "from longscan.cli import main; print(main(sys.argv[1:]), file=sys.stderr); "
     program += f"sys.exit(main({record}))"
     completed = run_python(program, "train", "--out", str(tmp_path / "run"), *tiny_argv)
-    *_, plotly, code = completed.stderr.splitlines()
+    *_, error, code = completed.stderr.splitlines()
     assert code == "2"
-    assert plotly.startswith("longscan: longscan.report.run_report needs the package plotly, which is not")
+    assert error.startswith("longscan: longscan.report.run_report needs the package jinja2, which is not")
     assert json.loads((tmp_path / "run" / "result.json").read_text())["status"] == "finished"
     assert completed.returncode == 0, "a record needs only the packages of training"
     assert json.loads((tmp_path / "runs" / "x.jsonl").read_text())["task"] == "parity"

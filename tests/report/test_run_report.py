@@ -1,31 +1,32 @@
-"""The page of a run: its content, its notes about missing files, and that it loads nothing from other addresses."""
+"""The page of a run: its content, its sections, its notes about missing files, and that it loads nothing from other addresses."""
 
-import base64
 import json
 import re
 import shutil
 import subprocess
 from html.parser import HTMLParser
-from pathlib import Path
 
 import numpy as np
 import pytest
-from plotly.offline import get_plotlyjs
 
-from longscan.report import append_record, figures, page, results_report, run_report
+from longscan.report import append_record, figures, page, results_report, run_report, svg
+from longscan.report.examples import class_scores
 
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 
 
-def read_page(path: Path) -> str:
-    """Return the page without the source of Plotly."""
-    text = path.read_text("utf-8")
-    assert text.count(get_plotlyjs()) == 1
-    return text.replace(get_plotlyjs(), "")
+def read_page(path):
+    return path.read_text("utf-8")
 
 
-def read_figures(text: str) -> list[dict]:
-    return [json.loads(f) for f in re.findall(r'<script type="application/json" class="figure">(.*?)</script>', text, re.S)]
+def headings(text: str) -> list[str]:
+    return re.findall(r"<h2>(.*?)</h2>", text)
+
+
+def legends(text: str) -> list[list[str]]:
+    """Return the names in the legend of every figure."""
+    drawings = re.findall(r"<svg .*?</svg>", text, re.S)
+    return [re.findall(r'<text[^>]* class="name">(.*?)</text>', drawing) for drawing in drawings]
 
 
 class TagChecker(HTMLParser):
@@ -41,6 +42,9 @@ class TagChecker(HTMLParser):
         if tag not in self.void:
             self.open.append(tag)
 
+    def handle_startendtag(self, tag, attrs):
+        """Skip an element of SVG that is closed where it begins."""
+
     def handle_endtag(self, tag):
         assert self.open.pop() == tag
 
@@ -54,7 +58,8 @@ def test_page_is_valid_html_without_addresses(finished_run_page):
     text = read_page(finished_run_page)
     assert finished_run_page.name == "report.html"
     assert [p.name for p in finished_run_page.parent.iterdir() if p.name.startswith(".")] == []
-    assert not re.search(r"https?:|@import|url\(|<link(?! rel=\"icon\" href=\"data:,\")|\ssrc=", text)
+    assert not re.search(r"https?:|@import|url\(|<link(?! rel=\"icon\" href=\"data:,\")|\ssrc=|<script", text)
+    assert len(text) < 400_000
     checker = TagChecker()
     checker.feed(text)
     assert checker.open == []
@@ -63,42 +68,45 @@ def test_page_is_valid_html_without_addresses(finished_run_page):
 def test_page_of_finished_run_is_complete(finished_run_page):
     text = read_page(finished_run_page)
     scores = ("test accuracy", "0.9431", "best constant predictor", "0.1310", "0.9350", "6,112", "12 min 34 s", "2,000 steps")
-    origin = ("cycle_navigation, ma, seed 3", "block_options.a.phase_dt", "longscan train --config", "0123abc")
+    origin = ("cycle navigation, ma, seed 3", "block_options.a.phase_dt", "longscan train --config", "0123abc")
     assert [expected for expected in scores + origin if expected not in text] == []
-    names = [[t.get("name") for t in f["data"] if t.get("showlegend", True)] for f in read_figures(text)]
-    assert names == [[None], ["model"], ["train", "valid"], ["train", "valid"], ["train"], ["0", "1", "2"]]
-    assert "missing" not in text
-    assert 'class="note"' not in text.split("</main>")[0]
+    assert [names for names in legends(text) if names] == [
+        ["model", "constant predictor"],
+        ["train", "valid"],
+        ["train", "valid", "constant predictor"],
+        ["train"],
+    ]
+    assert headings(text) == ["Classes", "Lengths", "Learning curves", "Rotation angles", "Settings", "Machine and origin"]
+    assert text.count("0.1310") == 1
+    assert 'class="note"' not in text
 
 
-def test_figures_have_the_recorded_numbers(make_run, tmp_path):
+def test_lines_have_the_recorded_numbers(make_run, tmp_path):
     folder = make_run(tmp_path, steps=20, every=10)
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    drawn = read_figures(read_page(run_report(folder)))
-    loss = next(f for f in drawn if f["layout"]["yaxis"]["title"]["text"] == "loss")
-    expected = [r["loss"] for r in rows if r["split"] == "train"]
-    data = loss["data"][0]["y"]
-    values = np.frombuffer(base64.b64decode(data["bdata"]), data["dtype"])
-    np.testing.assert_array_equal(values, expected)
-    accuracy = next(f for f in drawn if f["layout"]["yaxis"]["title"]["text"] == "accuracy" and "shapes" in f["layout"])
-    assert accuracy["layout"]["shapes"][0]["y0"] == 0.131
+    train = [(r["step"], r["loss"]) for r in rows if r["split"] == "train"]
+    text = read_page(run_report(folder))
+    for step, loss in train:
+        assert f"<title>step {step}: {loss:.5g}</title>" in text
+    chart = figures.curves({"train": tuple(zip(*train, strict=True))}, "loss", constant=0.131)
+    np.testing.assert_array_equal(chart.marks[0].y, [loss for _, loss in train])
+    assert chart.references == [(True, 0.131, "6 4")]
 
 
 @pytest.mark.parametrize(("rates", "top"), [((0.001, 0.001), 0.001), ((0.0, 0.003, 0.0001), 0.003), ((3e-7, 3e-7), 3e-7)])
-def test_axis_of_learning_rate_ends_above_its_maximum(make_run, tmp_path, rates, top):
-    folder = make_run(tmp_path, steps=5, every=5)
-    rows = [{"step": step, "split": "train", "loss": 1.0 / step, "lr": rate} for step, rate in enumerate(rates, 1)]
-    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
-    axes = {f["layout"]["yaxis"]["title"]["text"]: f["layout"]["yaxis"] for f in read_figures(read_page(run_report(folder)))[2:4]}
-    assert axes["learning rate"]["range"] == pytest.approx([0, 1.1 * top])
-    assert "range" not in axes["loss"]
+def test_axis_of_learning_rate_ends_above_its_maximum(rates, top):
+    chart = figures.curves({"train": (range(len(rates)), rates)}, "learning rate", from_zero=True)
+    assert (chart.y.low, chart.y.high) == pytest.approx((0, 1.1 * top))
+    assert "NaN" not in chart.render()
 
 
 def test_axis_of_equal_values_starts_at_zero_and_includes_the_constant_score():
     flat = figures.curves({"train": ([1, 2], [0.5, 0.5])}, "accuracy", constant=0.6)
-    assert flat.layout.yaxis.range == pytest.approx((0, 0.66))
+    assert (flat.y.low, flat.y.high) == pytest.approx((0, 0.66))
     for values in ([0.0, 0.0], [-1.0, -1.0], [0.5, 0.6], [np.nan, np.nan]):
-        assert figures.curves({"train": ([1, 2], values)}, "accuracy").layout.yaxis.range is None
+        chart = figures.curves({"train": ([1, 2], values)}, "accuracy")
+        assert chart.y.low is None
+        assert "nan" not in chart.render()
 
 
 def test_all_colours_are_in_the_style_sheet(finished_run_page):
@@ -115,7 +123,6 @@ def test_all_colours_are_in_the_style_sheet(finished_run_page):
         ("settings.yaml", "There is no settings.yaml"),
         ("metrics.jsonl", "There is no metrics.jsonl"),
         ("result.json", "the run has not finished"),
-        ("angles.json", "No angles are recorded"),
     ],
 )
 def test_page_says_which_file_is_missing(make_run, tmp_path, file, message):
@@ -128,15 +135,45 @@ def test_page_of_empty_directory_says_that_run_has_not_finished(tmp_path):
     assert "the run has not finished" in read_page(run_report(tmp_path))
 
 
-def test_page_mentions_missing_details(make_run, tmp_path):
+def test_page_has_only_sections_that_apply(make_run, tmp_path):
     folder = make_run(tmp_path, steps=5, every=5, confusion=None, by_length=None)
-    assert "neither a confusion matrix nor the score by length" in read_page(run_report(folder))
+    (folder / "angles.json").unlink()
+    text = read_page(run_report(folder))
+    assert headings(text) == ["Learning curves", "Settings", "Machine and origin"]
+    assert "angle" not in text.split("</style>")[1].replace("angle_", "")
 
 
 def test_page_says_which_lengths_have_no_examples(make_run, tmp_path):
     text = read_page(run_report(make_run(tmp_path, steps=5, every=5, by_length={"41-64": 0.5, "65-128": None})))
     assert "No test example has a length of 65-128." in text
-    assert read_figures(text)[1]["data"][0]["x"] == ["41-64"]
+    assert "<title>length 41-64: 0.5000</title>" in text
+
+
+def test_simple_predictors_take_the_place_of_the_constant(make_run, tmp_path):
+    folder = make_run(tmp_path, steps=5, every=5)
+    (folder / "baselines.json").write_text('{"constant": 0.131, "seasonal_naive": 0.25, "persistence": 0.2}')
+    text = read_page(run_report(folder))
+    assert headings(text)[0] == "Simple predictors"
+    assert "best simple predictor</span><span class=\"value\">0.2500</span><span class=\"remark\">seasonal naive" in text
+    drawn = re.findall(r"<title>([\w ]+): (0\.\d+)</title>", text.split("Simple predictors")[1].split("</svg>")[0])
+    assert drawn == [("this run", "0.9431"), ("seasonal naive", "0.2500"), ("last value", "0.2000"), ("best constant", "0.1310")]
+    for name in ("seasonal_naive", "persistence"):
+        assert name not in text
+
+
+def test_class_scores_are_those_of_scikit_learn():
+    from sklearn.metrics import precision_recall_fscore_support
+
+    matrix = np.array([[5, 1, 0], [2, 3, 4], [0, 0, 7]])
+    true, predicted = (np.repeat(part.ravel(), matrix.ravel()) for part in np.indices((3, 3)))
+    *expected, support = precision_recall_fscore_support(true, predicted)
+    rows = class_scores(matrix.tolist(), ["a", "b", "c"])
+    np.testing.assert_allclose(np.array([scores for _, scores, _ in rows[:3]]), np.transpose(expected))
+    np.testing.assert_allclose(rows[3][1], np.mean(expected, axis=1))
+    assert [count for _, _, count in rows] == [*support, 22]
+    empty = class_scores([[2, 0, 0], [0, 1, 0], [0, 0, 0]], ["a", "b", "c"])
+    assert empty[2] == ("c", (None, None, None), 0)
+    assert empty[3] == ("mean of the classes", (1.0, 1.0, 1.0), 3)
 
 
 def test_page_of_failed_run_has_figures_and_the_failure(make_run, tmp_path):
@@ -147,18 +184,15 @@ def test_page_of_failed_run_has_figures_and_the_failure(make_run, tmp_path):
     assert "test accuracy" in text
 
 
-def test_page_without_aussm_layer_does_not_mention_angles(make_run, tmp_path):
-    folder = make_run(tmp_path, steps=5, every=5)
-    (folder / "angles.json").unlink()
-    (folder / "settings.yaml").write_text("model: {spec: mm}\n")
-    assert "angles" not in read_page(run_report(folder)).split("</style>")[1]
-
-
-def test_angles_of_many_symbols_are_a_heatmap(make_run, tmp_path):
-    folder = make_run(tmp_path, steps=5, every=5, symbols=40, entries=16)
-    angles = read_figures(read_page(run_report(folder)))[-1]
-    assert angles["data"][0]["type"] == "heatmap"
-    assert len(angles["data"][0]["y"]) == 40
+def test_angles_are_strips_or_for_many_symbols_a_map(make_run, tmp_path):
+    few = run_report(make_run(tmp_path / "few", steps=5, every=5, symbols=3, entries=16))
+    many = run_report(make_run(tmp_path / "many", steps=5, every=5, symbols=40, entries=16))
+    strips, cells = (read_page(path).split("Rotation angles")[1].split("</svg>")[0] for path in (few, many))
+    assert "Block 2" in strips
+    assert strips.count("<circle") > 3
+    assert "<circle" not in cells
+    shares = [float(share) for share in re.findall(r"<title>symbol 7, [-\d.]+°: ([\d.]+)%", cells)]
+    assert sum(shares) == pytest.approx(100, abs=0.5)
 
 
 def test_incomplete_last_line_is_ignored_and_damaged_result_raises(make_run, tmp_path):
@@ -180,16 +214,8 @@ def test_text_from_files_is_escaped(make_run, tmp_path):
     folder = make_run(tmp_path, steps=5, every=5, task="<script>alert(1)</script>", classes=["</script>", "b", "c", "d"])
     text = read_page(run_report(folder))
     assert "<script>alert" not in text
-    assert read_figures(text)[0]["data"][0]["x"][0] == "</script>"
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")
-def test_chromium_draws_every_figure(finished_run_page, tmp_path):
-    flags = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--virtual-time-budget=10000"]
-    command = [CHROMIUM, *flags, f"--user-data-dir={tmp_path}", "--dump-dom", finished_run_page.as_uri()]
-    dom = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120).stdout
-    assert len(re.findall(r'class="plot[^"]*js-plotly-plot', dom)) == len(read_figures(finished_run_page.read_text("utf-8")))
+    assert "</script>" not in text
+    assert "true &lt;/script&gt;, predicted b" in text
 
 
 @pytest.mark.slow
@@ -225,3 +251,46 @@ def test_elements_escape_text_but_not_html():
     assert page.table(["", ""], [["a", "b"]], ["", page.NUMBER], ["ours"]) == (
         '<div class="scroll"><table><tbody><tr class="ours"><td>a</td><td class="number">b</td></tr></tbody></table></div>'
     )
+
+
+def test_chart_places_values_by_its_scales():
+    chart = svg.Chart(200, svg.Axis(low=0, high=10), svg.Axis(low=0, high=1))
+    chart.line([0, 5, 10], [0, 0.5, 1], svg.COLOURS[0])
+    path = re.findall(r'd="(M[^"]*)" fill="none" stroke="var\(--blue\)"', chart.render())[0]
+    (x0, y0), (x1, y1), (x2, y2) = (map(float, point.split()) for point in re.split("[ML]", path)[1:])
+    assert x1 - x0 == pytest.approx(x2 - x1, abs=0.11)
+    assert y0 - y1 == pytest.approx(y1 - y2, abs=0.11)
+    assert 0 < x0 < x2 < svg.NARROW
+    assert 0 < y2 < y0 < 200
+
+
+def test_line_is_interrupted_at_missing_values_and_on_a_logarithmic_axis_at_zero():
+    for axis, values in ((svg.Axis(), [1, np.nan, 2]), (svg.Axis(log=True), [1, 0, 2]), (svg.Axis(), [1, None, 2])):
+        chart = svg.Chart(200, svg.Axis(), axis)
+        chart.line([0, 1, 2], values, svg.COLOURS[0])
+        assert re.search(r'd="M[^ML]*M[^ML]*" fill="none" stroke="var\(--blue\)"', chart.render())
+
+
+def test_thinned_line_keeps_its_extremes():
+    y = np.random.default_rng(0).normal(size=100_000)
+    y[70_000:70_100] = np.nan
+    x, thinned = svg.thin(np.arange(100_000), y)
+    assert len(x) <= svg.MAX_POINTS
+    assert (np.diff(x) > 0).all()
+    assert (np.nanmin(thinned), np.nanmax(thinned)) == (np.nanmin(y), np.nanmax(y))
+    np.testing.assert_array_equal(svg.thin(np.arange(5), y[:5])[1], y[:5])
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "texts"),
+    [
+        (0, 1, ["0.0", "0.2", "0.4", "0.6", "0.8", "1.0"]),
+        (-3, 3, ["−2", "0", "2"]),
+        (0, 30_000, ["0", "10,000", "20,000", "30,000"]),
+        (0, 4e-6, ["0", "1 × 10⁻⁶", "2 × 10⁻⁶", "3 × 10⁻⁶", "4 × 10⁻⁶"]),
+        (0.25, 0.26, ["0.250", "0.252", "0.254", "0.256", "0.258", "0.260"]),
+    ],
+)
+def test_ticks_are_round_numbers(low, high, texts):
+    count = {3: 3, 4: 3}.get(len(texts), 5)
+    assert [text for _, text in svg.linear_ticks(low, high, count)] == texts

@@ -69,7 +69,7 @@ def test_run_writes_settings_logs_checkpoints_result_and_report(tiny: Any, tmp_p
     names = {path.name for path in run.folder.iterdir()}
     assert names == {
         *("settings.yaml", "metrics.jsonl", "metrics.csv", "tensorboard", "checkpoints"),
-        *("result.json", "angles.json", "report.html"),
+        *("result.json", "angles.json", "baselines.json", "examples.json", "report.html"),
     }
     result = run.result
     assert result is not None

@@ -1,6 +1,6 @@
 """Reports: a page for each run, and a page that compares our results with published ones. Reads records, independent of models.
 
-The modules with figures need plotly, which is imported at the first access to a name here.
+The modules of pages need jinja2, which is imported at the first access to a name here.
 """
 
 from typing import TYPE_CHECKING

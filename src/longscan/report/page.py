@@ -10,14 +10,13 @@ from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
-from plotly.offline import get_plotlyjs
 
 NUMBER = "number"  # the class of a column of numbers
 
 _environment = Environment(loader=PackageLoader("longscan.report"), autoescape=True, undefined=StrictUndefined)
 _macros: Any = _environment.get_template("page.html").module
 heading, paragraph, code = _macros.heading, _macros.paragraph, _macros.code
-group, tiles, table, figure = _macros.group, _macros.tiles, _macros.table, _macros.figure
+group, tiles, table, figure, letters = _macros.group, _macros.tiles, _macros.table, _macros.figure, _macros.letters
 # In words: suites of formal languages and protocols of other data sets. Suites of tasks outside this package keep their names.
 _PROTOCOLS = {
     "clean": "protocol of longscan",
@@ -27,14 +26,31 @@ _PROTOCOLS = {
     "person": "split by persons",
     "published": "published split",
 }
+# Metrics and simple predictors whose ids are no plain words; the others are written with spaces.
+_WORDS = {
+    "mae": "mean absolute error",
+    "mse": "mean squared error",
+    "rmse": "root mean squared error",
+    "bits": "bits per token",
+    "macro_f1": "macro F1",
+    "mae_inside_window": "mean absolute error inside the window",
+    "mae_after_window": "mean absolute error after the window",
+    "lr": "learning rate",
+    "grad_norm": "norm of the gradient",
+    "max_length": "greatest length of training",
+    "dlinear": "DLinear",
+    "minirocket": "MiniRocket",
+    "dtw_1nn": "nearest neighbour (time warping)",
+    "constant": "best constant",
+    "persistence": "last value",
+}
 _CHANGES = "+changes"  # what `longscan.training.run.commit` adds if the checkout has uncommitted changes
 
 
 def page(title: str, body: Iterable[str]) -> str:
     """Return a complete page around `body`, pieces of HTML."""
-    assets = resources.files("longscan.report").joinpath("assets")
-    style, script = (Markup(assets.joinpath(name).read_text("utf-8").strip()) for name in ("page.css", "page.js"))
-    return str(_macros.page(title, body, style, Markup(get_plotlyjs()), script))
+    style = resources.files("longscan.report").joinpath("assets", "page.css").read_text("utf-8").strip()
+    return str(_macros.page(title, body, Markup(style)))
 
 
 def number_text(value: float | None, digits: int = 4) -> str:
@@ -44,6 +60,11 @@ def number_text(value: float | None, digits: int = 4) -> str:
     if isinstance(value, int) or not math.isfinite(value):
         return f"{value:,}"
     return f"{value:.{digits}f}" if 1e-3 <= abs(value) < 1e4 or value == 0 else f"{value:.3g}"
+
+
+def words(name: str) -> str:
+    """Return the id of a metric or of a predictor in plain words."""
+    return _WORDS.get(name, name.replace("_", " "))
 
 
 def duration_text(seconds: float | None) -> str:

@@ -1,6 +1,7 @@
 """The report of one run, generated from the files in the run's directory."""
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -8,19 +9,22 @@ from typing import Any
 import yaml
 
 from longscan._files import write_text
-from longscan._specs import spec_names, upgrade_record, upgrade_settings
+from longscan._specs import upgrade_record, upgrade_settings
 from longscan._yaml import flatten
 from longscan.report import figures, page
-from longscan.report.page import duration_text, number_text, protocol_text
+from longscan.report.examples import class_section, example_section
+from longscan.report.page import duration_text, number_text, protocol_text, words
 
 _NOT_METRICS = {"step", "split", "loss", "lr", "seconds"}
+_WEIGHTS = {"last": "weights of the last step", "best": "weights of the best validation", "average": "average of the weights"}
 
 
 def run_report(run_dir: str | Path) -> Path:
     """Write `report.html` into a run's directory and return its path.
 
-    The page is one file that opens offline. It reads settings.yaml, metrics.jsonl, result.json and angles.json and names those
-    that are missing. Raises FileNotFoundError if the directory does not exist, ValueError if a file cannot be read.
+    The page is one file without scripts that opens offline. It reads settings.yaml, metrics.jsonl, result.json, and where they
+    exist baselines.json, examples.json and angles.json. Raises FileNotFoundError if the directory does not exist, ValueError if a
+    file cannot be read.
     """
     folder = Path(run_dir)
     if not folder.is_dir():
@@ -29,21 +33,31 @@ def run_report(run_dir: str | Path) -> Path:
     result = _read(folder / "result.json", lambda content: upgrade_record(json.loads(content)))
     # A kill can leave an incomplete last line, which has no line break.
     rows = _read(folder / "metrics.jsonl", lambda text: [json.loads(line) for line in text.split("\n")[:-1]]) or []
-    angles = _read(folder / "angles.json", json.loads)
+    baselines, found, angles = (_read(folder / name, json.loads) for name in ("baselines.json", "examples.json", "angles.json"))
     sections = {name: settings.get(name) or {} for name in ("task", "model", "training", "about")}
     planned = {"task": sections["task"].get("name"), **sections["model"], **sections["training"]}
     task, spec, seed = ((result or planned).get(name) for name in ("task", "spec", "seed"))
-    parts = (task, spec, None if seed is None else f"seed {seed}", "quick size" if sections["about"].get("quick") else None)
+    quick = "quick size" if sections["about"].get("quick") else None
+    parts = (_task_text(task), spec, None if seed is None else f"seed {seed}", quick)
     title = ", ".join(str(part) for part in parts if part) or folder.name
     body = [
-        *_summary(title, result),
-        *_scores(result),
+        *_summary(title, result, baselines or {}),
+        *_baselines(result, baselines or {}),
+        *example_section(found),
+        *class_section(result or {}),
+        *_lengths(result),
         *_curves(rows, result),
-        *_angles(angles, settings),
+        *_angles(angles),
         *_settings(settings),
         *_origin(folder, result),
     ]
     return write_text(folder / "report.html", page.page(title, body))
+
+
+def _task_text(task: str | None) -> str:
+    """Return the name of a task in words, "BasicMotions (uea)" for "uea/BasicMotions"."""
+    name, _, dataset = (task or "").partition("/")
+    return f"{dataset} ({name.replace('_', ' ')})" if dataset else name.replace("_", " ")
 
 
 def _read(path: Path, parse: Any) -> Any:
@@ -56,7 +70,7 @@ def _read(path: Path, parse: Any) -> Any:
         raise ValueError(f"{path} is damaged: {error}") from error
 
 
-def _summary(title: str, result: Mapping[str, Any] | None) -> Iterator[str]:
+def _summary(title: str, result: Mapping[str, Any] | None, baselines: Mapping[str, float]) -> Iterator[str]:
     yield page.heading(1, title)
     if result is None:
         yield page.paragraph("There is no result.json, as the run has not finished, so there is no test score.", "note")
@@ -69,51 +83,62 @@ def _summary(title: str, result: Mapping[str, Any] | None) -> Iterator[str]:
         yield page.paragraph(
             f"This run {result.get('status')}: {reason}. Its figures are shown as they were recorded.", "failure"
         )
-    metric = result["metric"]
+    metric = words(result["metric"])
     if result.get("status") == "finished" and result.get("test", {}) is None:
         best = (result.get("valid") or {}).get(result.get("selected"))
         yield page.paragraph(
             f"This run belongs to a search, which does not use the test split. Validation {metric}: {number_text(best)}.", "note"
         )
+    weights = _WEIGHTS.get(result.get("selected") or "", "")
+    simple = ("best constant predictor", number_text(result.get("constant")), "the same metric")
+    if _has_baselines(baselines):
+        best_name = _best_first(baselines, result)[0]
+        simple = ("best simple predictor", number_text(baselines[best_name]), words(best_name))
+    scale = "0: a constant answer or guessing, 1: perfect"
     yield page.tiles(
         [
-            (
-                f"test {metric}",
-                number_text(result.get("value")),
-                f"model: {result['selected']}" if result.get("selected") else "",
-            ),
-            ("best constant predictor", number_text(result.get("constant")), "the same metric"),
-            (
-                "scaled score",
-                number_text(result.get("scaled")),
-                f"constant predictor {number_text(result.get('constant_scaled'))}",
-            ),
+            (f"test {metric}", number_text(result.get("value")), weights),
+            simple,
+            ("scaled score", number_text(result.get("scaled")), scale),
             ("parameters", number_text(result.get("params")), ""),
             ("training", duration_text(result.get("seconds")), f"{number_text(result.get('steps'))} steps"),
         ]
     )
 
 
-def _scores(result: Mapping[str, Any] | None) -> Iterator[str]:
-    if result is None:
+def _has_baselines(baselines: Mapping[str, float]) -> bool:
+    """Return whether there are simple predictors besides the constant, which the tiles show."""
+    return len(baselines.keys() - {"constant"}) > 0
+
+
+def _best_first(scores: Mapping[str, float], result: Mapping[str, Any]) -> list[str]:
+    """Return the names of predictors, the best first."""
+    higher = result.get("higher_is_better", result["metric"] == "accuracy")  # earlier versions did not record it
+    return sorted(scores, key=lambda name: -scores[name] if higher else scores[name])
+
+
+def _baselines(result: Mapping[str, Any] | None, baselines: Mapping[str, float]) -> Iterator[str]:
+    """Yield the scores of simple predictors next to that of the run; nothing if there is only the constant."""
+    if result is None or result.get("value") is None or not _has_baselines(baselines):
         return
-    yield page.heading(2, "Test score in detail")
-    matrix, lengths = result.get("confusion"), result.get("by_length")
-    drawings = []
-    if matrix:
-        classes = [str(c) for c in result.get("classes") or range(len(matrix))]
-        caption = "Confusion matrix of the test split: number of examples, coloured by share of the true class."
-        drawings.append(page.figure(figures.confusion(matrix, classes), caption))
-    if lengths:
-        known = {name: score for name, score in lengths.items() if score is not None}
-        empty = (
-            f" No test example has a length of {', '.join(lengths.keys() - known.keys())}." if len(known) < len(lengths) else ""
-        )
-        drawing = figures.by_length(known, result["metric"], result.get("constant"))
-        drawings.append(page.figure(drawing, f"Test {result['metric']} by length of the input.{empty}"))
-    yield page.group("columns", drawings)
-    if not drawings:
-        yield page.paragraph("The run records neither a confusion matrix nor the score by length.", "note")
+    own = "this run"
+    scores = {own: result["value"], **baselines}
+    ordered = {words(name): scores[name] for name in _best_first(scores, result)}
+    yield page.heading(2, "Simple predictors")
+    caption = "On the test split. The command longscan baselines adds predictors that must be fitted, where the task has some."
+    yield page.figure(figures.baseline_scores(ordered, words(result["metric"]), own), caption)
+
+
+def _lengths(result: Mapping[str, Any] | None) -> Iterator[str]:
+    """Yield the scores by length of the input; nothing without them."""
+    lengths = (result or {}).get("by_length")
+    if not lengths or result is None:
+        return
+    metric = words(result["metric"])
+    known = {name: score for name, score in lengths.items() if score is not None}
+    empty = f" No test example has a length of {', '.join(lengths.keys() - known.keys())}." if len(known) < len(lengths) else ""
+    yield page.heading(2, "Lengths")
+    yield page.figure(figures.by_length(known, metric, result.get("constant")), f"Test {metric} by length of the input.{empty}")
 
 
 def _curves(rows: list[dict[str, Any]], result: Mapping[str, Any] | None) -> Iterator[str]:
@@ -124,7 +149,7 @@ def _curves(rows: list[dict[str, Any]], result: Mapping[str, Any] | None) -> Ite
     main = (result or {}).get("metric")
     names = sorted({k for row in rows for k in row if k not in _NOT_METRICS and "/" not in k}, key=lambda k: (k != main, k))
     drawings, is_smoothed = [], False
-    for key, label in [("loss", "loss"), *((n, n) for n in names), ("lr", "learning rate")]:
+    for key, label in [("loss", "loss"), *((n, words(n)) for n in names), ("lr", "learning rate")]:
         points = {
             split: [(r["step"], r[key]) for r in rows if r.get("split") == split and r.get(key) is not None]
             for split in figures.SPLITS
@@ -144,12 +169,9 @@ def _curves(rows: list[dict[str, Any]], result: Mapping[str, Any] | None) -> Ite
         )
 
 
-def _angles(angles: Mapping[str, Any] | None, settings: Mapping[str, Any]) -> Iterator[str]:
+def _angles(angles: Mapping[str, Any] | None) -> Iterator[str]:
+    """Yield the rotation angles of AUSSM layers; nothing for a run without such layers or without symbols."""
     if not angles:
-        spec = (settings.get("model") or {}).get("spec", "")
-        if any("aussm" in name for name in (spec_names(spec) if isinstance(spec, str) else [str(spec)])):
-            yield page.heading(2, "Rotation angles")
-            yield page.paragraph("No angles are recorded. They are recorded for AUSSM layers of models that read tokens.", "note")
         return
     yield page.heading(2, "Rotation angles")
     yield page.paragraph(
@@ -158,11 +180,16 @@ def _angles(angles: Mapping[str, Any] | None, settings: Mapping[str, Any]) -> It
     )
     drawings = []
     for name, layer in angles.items():
-        few = len(layer["symbols"]) <= figures.MAX_RINGS
-        draw = figures.angle_rings if few else figures.angle_map
-        caption = "Rings from the inside out: the symbols in order." if few else "Rows: symbols."
-        drawings.append(page.heading(3, name) + page.figure(draw(layer["symbols"], layer["theta"]), caption))
+        few = len(layer["symbols"]) <= figures.MAX_STRIPS
+        draw = figures.angle_strips if few else figures.angle_map
+        drawings.append(page.heading(3, _layer_text(name)) + page.figure(draw(layer["symbols"], layer["theta"])))
     yield page.group("columns", (page.group("", [drawing]) for drawing in drawings))
+
+
+def _layer_text(name: str) -> str:
+    """Return the name of a layer in words: "block 2" for "blocks.1.block.layer", the number counted from 1."""
+    found = re.match(r"blocks\.(\d+)\.", name)
+    return name if found is None else f"Block {int(found[1]) + 1}"
 
 
 def _settings(settings: Mapping[str, Any]) -> Iterator[str]:
@@ -180,7 +207,7 @@ def _settings(settings: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _origin(folder: Path, result: Mapping[str, Any] | None) -> Iterator[str]:
-    yield page.heading(2, "Origin")
+    yield page.heading(2, "Machine and origin")
     if result is None:
         yield page.paragraph("Without result.json neither the command nor the commit is known.", "note")
         return

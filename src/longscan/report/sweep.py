@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from plotly.graph_objects import Figure
 
 from longscan._files import write_text
 from longscan.report import figures, page
 from longscan.report.page import duration_text, mean_text, number_text
+from longscan.report.svg import Chart
 
 Content = Mapping[str, Any]
 
@@ -100,7 +100,7 @@ def _search(content: Content) -> Iterator[str]:
     yield page.table(header, rows, kinds, [_class(row, row["trial"] == best) for row in ordered])
 
 
-def _drawing(content: Content, key: str, best: int | None, constant: float | None) -> Figure:
+def _drawing(content: Content, key: str, best: int | None, constant: float | None) -> Chart:
     """Plot the scores of all trials against one setting of the space."""
     dimension = content["space"][key]
     values = [setting_text(value) for value in dimension] if isinstance(dimension, list) else None

@@ -63,6 +63,10 @@ class RegressionTask(Task):
         These are the means of the targets if the metric is mse or rmse, and their medians if it is mae.
         """
 
+    def in_units(self, values: Tensor, batch: Batch) -> Tensor:  # noqa: ARG002
+        """Return answers, targets or the inputs of the variables in the units of the data, for plots. values: (B, L, C)."""
+        return values
+
     def scaled(self, score: float) -> float:
         """Return 1 - score / `constant_score("test")`: 0 for the best constant answer, 1 for perfection."""
         return 1 - score / self.constant_score("test")

@@ -1,6 +1,7 @@
 """The folder of a run: its settings, model, description and result, scores on any split, predictions.
 
-settings.yaml, metrics.jsonl, metrics.csv, tensorboard/, checkpoints/{last,best,average}/, result.json, angles.json, report.html.
+settings.yaml, metrics.jsonl, metrics.csv, tensorboard/, checkpoints/{last,best,average}/, result.json, angles.json,
+baselines.json, examples.json, report.html.
 """
 
 import json
@@ -39,7 +40,10 @@ from longscan.training.settings import ModelSettings, Settings
 SETTINGS = "settings.yaml"
 STREAM_BATCHES = 100  # of an endless split, if the settings give no number
 log = logging.getLogger("longscan")
-_FILES = (SETTINGS, "metrics.jsonl", "metrics.csv", "result.json", "angles.json", "report.html")
+_FILES = (
+    *(SETTINGS, "metrics.jsonl", "metrics.csv", "result.json", "angles.json"),
+    *("baselines.json", "examples.json", "report.html"),
+)
 _FOLDERS = ("tensorboard", "checkpoints")
 _OF_PAIRS = {"head": "mlp", "initial_state": "zero", "positions": "none"}  # settings of a model for pairs of sequences
 
@@ -335,6 +339,7 @@ def describe_run(settings: Settings, model: nn.Module, device: torch.device, com
         "spec_version": SPEC_VERSION,
         "seed": settings.training.seed,
         "metric": task.metric,
+        "higher_is_better": task.higher_is_better,
         "device": device_name(device),
         "params": sum(parameter.numel() for parameter in model.parameters()),
         "commit": commit(),

@@ -51,9 +51,11 @@ from longscan.training.checkpoint import (
     write_tensors,
 )
 from longscan.training.evaluate import Scores, evaluate, number, predict, symbol_angles
+from longscan.training.examples import find_examples
 from longscan.training.logs import Row, RunLog, TrackerLog, build_trackers, read_rows
 from longscan.training.parsing import with_section
 from longscan.training.progress import ProgressBar
+from longscan.training.records import write_baselines
 from longscan.training.run import (
     SETTINGS,
     Run,
@@ -401,6 +403,7 @@ class Trainer(Callback):
             self.result["seconds"] = round(time.perf_counter() - self._start, 3)
             if self.is_main:
                 write_text(folder / "result.json", json.dumps(self.result, indent=1))
+                self._write_details()
                 longscan.report.run_report(folder)
         self.accelerator.wait_for_everyone()
 
@@ -530,6 +533,17 @@ class Trainer(Callback):
         angles = symbol_angles(self.model, self.task)
         if angles and self.is_main:
             write_text(self.folder / "angles.json", json.dumps(angles))
+
+    def _write_details(self) -> None:
+        """Write what the report shows besides the result of a finished test: simple predictors and examples of answers."""
+        if not self.tests or self.result["status"] != "finished":
+            return
+        if not (self.folder / "baselines.json").exists():
+            write_baselines(Run(self.folder), fitted=False)
+        if self.accelerator.num_processes == 1:  # of several processes each has a part of a split model
+            examples = find_examples(self.model, self.task, self.training.batch_size, self.settings.data_seed)
+            if examples is not None:
+                write_text(self.folder / "examples.json", json.dumps(examples))
 
     def save(self, name: str) -> None:
         """Write a checkpoint of the model, and if it is "last" of all that the rest of the run depends on.

@@ -142,6 +142,21 @@ class Forecast(RegressionTask):
         return self._columns if self.channels == "together" else ("value",)
 
     @property
+    def channel_names(self) -> tuple[str, ...]:
+        """The variables, the mark of empty steps and the level of each variable, as the inputs have them."""
+        marks = ("empty step",) if self.layout == "append" else ()
+        levels = tuple(f"level of {name}" for name in self.variables) if self.level != "kept" else ()
+        return (*self.variables, *marks, *levels)
+
+    def in_units(self, values: Tensor, batch: Batch) -> Tensor:
+        """Return values with their level, and in the table's units unless each column is a separate example."""
+        values = values + batch.inputs[..., -len(self.variables) :] if self.level != "kept" else values
+        if self.channels == "apart":
+            return values
+        data = _load(self.dataset, self.data_dir, self.missing)
+        return values * torch.from_numpy(data.std).to(values) + torch.from_numpy(data.mean).to(values)
+
+    @property
     def _columns(self) -> tuple[str, ...]:
         """Names of the table's columns without the date."""
         return _load(self.dataset, self.data_dir, self.missing).variables
