@@ -132,11 +132,6 @@ class Task(ABC):
         """Names of the input tokens in the order of their numbers, None if the inputs are series."""
         return None
 
-    @property
-    def channel_names(self) -> tuple[str, ...] | None:
-        """Names of the input channels in their order, None if they have none."""
-        return None
-
     @abstractmethod
     def size(self, split: Split) -> int | None:
         """Return the number of examples of a split, None for an endless stream."""
