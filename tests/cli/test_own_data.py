@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from longscan.cli import main
-from made_up import labelled_series
+from longscan.tasks.series import labelled
+from made_up import labelled_series, table_to_forecast
 
 QUICK = ["--steps", "3", "--model.d_model", "4", "--model.d_state", "2", "--training.device", "cpu", "--training.trackers", "[]"]
 COLUMNS = ["--id", "unit", "--time", "second", "--channels", "force,speed"]
@@ -61,6 +62,50 @@ def test_show_draws_a_file_and_a_run(run, table, tmp_path, capsys):
         picture = tmp_path / f"{number}.png"
         assert main(["show", *argv, "--out", str(picture), "--count", "2"]) == 0
         assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_run_continues_and_refuses_changed_data(table, tmp_path, capsys):
+    copy = tmp_path / "copy.csv"
+    copy.write_bytes(table.read_bytes())
+    out = str(tmp_path / "run")
+    argv = ["train", str(copy), "--label", "kind", *COLUMNS]
+    assert main([*argv, *QUICK, "--out", out]) == 0
+    assert main([*argv, "--steps", "4", "--resume", "--out", out]) == 0
+    assert main(["eval", out]) == 0
+    assert main(["baselines", out, "--quick"]) == 0
+    copy.write_text(copy.read_text().replace(",1,", ",1,1", 1))
+    labelled._load.cache_clear()  # as in another process
+    capsys.readouterr()
+    assert main(["predict", out, str(table)]) == 2
+    assert "the file has changed since the run began" in capsys.readouterr().err
+
+
+def test_forecast_has_dates_and_every_window(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    path = table_to_forecast(tmp_path)["path"]
+    argv = ["train", path, "--target", "sales", "--horizon", "6", "--id", "shop", "--time", "hour", "--task.context", "24"]
+    assert main([*argv, *QUICK]) == 0
+    assert "ridge: " in capsys.readouterr().out
+    assert main(["predict", "runs/shops", path, "--every-window", "--out", "all.csv"]) == 0
+    assert main(["predict", "runs/shops", path]) == 0
+    rows = rows_of(capsys.readouterr().out)
+    assert [(row["id"], row["date"], row["ahead"]) for row in rows[::6]] == [
+        ("s0", "2024-01-07 06:00:00", "1"),
+        ("s1", "2024-01-07 06:00:00", "1"),
+    ]
+    every = rows_of(Path("all.csv").read_text())
+    assert list(every[0]) == ["id", "origin", "date", "ahead", "sales", "sales_actual"]
+    assert len(every) > len(rows)
+    assert main(["show", "runs/shops", "--out", "a.png", "--count", "1"]) == 0
+
+
+def test_ambiguous_labels_are_a_question(table, tmp_path, capsys):
+    words = table.read_text().replace(",a,", ",1,").replace(",b,", ",2,").replace(",c,", ",3,")
+    (tmp_path / "whole.csv").write_text(words)
+    assert main(["show", str(tmp_path / "whole.csv"), "--label", "kind", *COLUMNS]) == 2
+    assert "`--label-kind` must be class or number" in capsys.readouterr().err
+    argv = ["show", str(tmp_path / "whole.csv"), "--label", "kind", *COLUMNS, "--label-kind", "number"]
+    assert main([*argv, "--out", str(tmp_path / "a.png"), "--count", "1"]) == 0
 
 
 def test_options_of_a_file_need_one(capsys):

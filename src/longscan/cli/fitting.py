@@ -45,7 +45,8 @@ def train(
         raise SettingError("`--out` must be the folder of the run, got nothing")
     if resume:
         stored = read_yaml(Run(str(out)).folder / SETTINGS)
-        parsed = parse_settings(settings, stored if file is None else merge(stored, {"task": {"path": file, **options}}))
+        given = {} if file is None else {"path": str(Path(file).resolve()), **options}
+        parsed = parse_settings(settings, merge(stored, {"task": given}))
     elif file is not None:
         parsed = own_data.own_settings(file, options, label_kind, settings)
         own_data.print_summary(parsed)

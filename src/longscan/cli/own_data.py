@@ -48,6 +48,8 @@ def own_settings(file: str, options: Mapping[str, Any], label_kind: str | None, 
     options: settings of the task. argv: further settings, which take precedence. Raises SettingError.
     """
     from longscan.cli.runs import errors_as_lines
+    from longscan.tasks.series import SeriesFile
+    from longscan.tasks.series.base import checksum_of
     from longscan.training.choice import choose_settings
     from longscan.training.parsing import make_settings, merge, read_arguments
 
@@ -59,11 +61,13 @@ def own_settings(file: str, options: Mapping[str, Any], label_kind: str | None, 
             raise SettingError(f"`--{other}` must be left out with --{given}: a forecast, or an answer for each series, got both")
     is_forecast = "target" in options or "horizon" in options
     name = "series_forecast" if is_forecast else KINDS[label_kind or "class"]
-    plain = read_arguments(argv, {"task": {"name": name, "path": file, **options}})
+    plain = read_arguments(argv, {"task": {"name": name, "path": str(Path(file).resolve()), **options}})
     if not is_forecast and label_kind is None and plain["task"]["name"] == name:
         with errors_as_lines():
             plain["task"]["name"] = KINDS[_find_kind(plain["task"])]
     task = make_settings({"task": plain["task"]}).task
+    assert isinstance(task, SeriesFile)
+    plain["task"]["checksum"] = checksum_of(task.read_store())
     steps = plain.get("training", {}).get("steps")
     return make_settings(merge(choose_settings(task, steps if isinstance(steps, int) and steps > 0 else None), plain))
 

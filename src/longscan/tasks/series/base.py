@@ -1,5 +1,6 @@
 """The settings and the data of tasks on series in a user's own file or folder: `longscan train mine.csv --label worn`."""
 
+import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal, NamedTuple
@@ -71,6 +72,9 @@ class SeriesFile(Task):
         Doc("missing values ('?', 'NaN', nothing): an error, linear interpolation, or the channel's mean and a mask as channels"),
     ] = "refuse"
     split_seed: SplitSeed = 0
+    checksum: Annotated[
+        NonEmptyStr | None, Doc("of the series in the file; `longscan train FILE` stores it, and other series are then an error")
+    ] = None
 
     def summary(self) -> list[tuple[str, str]]:
         """Return what was understood of the file: pairs of a name and a text."""
@@ -108,11 +112,28 @@ class SeriesFile(Task):
             self.layout, self.id, self.time, self.time_format, self.channels, label, labels, group, dialect, self.order
         )
 
-    def _read(self, options: ReadOptions) -> SeriesStore:
-        """Read the file of the setting `path`. Raises FileNotFoundError without one."""
+    def read_store(self) -> SeriesStore:
+        """Read the file of the setting `path`. Raises FileNotFoundError without one, SettingError if its checksum is another."""
         if self.path is None:
             raise FileNotFoundError("`path` must be your file or folder, as in `longscan train mine.csv --label NAME`, got None")
-        return read_series(self.path, options)
+        store = read_series(self.path, self.read_options())
+        found = None if self.checksum is None else checksum_of(store)
+        if found != self.checksum:
+            raise setting_error(
+                "checksum", self.checksum, f"that of the series in {self.path}, {found}: the file has changed since the run "
+                "began, or is read in another way"
+            )  # fmt: skip
+        return store
+
+
+def checksum_of(store: SeriesStore) -> str:
+    """Return 16 hexadecimal digits that depend on the values, lengths, labels and groups of all series."""
+    digest = hashlib.blake2b(digest_size=8)
+    for first in range(0, len(store.values), 1_000_000):
+        digest.update(np.ascontiguousarray(store.values[first : first + 1_000_000]).tobytes())
+    for part in (store.offsets, store.labels, store.groups):
+        digest.update(repr(None if part is None else part.tolist()).encode())
+    return digest.hexdigest()
 
 
 def fit_statistics(store: SeriesStore, ranges: np.ndarray, source: str | Path) -> ChannelStatistics:

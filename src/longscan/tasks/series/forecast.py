@@ -369,7 +369,7 @@ def _season(store: SeriesStore, unit: float, frequency: str | None) -> int:
 @lru_cache(maxsize=4)
 def _load(task: SeriesForecast) -> ForecastData:
     """Read, check and split the table of a task."""
-    store = task._read(task.read_options())
+    store = task.read_store()
     source = str(task.path)
     for name in task.target or ():
         if name not in store.channels:

@@ -310,7 +310,7 @@ def _as_floats(words: list[str]) -> list[float] | None:
 @lru_cache(maxsize=4)
 def _load(task: LabelledSeries) -> LabelledData:
     """Read, check and split the series of a task."""
-    store = task._read(task.read_options())
+    store = task.read_store()
     source = str(task.path)
     if store.labels is None:
         shown = f"the column with the answers, as {source} has no labels otherwise"
