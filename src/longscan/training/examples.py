@@ -32,9 +32,10 @@ def find_examples(model: nn.Module, task: Task, batch_size: int, seed: int = 0) 
     """Return examples of the answers on the test split, as `longscan.report` reads them from examples.json.
 
     At most MAX_EXAMPLES examples are looked at, fewer if they are long. Wrong answers are those with the greatest probability;
-    forecasts those with the smallest, the median and the largest error. None for tasks of pairs of sequences.
+    forecasts those with the smallest, the median and the largest error. None for tasks of pairs of sequences, and of one number
+    for each sequence.
     """
-    if task.is_pair:
+    if task.is_pair or (isinstance(task, RegressionTask) and not task.per_step):
         return None
     was_training = model.training
     model.eval()
