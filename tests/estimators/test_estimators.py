@@ -267,17 +267,17 @@ def test_invalid_series_to_forecast_raises(y, options, message):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"epochs": 2.5}, r"`epochs` must be a whole number of at least 1, got 2\.5"),
-        ({"batch_size": 0}, "`batch_size` must be a whole number of at least 1, got 0"),
-        ({"lr": float("nan")}, "`lr` must be a number of at least 0, got nan"),
-        ({"weight_decay": -1.0}, r"`weight_decay` must be a number of at least 0, got -1\.0"),
-        ({"pooling": "none"}, "`pooling` must be one of mean, last, got 'none'"),
+        ({"epochs": 2.5}, r"`epochs` must be a whole number of at least 1 or None, got 2\.5"),
+        ({"batch_size": 0}, "`batch_size` must be a whole number of at least 1 or None, got 0"),
+        ({"lr": float("nan")}, "`lr` must be a number of at least 0 or None, got nan"),
+        ({"weight_decay": -1.0}, r"`weight_decay` must be a number of at least 0 or None, got -1\.0"),
+        ({"pooling": "none"}, "`pooling` must be one of mean, last or None, got 'none'"),
         ({"device": "tpu"}, "`device` must be 'auto' or a device of torch"),
         ({"device": "cuda:99"}, r"`device` must be one of the devices that torch finds here \(cpu\), got 'cuda:99'"),
         ({"device": "meta"}, r"`device` must be one of the devices that torch finds here \(cpu\), got 'meta'"),
         ({"layout": "lnc"}, "`layout` must be one of nlc, ncl or None, got 'lnc'"),
         ({"output": "polars"}, "`output` must be one of auto, numpy, pandas, got 'polars'"),
-        ({"spec": 3}, "`spec` must be text or a list, got 3"),
+        ({"spec": 3}, "`spec` must be text or a list or None, got 3"),
     ],
     ids=str,
 )

@@ -131,7 +131,7 @@ def test_count_below_one_raises(name):
 @pytest.mark.parametrize("name", ["lr", "weight_decay"])
 def test_negative_rate_raises(name):
     check_settings(SSMClassifier(**{name: 0.0}))
-    with pytest.raises(ValueError, match=f"^`{name}` must be a number of at least 0, got -0.1$"):
+    with pytest.raises(ValueError, match=f"^`{name}` must be a number of at least 0 or None, got -0.1$"):
         check_settings(SSMClassifier(**{name: -0.1}))
 
 

@@ -32,15 +32,15 @@ class _CollectionEstimator:
 
     def __init__(
         self,
-        spec: Spec = "mamba",
+        spec: Spec | None = None,
         *,
-        d_model: int = 64,
-        d_state: int = 16,
-        pooling: Literal["mean", "last"] = "mean",
-        epochs: int = 50,
-        batch_size: int = 32,
-        lr: float = 3e-3,
-        weight_decay: float = 0.01,
+        d_model: int | None = None,
+        d_state: int | None = None,
+        pooling: Literal["mean", "last"] | None = None,
+        epochs: int | None = None,
+        batch_size: int | None = None,
+        lr: float | None = None,
+        weight_decay: float | None = None,
         device: str = "auto",
         random_state: Any = None,
     ) -> None:

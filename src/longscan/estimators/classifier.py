@@ -17,12 +17,18 @@ from longscan._types import FractionBelowOne, NonNegativeFloat, PositiveFloat, P
 from longscan.engine import Callback
 from longscan.estimators.fitting import BlockOptions, Examples, Jobs, SeriesEstimator, Spec, check_settings, read_weights
 from longscan.estimators.reading import Layout, align_targets
+from longscan.estimators.ridge import RidgeFit, fit_scores
 from longscan.estimators.series import Collection
 from longscan.estimators.streams import ClassifierStream
 
 
 class SSMClassifier(ClassifierMixin, SeriesEstimator):
-    """A classifier of series: a stack of state space blocks, pooled over time.
+    """A classifier of series: state space systems and a linear map of what their outputs are over time.
+
+    By default the systems are two layers of random, untrained S4D systems, whose number depends on the data, and the map is a
+    ridge regression with the penalty of lowest leave-one-out cross-entropy: see `longscan.estimators.features` and `ridge`. If a
+    setting of a stack or of training is given (`spec` to `weight_decay`, `validation_fraction` or `callbacks`), a stack of state
+    space blocks is trained instead, and its outputs are pooled over time.
 
     X is a table (n, L) of equally long series of one channel (an array or a frame), an array (n, L, C), a list of arrays or
     frames (L_i,) or (L_i, C) of any lengths, a Series of these, indexed by case, or a frame indexed by (case, time), whose rows
@@ -34,22 +40,23 @@ class SSMClassifier(ClassifierMixin, SeriesEstimator):
     and the standard deviation of the series in `fit`.
 
     Args:
-        spec: the blocks, by name or as a list, as in `longscan.SequenceModel.from_spec`.
-        d_model: width of the stack.
-        d_state: state size of the layers.
+        spec: the blocks of a stack to train, by name or as a list, as in `longscan.SequenceModel.from_spec`; "mamba" if None and
+            another setting of the stack is given.
+        d_model: width of the stack, 64 if None.
+        d_state: state size of the layers of the stack, 16 if None.
         block_options: more options by the name of a block in `spec`, for example `{"mamba": {"expand": 1}}`.
-        pooling: "mean" over the steps, or the "last" one.
-        epochs: number of passes over the series, at most with validation or `minutes`.
-        batch_size: number of series of an update.
-        lr: largest learning rate, after a linear warm-up and before a cosine to 0.
-        weight_decay: of AdamW, for the parameters that declare it.
+        pooling: of the stack, "mean" over the steps (also if None) or the "last" one.
+        epochs: number of passes over the series, at most with validation or `minutes`; 50 if None.
+        batch_size: number of series of an update, 32 if None.
+        lr: largest learning rate, after a linear warm-up and before a cosine to 0; 3e-3 if None.
+        weight_decay: of AdamW, for the parameters that declare it; 0.01 if None.
         class_weight: None for equal weights of the classes in the loss, "balanced" for weights inversely proportional to their
             numbers of series, or a weight for each label, 1 where it is missing.
         validation_fraction: part of the series of each class that `fit` holds back, to keep the weights of the best epoch on
             them; None or 0 for none.
         patience: epochs without an improvement on validation data after which training ends.
-        minutes: time that `fit` may take, at most; the learning rate then ends with the time, and results depend on the speed.
-            One update is always made.
+        minutes: time that `fit` may take, at most; there are then fewer features, or the learning rate ends with the time, and
+            results depend on the speed. One update is always made.
         device: "cpu", "cuda", ..., or "auto".
         n_jobs: number of threads of torch in `fit` and `predict`; -1 for all processors. None: one, or torch's own number for
             batches of two million values and more (steps times d_model), see `longscan.estimators.threads`. The results are
@@ -65,23 +72,24 @@ class SSMClassifier(ClassifierMixin, SeriesEstimator):
         verbose: 1 for a progress bar with loss, validation error and time left; a line for each epoch where there is no terminal.
 
     Attributes:
-        classes_: the labels. model_: the fitted `SequenceModel`. loss_curve_: mean loss of each epoch. validation_curve_: the
-        errors on the validation data after each epoch, a list of `{"error", "loss"}`, None without such data. mean_, scale_: of
+        classes_: the labels. model_: the fitted `SequenceModel` or `FeatureModel`. loss_curve_: mean loss of each epoch, or
+        the leave-one-out loss of the regression as its only entry. validation_curve_: the errors on the validation data after
+        each epoch, or those of the regression, a list of `{"error", "loss"}`, None without such data. mean_, scale_: of
         the channels. time_unit_: the median time between steps. n_channels_, channel_names_, has_times_: of X in fit.
     """
 
     def __init__(
         self,
-        spec: Spec = "mamba",
+        spec: Spec | None = None,
         *,
-        d_model: int = 64,
-        d_state: int = 16,
+        d_model: int | None = None,
+        d_state: int | None = None,
         block_options: BlockOptions | None = None,
-        pooling: Literal["mean", "last"] = "mean",
-        epochs: PositiveInt = 50,
-        batch_size: PositiveInt = 32,
-        lr: NonNegativeFloat = 3e-3,
-        weight_decay: NonNegativeFloat = 0.01,
+        pooling: Literal["mean", "last"] | None = None,
+        epochs: PositiveInt | None = None,
+        batch_size: PositiveInt | None = None,
+        lr: NonNegativeFloat | None = None,
+        weight_decay: NonNegativeFloat | None = None,
         class_weight: Literal["balanced"] | Mapping[Any, NonNegativeFloat] | None = None,
         validation_fraction: FractionBelowOne | None = None,
         patience: PositiveInt = 10,
@@ -176,6 +184,9 @@ class SSMClassifier(ClassifierMixin, SeriesEstimator):
 
     def _losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
         return cross_entropy(outputs, targets, reduction="none")
+
+    def _regression(self, features: np.ndarray, examples: Examples) -> RidgeFit:
+        return fit_scores(features, examples.targets.numpy(), examples.weights)
 
     def _errors(self, outputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
         return {"error": (outputs.argmax(1) != targets).float(), **super()._errors(outputs, targets)}

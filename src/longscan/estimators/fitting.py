@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from longscan._devices import find_device
 from longscan._types import FractionBelowOne, NonNegativeFloat, PositiveFloat, PositiveInt, Rule, checked_value
 from longscan.engine import Callback, EarlyStopping, Engine, EpochLosses, NonFiniteLossError, StepResult, TimeLimit
+from longscan.estimators.features import GROUP, FeatureModel, calibrated_features, rows_at_once
 from longscan.estimators.reading import (
     FittedChannels,
     Layout,
@@ -33,6 +34,7 @@ from longscan.estimators.reading import (
     times_keyword_error,
     times_presence_error,
 )
+from longscan.estimators.ridge import RidgeFit
 from longscan.estimators.saving import SavedEstimator
 from longscan.estimators.series import Collection, StandardisedSeries, check_predictions
 from longscan.estimators.threads import choose_threads, limited_threads
@@ -41,6 +43,17 @@ from longscan.models import SequenceModel, optimizer_groups
 
 CLIP = 1.0
 WARMUP = 0.1  # of the steps
+STACK = {
+    "spec": "mamba",
+    "d_model": 64,
+    "d_state": 16,
+    "pooling": "mean",
+    "epochs": 50,
+    "batch_size": 32,
+    "lr": 3e-3,
+    "weight_decay": 0.01,
+}  # settings of a trained stack that are not given
+ONLY_TRAINED = (*STACK, "block_options", "validation_fraction", "callbacks")
 Spec = str | Sequence[Mapping[str, Any]]
 BlockOptions = Mapping[str, Mapping[str, Any]]
 Jobs = Annotated[int, Rule(bool, "a whole number other than 0")]
@@ -228,27 +241,29 @@ def read_weights(sample_weight: Any, collection: Collection) -> np.ndarray | Non
 
 
 class SeriesEstimator(SavedEstimator):
-    """Base of estimators with one target for each series: reads collections and fits a `SequenceModel`.
+    """Base of estimators with one target for each series: reads collections and fits a `FeatureModel` or a `SequenceModel`.
 
-    Subclasses define targets and loss. scikit-learn reads the settings from the signature of the constructor.
+    Subclasses define targets, loss and regression. scikit-learn reads the settings from the signature of the constructor.
     """
 
+    model_: SequenceModel | FeatureModel
+    validation_curve_: list[dict[str, float]] | None
     n_channels_: int
     channel_names_: tuple[str, ...] | None
     has_times_: bool
 
     def __init__(
         self,
-        spec: Spec = "mamba",
+        spec: Spec | None = None,
         *,
-        d_model: int = 64,
-        d_state: int = 16,
+        d_model: int | None = None,
+        d_state: int | None = None,
         block_options: BlockOptions | None = None,
-        pooling: Literal["mean", "last"] = "mean",
-        epochs: PositiveInt = 50,
-        batch_size: PositiveInt = 32,
-        lr: NonNegativeFloat = 3e-3,
-        weight_decay: NonNegativeFloat = 0.01,
+        pooling: Literal["mean", "last"] | None = None,
+        epochs: PositiveInt | None = None,
+        batch_size: PositiveInt | None = None,
+        lr: NonNegativeFloat | None = None,
+        weight_decay: NonNegativeFloat | None = None,
         validation_fraction: FractionBelowOne | None = None,
         patience: PositiveInt = 10,
         minutes: PositiveFloat | None = None,
@@ -379,54 +394,113 @@ class SeriesEstimator(SavedEstimator):
         series = collection.standardise(self.mean_, self.scale_, self.time_unit_, "X")
         held = None if validation is None else validation.collection.standardise(self.mean_, self.scale_, self.time_unit_, "X")
         device = find_device(self.device)
+        seconds = None if self.minutes is None else 60 * self.minutes - (monotonic() - start)
         with seeded(int(random.randint(2**31 - 1))), self._threads(collection):
-            model = SequenceModel.from_spec(
-                self.spec,
-                d_model=self.d_model,
-                d_state=self.d_state,
-                block_options=self.block_options,
-                d_output=d_output,
-                d_input=collection.channels,
-                pooling=cast("Any", self.pooling),
-                head="affine",
-            ).to(device)
+            if self._has_stack():
+                self._train(series, examples, held, validation, d_output, device, random, seconds)
+            else:
+                self._fit_features(series, examples, held, validation, device, random, seconds)
 
-            def loss_of(rows: np.ndarray) -> Tensor:
-                inputs, valid, elapsed = series.batch(rows, device)
-                losses = self._losses(model(inputs, valid=valid, elapsed=elapsed), examples.targets[rows].to(device))
-                if examples.weights is not None:
-                    losses = losses * torch.from_numpy(examples.weights[rows]).to(losses)
-                return losses.mean()
+    def _has_stack(self) -> bool:
+        """Return whether the settings are those of a stack of blocks that is trained."""
+        return any(getattr(self, name) is not None for name in ONLY_TRAINED)
 
-            def evaluate() -> dict[str, float]:
-                outputs = self._model_outputs(model, cast("Any", held))
-                errors = self._errors(outputs, cast("Any", validation).targets)
-                weights = cast("Any", validation).weights
-                return {name: float(np.average(error.numpy(), weights=weights)) for name, error in errors.items()}
+    def _stack_setting(self, name: str) -> Any:
+        """Return a setting of `STACK`, as given or by default."""
+        given = getattr(self, name)
+        return STACK[name] if given is None else given
 
-            curve = ValidationCurve()
-            self.loss_curve_ = minimise(
-                model,
-                loss_of,
-                lambda random: random.permutation(len(collection)),
-                epochs=self.epochs,
-                batch_size=self.batch_size,
-                lr=self.lr,
-                weight_decay=self.weight_decay,
-                random=random,
-                evaluate=None if validation is None else evaluate,
-                patience=self.patience,
-                seconds=None if self.minutes is None else 60 * self.minutes - (monotonic() - start),
-                callbacks=[curve, *(self.callbacks or ())],
-                verbose=self.verbose,
-            )
+    def _fit_features(
+        self,
+        series: StandardisedSeries,
+        examples: Examples,
+        held: StandardisedSeries | None,
+        validation: Examples | None,
+        device: torch.device,
+        random: np.random.RandomState,
+        seconds: float | None,
+    ) -> None:
+        """Set `model_` to a regression from random features, and the curves to its leave-one-out and validation errors."""
+        features = calibrated_features(series, device, random, seconds)
+        values = self._model_outputs(features, series).numpy()
+        fit = self._regression(values, examples)
+        model = FeatureModel.from_regression(features, fit).to(device)
+        self.loss_curve_, self.validation_curve_ = [fit.error], None
+        if validation is not None:
+            self.validation_curve_ = [self._validation_errors(model, cast("Any", held), validation)]
+        self.model_ = model
+
+    def _regression(self, features: np.ndarray, examples: Examples) -> RidgeFit:
+        """Return the ridge regression from features (n, F) to the targets of the examples."""
+        raise NotImplementedError
+
+    def _train(
+        self,
+        series: StandardisedSeries,
+        examples: Examples,
+        held: StandardisedSeries | None,
+        validation: Examples | None,
+        d_output: int,
+        device: torch.device,
+        random: np.random.RandomState,
+        seconds: float | None,
+    ) -> None:
+        """Set `model_` to a trained stack, and the curves to its losses and validation errors in each epoch."""
+        collection = examples.collection
+        model = SequenceModel.from_spec(
+            self._stack_setting("spec"),
+            d_model=self._stack_setting("d_model"),
+            d_state=self._stack_setting("d_state"),
+            block_options=self.block_options,
+            d_output=d_output,
+            d_input=collection.channels,
+            pooling=self._stack_setting("pooling"),
+            head="affine",
+        ).to(device)
+
+        def loss_of(rows: np.ndarray) -> Tensor:
+            inputs, valid, elapsed = series.batch(rows, device)
+            losses = self._losses(model(inputs, valid=valid, elapsed=elapsed), examples.targets[rows].to(device))
+            if examples.weights is not None:
+                losses = losses * torch.from_numpy(examples.weights[rows]).to(losses)
+            return losses.mean()
+
+        def evaluate() -> dict[str, float]:
+            return self._validation_errors(model, cast("Any", held), cast("Any", validation))
+
+        curve = ValidationCurve()
+        self.loss_curve_ = minimise(
+            model,
+            loss_of,
+            lambda random: random.permutation(len(collection)),
+            epochs=self._stack_setting("epochs"),
+            batch_size=self._stack_setting("batch_size"),
+            lr=self._stack_setting("lr"),
+            weight_decay=self._stack_setting("weight_decay"),
+            random=random,
+            evaluate=None if validation is None else evaluate,
+            patience=self.patience,
+            seconds=seconds,
+            callbacks=[curve, *(self.callbacks or ())],
+            verbose=self.verbose,
+        )
         self.validation_curve_ = None if validation is None else curve.curve
         self.model_ = model
 
+    def _validation_errors(self, model: nn.Module, series: StandardisedSeries, examples: Examples) -> dict[str, float]:
+        """Return the mean errors of a model on validation data, given as standardised series and as examples."""
+        errors = self._errors(self._model_outputs(model, series), examples.targets)
+        return {name: float(np.average(error.numpy(), weights=examples.weights)) for name, error in errors.items()}
+
     def _threads(self, collection: Collection) -> Any:
         """Return a context in which torch uses the threads of `n_jobs`."""
-        steps = min(self.batch_size, len(collection)) * collection.values.shape[1]
-        return limited_threads(choose_threads(self.n_jobs, steps * self.d_model))
+        length = collection.values.shape[1]
+        width = self._stack_setting("d_model") if self._has_stack() else GROUP
+        return limited_threads(choose_threads(self.n_jobs, min(self._rows_at_once(length), len(collection)) * length * width))
+
+    def _rows_at_once(self, length: int) -> int:
+        """Return the number of series of a batch for series of `length` steps at most."""
+        return int(self._stack_setting("batch_size")) if self._has_stack() else rows_at_once(length)
 
     def _outputs(self, collection: Collection) -> np.ndarray:
         """Return the model's outputs (n, d_output) in float64. Raises ValueError if one is not finite."""
@@ -438,11 +512,11 @@ class SeriesEstimator(SavedEstimator):
     def _model_outputs(self, model: nn.Module, series: StandardisedSeries) -> Tensor:
         """Return a model's outputs (n, d_output) on the CPU, in evaluation mode; restore the mode."""
         device, training = next(model.parameters()).device, model.training
-        parts = []
+        parts, count = [], self._rows_at_once(series.values.shape[1])
         model.eval()
         with torch.no_grad():
-            for first in range(0, len(series.lengths), self.batch_size):
-                rows = np.arange(first, min(first + self.batch_size, len(series.lengths)))
+            for first in range(0, len(series.lengths), count):
+                rows = np.arange(first, min(first + count, len(series.lengths)))
                 inputs, valid, elapsed = series.batch(rows, device)
                 parts.append(model(inputs, valid=valid, elapsed=elapsed).cpu())
         model.train(training)
@@ -456,12 +530,17 @@ class SeriesEstimator(SavedEstimator):
     def _check_streaming(self) -> None:
         """Raise NotFittedError before `fit`, and ValueError if the prediction for a growing series needs all steps again."""
         check_is_fitted(self, "model_")
+        if isinstance(self.model_, FeatureModel):
+            raise ValueError("`spec` must be given for streams: without it, half of the features read a series from its end")
         try:
             self.model_.require_streaming("`stream`")
         except ValueError as error:
             raise ValueError(f"`spec` must be one whose blocks run step by step, got {self.spec!r}: {error}") from None
 
-    def network(self) -> SequenceModel:
-        """Return a copy of the fitted model, whose inputs are series less `mean_`, divided by `scale_`."""
+    def network(self) -> SequenceModel | FeatureModel:
+        """Return a copy of the fitted model, whose inputs are series less `mean_`, divided by `scale_`.
+
+        Half of the systems of a `FeatureModel` read a series from its end, so that it needs whole series.
+        """
         check_is_fitted(self, "model_")
         return copy.deepcopy(self.model_)

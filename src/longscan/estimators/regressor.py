@@ -13,30 +13,32 @@ from torch.nn.functional import mse_loss
 
 from longscan.estimators.fitting import Examples, SeriesEstimator, read_weights
 from longscan.estimators.reading import align_targets
+from longscan.estimators.ridge import RidgeFit, fit_values
 from longscan.estimators.series import Collection, check_predictions, mean_and_deviation
 from longscan.estimators.streams import SeriesStream
 
 
 class SSMRegressor(RegressorMixin, SeriesEstimator):
-    """A regressor of series: a stack of state space blocks, pooled over time, fitted by least squares.
+    """A regressor of series, fitted by least squares: random state space systems and a ridge regression, or a trained stack.
 
     X, times and the settings are those of `SSMClassifier`; targets are standardised internally.
 
     Args:
-        spec: the blocks, by name or as a list, as in `longscan.SequenceModel.from_spec`.
-        d_model: width of the stack.
-        d_state: state size of the layers.
+        spec: the blocks of a stack to train, by name or as a list, as in `longscan.SequenceModel.from_spec`; "mamba" if None and
+            another setting of the stack is given.
+        d_model: width of the stack, 64 if None.
+        d_state: state size of the layers of the stack, 16 if None.
         block_options: more options by the name of a block in `spec`, for example `{"mamba": {"expand": 1}}`.
-        pooling: "mean" over the steps, or the "last" one.
-        epochs: number of passes over the series, at most with validation or `minutes`.
-        batch_size: number of series of an update.
-        lr: largest learning rate, after a linear warm-up and before a cosine to 0.
-        weight_decay: of AdamW, for the parameters that declare it.
+        pooling: of the stack, "mean" over the steps (also if None) or the "last" one.
+        epochs: number of passes over the series, at most with validation or `minutes`; 50 if None.
+        batch_size: number of series of an update, 32 if None.
+        lr: largest learning rate, after a linear warm-up and before a cosine to 0; 3e-3 if None.
+        weight_decay: of AdamW, for the parameters that declare it; 0.01 if None.
         validation_fraction: part of the series that `fit` holds back, to keep the weights of the best epoch on them; None or 0
             for none.
         patience: epochs without an improvement on validation data after which training ends.
-        minutes: time that `fit` may take, at most; the learning rate then ends with the time, and results depend on the speed.
-            One update is always made.
+        minutes: time that `fit` may take, at most; there are then fewer features, or the learning rate ends with the time, and
+            results depend on the speed. One update is always made.
         device: "cpu", "cuda", ..., or "auto".
         n_jobs: number of threads of torch in `fit` and `predict`; -1 for all processors. None: one, or torch's own number for
             batches of two million values and more (steps times d_model), see `longscan.estimators.threads`. The results are
@@ -105,6 +107,9 @@ class SSMRegressor(RegressorMixin, SeriesEstimator):
 
     def _losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
         return mse_loss(outputs, targets, reduction="none").mean(1)
+
+    def _regression(self, features: np.ndarray, examples: Examples) -> RidgeFit:
+        return fit_values(features, examples.targets.double().numpy(), examples.weights)
 
     def predict(self, X: Any, times: Any = None) -> Any:
         """Return predictions of the shape of y in fit, (n,) or (n, K); see `output`."""

@@ -21,13 +21,15 @@ from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
 from longscan._devices import find_device
+from longscan.estimators.features import FeatureModel
 from longscan.models import Forecaster, SequenceModel
 from longscan.models.base import PretrainedModel
 from longscan.models.saving import tensor_checksum
 
 FORMAT = 1  # to be raised when a file of this version cannot be read by the code before it
 HEADER = "longscan_estimator"
-MODELS: Mapping[str, type[PretrainedModel]] = {kind.__name__: kind for kind in (SequenceModel, Forecaster)}
+SavedModel = PretrainedModel | FeatureModel
+MODELS: Mapping[str, type[SavedModel]] = {kind.__name__: kind for kind in (SequenceModel, Forecaster, FeatureModel)}
 
 
 class SavedEstimator(BaseEstimator):
@@ -184,12 +186,12 @@ def _decode_array(value: dict[str, Any], tensors: Mapping[str, Tensor]) -> np.nd
     return flat.reshape(value["shape"])
 
 
-def _encode_model(model: PretrainedModel, path: str, tensors: dict[str, Tensor]) -> dict[str, Any]:
+def _encode_model(model: SavedModel, path: str, tensors: dict[str, Tensor]) -> dict[str, Any]:
     tensors |= {f"{path}/{name}": tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
     return {"class": type(model).__name__, "config": _encode(model.config, f"{path}/config", tensors), "name": f"{path}/"}
 
 
-def _decode_model(value: dict[str, Any], tensors: Mapping[str, Tensor]) -> PretrainedModel:
+def _decode_model(value: dict[str, Any], tensors: Mapping[str, Tensor]) -> SavedModel:
     model = MODELS[value["class"]](**_decode(value["config"], tensors))
     prefix = value["name"]
     weights = {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
