@@ -38,10 +38,12 @@ def make_fitted(name):
         return SSMRegressor(blocks, **BRIEF).fit(X, np.arange(9.0)), lambda m: m.predict(X)
     hours = pd.date_range("2024-03-01", periods=90, freq="h", tz="Europe/Berlin")
     series = pd.Series(np.sin(np.arange(90.0)), hours, name="wave")
+    if name == "quantiles":
+        return SSMForecaster(3, 8, **BRIEF, quantiles=(0.1, 0.9)).fit(series), lambda m: m.predict_quantiles()
     return SSMForecaster(3, 8, **BRIEF).fit(series), lambda m: m.predict()
 
 
-NAMES = ["classifier", "table", "frames", "blocks", "forecaster"]
+NAMES = ["classifier", "table", "frames", "blocks", "forecaster", "quantiles"]
 
 
 @pytest.mark.parametrize("name", NAMES)

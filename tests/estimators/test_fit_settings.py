@@ -10,7 +10,7 @@ from sklearn.base import clone
 from sklearn.model_selection import cross_val_score
 
 from longscan.engine import Callback
-from longscan.estimators import SSMClassifier, SSMRegressor, split_cases
+from longscan.estimators import SSMClassifier, SSMForecaster, SSMRegressor, split_cases
 from longscan.estimators.threads import LARGE_BATCH, choose_threads, limited_threads
 
 KINDS = [SSMClassifier, SSMRegressor]
@@ -352,3 +352,45 @@ def test_long_frames_are_cross_validated_by_case():
         cross_val_score(model, long, of_rows, cv=3, error_score="raise")
     with pytest.raises(ValueError, match=r"split_cases\(X\)"):
         cross_val_score(model, long, of_rows.to_numpy(), cv=3, error_score="raise")
+
+
+WAVE = np.sin(np.arange(120.0)) + 0.1 * np.random.default_rng(0).normal(size=120)
+
+
+@pytest.mark.parametrize("window", [4, 60])
+def test_forecaster_has_options_threads_callbacks_and_a_progress_bar(window, capsys):
+    """With a window of 60 the series is too short for a linear forecast, and there is one training instead of two."""
+    before, seen, threads = torch.get_num_threads(), {}, []
+
+    class Record(Callback):
+        def on_step_end(self, engine, result):
+            threads.append(torch.get_num_threads())
+
+    settings = {**BRIEF, "block_options": {"mamba": {"expand": 1}}, "n_jobs": 3, "verbose": 1}
+    model = SSMForecaster(2, window, **settings, callbacks=[CollectRows(seen), Record()]).fit(WAVE)
+    assert model.model_.entries[0]["options"]["expand"] == 1
+    assert set(threads) == {3}
+    assert torch.get_num_threads() == before
+    splits = [row["split"] for row in seen["rows"]]
+    trained = splits[: len(splits) - model.n_epochs_] if model.validation_curve_ else splits
+    assert trained == (["train", "valid"] * (len(model.validation_curve_) - 1) if model.validation_curve_ else ["train"] * 3)
+    assert len(capsys.readouterr().err.splitlines()) == len(splits)
+    quiet = SSMForecaster(2, window, **{**settings, "verbose": 0, "n_jobs": 1}).fit(WAVE)
+    np.testing.assert_allclose(quiet.predict(), model.predict(), rtol=1e-3, atol=1e-4)
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("window", [4, 60])
+def test_forecaster_stops_to_train_in_time(monkeypatch, window):
+    clock = FakeClock(monkeypatch)
+    monkeypatch.setattr("longscan.estimators.forecaster.monotonic", lambda: clock.now)
+    settings = {**BRIEF, "epochs": 10_000, "batch_size": 20}
+    model = SSMForecaster(2, window, **settings, minutes=1.0).fit(WAVE)
+    assert 20 < clock.now <= 60
+    assert model.n_epochs_ < 60
+    if model.validation_curve_:
+        assert len(model.validation_curve_) > 1
+        assert model.n_epochs_ == int(np.nanargmin(model.validation_curve_))
+    clock.now, clock.rates = 0.0, []
+    SSMForecaster(2, window, **settings, minutes=0.001).fit(WAVE)
+    assert len(clock.rates) <= 2

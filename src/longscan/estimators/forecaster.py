@@ -4,7 +4,8 @@ import copy
 import logging
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, Self, cast
+from time import monotonic
+from typing import Any, Literal, Self, cast
 
 import numpy as np
 import pandas as pd
@@ -16,10 +17,11 @@ from torch import Tensor
 from torch.nn.functional import l1_loss
 
 from longscan._devices import find_device
-from longscan._types import NonNegativeFloat, PositiveInt, Probability, checked_value
+from longscan._types import NonNegativeFloat, PositiveFloat, PositiveInt, Probability, checked_value
+from longscan.engine import Callback
 from longscan.estimators.backtesting import build_frame, find_cutoffs
 from longscan.estimators.clock import as_clock, season_of, to_seconds
-from longscan.estimators.fitting import Spec, check_settings, minimise, seeded
+from longscan.estimators.fitting import BlockOptions, Jobs, Spec, check_settings, minimise, seeded
 from longscan.estimators.forecast_series import (
     History,
     as_given,
@@ -38,6 +40,7 @@ from longscan.estimators.quantiles import Calibration, calibrate, pinball_loss
 from longscan.estimators.reading import FittedChannels, Layout, times_presence_error
 from longscan.estimators.saving import SavedEstimator
 from longscan.estimators.series import Collection, StandardisedSeries, check_predictions, cut_windows
+from longscan.estimators.threads import choose_threads, limited_threads
 from longscan.models import Forecaster
 
 HELD_BACK = 0.2  # of each series, to choose the number of epochs
@@ -45,6 +48,7 @@ PATIENCE = 3  # epochs without an improvement
 CALIBRATION_VALUES = 4_000_000  # windows x horizon x channels, by which quantiles are corrected
 SMALLEST_UNIT = 1e-2  # added to the standard deviation of a window, in units of the channel's
 FORECAST_BATCH = 256  # windows that are forecast together
+SEARCH_TIME = 0.4  # of `minutes`, for the number of epochs; the final training on all steps takes up to 1.25 times as long
 COMPARED = 2000  # windows of the part that is held back, evenly spaced
 
 _log = logging.getLogger("longscan")
@@ -76,16 +80,22 @@ class SSMForecaster(SavedEstimator):
         spec: the blocks, by name or as a list, as in `longscan.SequenceModel.from_spec`; all must be causal.
         d_model: width of the stack.
         d_state: state size of the layers.
+        block_options: more options by the name of a block in `spec`, for example `{"mamba": {"expand": 1}}`.
         epochs: times each part of the series is shown at most.
         batch_size: windows in an update.
         lr: largest learning rate, after a linear warm-up and before a cosine to 0.
+        minutes: time after which `fit` stops to train the blocks; results then depend on the speed. The linear forecast is always
+            fitted, and each of the two trainings makes one update at least.
         device: "cpu", "cuda", ..., or "auto".
+        n_jobs: number of threads of torch in `fit` and `predict`, see `SSMClassifier`.
         random_state: a number, a `numpy.random.RandomState` or None; the same number gives the same model.
         layout: the axes of arrays: "nlc", (steps, channels) and (series, steps, channels), or "ncl", (channels, steps) and
             (series, channels, steps). None: "nlc"; an array with more channels than steps is refused. Rows of frames are steps.
         quantiles: probabilities of the quantiles of `predict_quantiles` and `backtest`, in increasing order, such as (0.1, 0.5,
             0.9); None for none. The blocks are then trained by the pinball loss as well, and the quantiles of each step ahead are
             corrected by the errors on the part that is held back.
+        callbacks: `longscan.engine.Callback`s, for both trainings: with a part held back, and on the whole series.
+        verbose: 1 for a progress bar of each training, or a line for each epoch where there is no terminal.
 
     Attributes:
         model_: the fitted `Forecaster`. loss_curve_: mean loss of each epoch. n_epochs_: number of epochs, 0 if the linear
@@ -106,26 +116,36 @@ class SSMForecaster(SavedEstimator):
         *,
         d_model: int = 64,
         d_state: int = 16,
+        block_options: BlockOptions | None = None,
         epochs: PositiveInt = 50,
         batch_size: PositiveInt = 32,
         lr: NonNegativeFloat = 3e-3,
+        minutes: PositiveFloat | None = None,
         device: str = "auto",
+        n_jobs: Jobs | None = None,
         random_state: Any = None,
         layout: Layout | None = None,
         quantiles: Sequence[Probability] | None = None,
+        callbacks: Sequence[Callback] | None = None,
+        verbose: Literal[0, 1] = 0,
     ) -> None:
         self.horizon = horizon
         self.window = window
         self.spec = spec
         self.d_model = d_model
         self.d_state = d_state
+        self.block_options = block_options
         self.epochs = epochs
         self.batch_size = batch_size
         self.lr = lr
+        self.minutes = minutes
         self.device = device
+        self.n_jobs = n_jobs
         self.random_state = random_state
         self.layout = layout
         self.quantiles = quantiles
+        self.callbacks = callbacks
+        self.verbose = verbose
 
     def fit(self, y: Any, times: Any = None) -> Self:
         """Fit to a series, or to a list of them.
@@ -140,6 +160,12 @@ class SSMForecaster(SavedEstimator):
 
     def _fit_collection(self, collection: Collection, *, regular: bool) -> None:
         """Fit to the series of a collection. regular: whether their steps must be equal."""
+        start = monotonic()
+
+        def seconds(share: float) -> float | None:
+            """Return a share of the time that is left; None without a limit."""
+            return None if self.minutes is None else share * (60 * self.minutes - (monotonic() - start))
+
         self.step_ = common_step(collection) if regular else None
         longest = int(collection.lengths.max())
         if longest <= self.horizon:
@@ -160,9 +186,13 @@ class SSMForecaster(SavedEstimator):
         self.calibration_: Calibration | None = None
         if linear is None:
             if self.quantiles:
-                partial_model, _ = self._train(early, None, self.epochs, seed, copy.deepcopy(random))
+                partial_model, _ = self._train(
+                    early, None, self.epochs, seed, copy.deepcopy(random), seconds=seconds(SEARCH_TIME)
+                )
                 self._calibrate(partial_model, standardised, held)
-            self.model_, self.loss_curve_ = self._train(standardised, None, self.epochs, seed, random)
+            self.model_, self.loss_curve_ = self._train(
+                standardised, None, self.epochs, seed, random, seconds=seconds(1)
+            )
         else:
             curve: list[float] = []
             self.validation_curve_ = curve
@@ -171,14 +201,22 @@ class SSMForecaster(SavedEstimator):
                 curve.append(self._squared_error(model, standardised, held))
                 return curve[-1]
 
-            partial_model, _ = self._train(early, linear, self.epochs, seed, copy.deepcopy(random), evaluate)
+            limit = seconds(SEARCH_TIME)
+            begin = monotonic()
+            partial_model, losses = self._train(
+                early, linear, self.epochs, seed, copy.deepcopy(random), evaluate, seconds=limit
+            )
+            spent = 0.0 if limit is None else min(1.0, (monotonic() - begin) / max(limit, 1e-9))
+            schedule = self.epochs if spent == 0 else max(1, min(self.epochs, round(len(losses) / spent)))
             best = int(np.nanargmin(curve))  # of an untrained model the error is always a number
             if self.quantiles:
                 if best == 0:
                     partial_model, _ = self._train(early, linear, 0, seed, copy.deepcopy(random))
                 self._calibrate(partial_model, standardised, held)
             final = fit_linear(list(standardised.trimmed()), self.horizon, [window])
-            self.model_, self.loss_curve_ = self._train(standardised, final, best, seed, random)
+            self.model_, self.loss_curve_ = self._train(
+                standardised, final, best, seed, random, seconds=seconds(1), schedule_epochs=schedule
+            )
         self.n_epochs_ = len(self.loss_curve_)
 
     def _longest_window(self, longest: int, early: StandardisedSeries) -> int:
@@ -216,19 +254,32 @@ class SSMForecaster(SavedEstimator):
         seed: int,
         random: np.random.RandomState,
         evaluate: Callable[[Forecaster], float] | None = None,
+        *,
+        seconds: float | None = None,
+        schedule_epochs: int | None = None,
     ) -> tuple[Forecaster, list[float]]:
-        """Return a model trained for a number of epochs, with the schedule of `self.epochs`, and the mean loss of each.
+        """Return a model trained for a number of epochs, and the mean loss of each.
 
-        evaluate: returns the error of the model, before the first epoch and after each; training ends after `PATIENCE` epochs
-            without a smaller one.
+        Args:
+            series: on which it is trained.
+            linear: its linear forecast, None without one.
+            epochs: number of epochs, at most.
+            seed: of the weights.
+            random: for the order of the windows.
+            evaluate: returns the error of the model, before the first epoch and after each; training ends after `PATIENCE`
+                epochs without a smaller one.
+            seconds: time for the training, None for no limit.
+            schedule_epochs: number of epochs of the learning rate's schedule, None for `self.epochs`.
         """
         device, window = find_device(self.device), self.window_
         starts = _window_starts(series.lengths, window + self.horizon)
-        with seeded(seed):
+        n_threads = choose_threads(self.n_jobs, self.batch_size * window * self.d_model)
+        with seeded(seed), limited_threads(n_threads):
             model = Forecaster.from_spec(
                 self.spec,
                 d_model=self.d_model,
                 d_state=self.d_state,
+                block_options=self.block_options,
                 d_input=self.n_channels_,
                 horizon=self.horizon,
                 normalise=True,
@@ -258,20 +309,23 @@ class SSMForecaster(SavedEstimator):
             def order(random: np.random.RandomState) -> np.ndarray:
                 return random.choice(len(starts), count, replace=False)
 
-            if evaluate is not None:
+            if evaluate is not None and seconds is None:  # with a limit, `minimise` evaluates the model to measure the time
                 evaluate(model)
             losses = minimise(
                 model,
                 loss_of,
                 order,
                 epochs=epochs,
-                schedule_epochs=self.epochs,
+                schedule_epochs=self.epochs if schedule_epochs is None else schedule_epochs,
                 batch_size=self.batch_size,
                 lr=self.lr,
                 weight_decay=0.01,
                 random=random,
                 evaluate=None if evaluate is None else lambda: {"loss": evaluate(model)},
                 patience=PATIENCE,
+                seconds=seconds,
+                callbacks=self.callbacks or (),
+                verbose=self.verbose,
             )
         return model, losses
 
@@ -477,7 +531,8 @@ class SSMForecaster(SavedEstimator):
                 past = series.windows(ends[rows] - [0, length], length)
                 values, _, elapsed = past.batch(np.arange(len(rows)), device)
                 ahead = None if elapsed is None else torch.from_numpy(gaps[rows].astype(np.float32)).to(device)
-                with torch.no_grad():
+                n_threads = choose_threads(self.n_jobs, len(rows) * int(length) * self.d_model)
+                with torch.no_grad(), limited_threads(n_threads):
                     if count == 1:
                         parts = [model(values, elapsed=elapsed, elapsed_ahead=ahead).unsqueeze(-1)]
                     else:

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from longscan._devices import find_device
 from longscan.estimators.features import FeatureModel
+from longscan.estimators.quantiles import Calibration
 from longscan.models import Forecaster, SequenceModel
 from longscan.models.base import PretrainedModel
 from longscan.models.saving import tensor_checksum
@@ -30,6 +31,7 @@ FORMAT = 1  # to be raised when a file of this version cannot be read by the cod
 HEADER = "longscan_estimator"
 SavedModel = PretrainedModel | FeatureModel
 MODELS: Mapping[str, type[SavedModel]] = {kind.__name__: kind for kind in (SequenceModel, Forecaster, FeatureModel)}
+RECORDS = {kind.__name__: kind for kind in (Calibration,)}  # named tuples among the attributes
 
 
 class SavedEstimator(BaseEstimator):
@@ -129,7 +131,7 @@ def _encode(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:
     if value is None or type(value) in (bool, int, float, str):
         return value
     for kind, (types, encode, _) in KINDS.items():
-        if isinstance(value, types) and not hasattr(value, "_fields"):
+        if isinstance(value, types) and (kind == "record" or not hasattr(value, "_fields")):
             return {"kind": kind} | encode(value, path, tensors)
     raise ValueError(f"`{path}` must be a value that can be saved, got a {type(value).__module__}.{type(value).__qualname__}")
 
@@ -272,6 +274,11 @@ KINDS: dict[str, tuple[type | tuple[type, ...], Encoder, Decoder]] = {
     "tensor": (Tensor, _encode_tensor, lambda value, tensors: tensors[value["name"]]),
     "array": (np.ndarray, _encode_array, _decode_array),
     "number": (np.generic, lambda value, *to: _encode_array(np.asarray(value), *to), lambda *given: _decode_array(*given)[()]),
+    "record": (
+        tuple(RECORDS.values()),
+        lambda value, *to: {"class": type(value).__name__, **_encode_items(value, *to)},
+        lambda value, tensors: RECORDS[value["class"]](*_decode_items(value, tensors)),
+    ),
     "list": (list, _encode_items, _decode_items),
     "tuple": (tuple, _encode_items, lambda *given: tuple(_decode_items(*given))),
     "mapping": (Mapping, _encode_mapping, _decode_mapping),
