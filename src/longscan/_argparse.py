@@ -1,11 +1,11 @@
 """Options of argparse from annotated types, for the commands and for the settings of runs."""
 
 from argparse import ArgumentError, ArgumentParser, Namespace
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import MISSING
 from typing import Any
 
-from longscan._errors import SettingError
+from longscan._errors import SettingError, nearest
 from longscan._types import describe_type, find_doc
 
 
@@ -29,6 +29,8 @@ def parse_known(parser: ArgumentParser, argv: Sequence[str]) -> tuple[Namespace,
         raise SettingError(f"{error.argument_name}: {error.message}") from None
 
 
-def unknown_argument(word: str) -> SettingError:
-    """Return the error for an argument that no parser knows."""
-    return SettingError(f"`{word}` is an unknown argument; `--help` lists the arguments that exist")
+def unknown_argument(word: str, names: Iterable[str] = ()) -> SettingError:
+    """Return the error for an argument that no parser knows, with the one of `names` (options without --) that is like it."""
+    near = nearest(word.lstrip("-"), names) if word.startswith("-") else None
+    hint = f"did you mean --{near}? " if near else ""
+    return SettingError(f"`{word}` is an unknown argument; {hint}`--help` lists the arguments that exist")

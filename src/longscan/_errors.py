@@ -1,6 +1,6 @@
 """The error that the command line prints as one line, and the forms of its message."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 from typing import NamedTuple
 
@@ -36,10 +36,29 @@ def names_argument(error: Exception, argument: str) -> bool:
     return str(error).startswith(f"`{argument}` must ")
 
 
+# Names that other programs use for settings of this one.
+_OTHER_NAMES = {"learning_rate": "lr", "epochs": "steps", "iterations": "steps", "max_steps": "steps", "batch": "batch_size"}
+
+
+def nearest(word: str, names: Iterable[str]) -> str | None:
+    """Return the name that is most like a word, None if none is: hyphens count as underscores, capitals as small letters.
+
+    A dotted name is also compared by its last part.
+    """
+    word = word.lower().replace("-", "_")
+    word = _OTHER_NAMES.get(word, word)
+    last_parts: dict[str, str] = {}
+    for name in names:
+        for key in (name, name.rpartition(".")[2]):
+            last_parts.setdefault(key.replace("-", "_"), name)
+    near = get_close_matches(word, last_parts, 1, 0.7)
+    return last_parts[near[0]] if near else None
+
+
 def unknown_setting(path: str, names: Sequence[str]) -> SettingError:
     """Return the error for a dotted name whose last part is none of `names`, with the nearest one."""
-    near = get_close_matches(path.rpartition(".")[2], names, 1)
-    hint = f"did you mean {near[0]}? " if near else ""
+    near = nearest(path.rpartition(".")[2], names)
+    hint = f"did you mean {near}? " if near else ""
     return SettingError(f"`{path}` is an unknown setting; {hint}the settings are {', '.join(names)}")
 
 

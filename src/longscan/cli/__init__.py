@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Sequence
 
 import longscan
-from longscan._errors import SettingError
+from longscan._errors import SettingError, nearest
 from longscan.cli._arguments import first_line, run_command
 from longscan.cli._console import echo, print_error, print_table
 from longscan.cli.automata import automata
@@ -82,7 +82,9 @@ def _print_page(name: str, argv: Sequence[str]) -> int:
         echo(f"longscan {longscan.__version__}")
         return 0
     if name not in ("-h", "--help"):
-        raise SettingError(f"the command must be one of {', '.join(COMMANDS)}, got {name!r}")
+        near = nearest(name, COMMANDS)
+        hint = f"; did you mean `longscan {near}`?" if near else ""
+        raise SettingError(f"the command must be one of {', '.join(COMMANDS)}, got {name!r}{hint}")
     from rich.table import Table
 
     table = Table("command", "what it does", title="longscan: state space models for long sequences", title_justify="left")

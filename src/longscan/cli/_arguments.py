@@ -87,7 +87,7 @@ def run_command(name: str, command: Command, argv: Sequence[str]) -> int:
         _print_help(name, command, rest if takes_settings else None)
         return 0
     if rest and not takes_settings:
-        raise unknown_argument(rest[0].partition("=")[0])
+        raise unknown_argument(rest[0].partition("=")[0], [one.word.lstrip("-") for one in arguments if not one.is_positional])
     texts = vars(given) | dict(zip([one.name for one in positional], first, strict=False))
     values = {one.name: one.convert(texts.get(one.name)) for one in arguments}
     if COMMAND_LINE in parameters:

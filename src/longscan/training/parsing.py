@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from longscan._argparse import new_parser, option_help, parse_known, unknown_argument
-from longscan._errors import SettingError, one_line, setting_error, unknown_setting
+from longscan._errors import SettingError, nearest, one_line, setting_error, unknown_setting
 from longscan._specs import upgrade_settings
 from longscan._types import (
     SettingsGroup,
@@ -134,7 +134,9 @@ def asks_for_quick(argv: Sequence[str]) -> bool:
 def task_class(name: object) -> type[Task]:
     """Return the task registered under a name. Raises SettingError listing the names that exist."""
     if not isinstance(name, str) or name not in TASKS:
-        raise setting_error("task.name", name, f"one of {', '.join(sorted(TASKS))}")
+        near = nearest(str(name), TASKS)
+        hint = f" (did you mean {near}?)" if near else ""
+        raise setting_error("task.name", name, f"one of {', '.join(sorted(TASKS))}{hint}")
     return TASKS[name]
 
 
@@ -187,7 +189,7 @@ def _unknown_option(option: str, argv: Sequence[str], task: type[Task], names: S
     if option == _SHORT_OPTIONS["task.data_dir"]:
         value = argv[0].partition("=")[2] or (argv[1] if len(argv) > 1 else "")
         return setting_error(option, value, f"left out, as task {task.name} has no setting data_dir")
-    return unknown_argument(option)
+    return unknown_argument(option, names)
 
 
 def settings_help(argv: Sequence[str]) -> list[ArgumentParser]:
