@@ -43,19 +43,24 @@ from longscan.models import SequenceModel, optimizer_groups
 
 CLIP = 1.0
 WARMUP = 0.1  # of the steps
-STACK = {
-    "spec": "mamba",
-    "d_model": 64,
-    "d_state": 16,
-    "pooling": "mean",
-    "epochs": 50,
-    "batch_size": 32,
-    "lr": 3e-3,
-    "weight_decay": 0.01,
-}  # settings of a trained stack that are not given
-ONLY_TRAINED = (*STACK, "block_options", "validation_fraction", "callbacks")
 Spec = str | Sequence[Mapping[str, Any]]
 BlockOptions = Mapping[str, Mapping[str, Any]]
+
+
+class StackSettings(NamedTuple):
+    """Settings of a trained stack; the defaults are the values of those that are not given."""
+
+    spec: Spec = "mamba"
+    d_model: int = 64
+    d_state: int = 16
+    pooling: Literal["mean", "last"] = "mean"
+    epochs: int = 50
+    batch_size: int = 32
+    lr: float = 3e-3
+    weight_decay: float = 0.01
+
+
+ONLY_TRAINED = (*StackSettings._fields, "block_options", "validation_fraction", "callbacks")
 Jobs = Annotated[int, Rule(bool, "a whole number other than 0")]
 
 
@@ -405,10 +410,10 @@ class SeriesEstimator(SavedEstimator):
         """Return whether the settings are those of a stack of blocks that is trained."""
         return any(getattr(self, name) is not None for name in ONLY_TRAINED)
 
-    def _stack_setting(self, name: str) -> Any:
-        """Return a setting of `STACK`, as given or by default."""
-        given = getattr(self, name)
-        return STACK[name] if given is None else given
+    def _stack_settings(self) -> StackSettings:
+        """Return the settings of the stack, as given or by default."""
+        values = {name: getattr(self, name) for name in StackSettings._fields}
+        return StackSettings(**{name: value for name, value in values.items() if value is not None})
 
     def _fit_features(
         self,
@@ -447,14 +452,15 @@ class SeriesEstimator(SavedEstimator):
     ) -> None:
         """Set `model_` to a trained stack, and the curves to its losses and validation errors in each epoch."""
         collection = examples.collection
+        stack = self._stack_settings()
         model = SequenceModel.from_spec(
-            self._stack_setting("spec"),
-            d_model=self._stack_setting("d_model"),
-            d_state=self._stack_setting("d_state"),
+            stack.spec,
+            d_model=stack.d_model,
+            d_state=stack.d_state,
             block_options=self.block_options,
             d_output=d_output,
             d_input=collection.channels,
-            pooling=self._stack_setting("pooling"),
+            pooling=stack.pooling,
             head="affine",
         ).to(device)
 
@@ -473,10 +479,10 @@ class SeriesEstimator(SavedEstimator):
             model,
             loss_of,
             lambda random: random.permutation(len(collection)),
-            epochs=self._stack_setting("epochs"),
-            batch_size=self._stack_setting("batch_size"),
-            lr=self._stack_setting("lr"),
-            weight_decay=self._stack_setting("weight_decay"),
+            epochs=stack.epochs,
+            batch_size=stack.batch_size,
+            lr=stack.lr,
+            weight_decay=stack.weight_decay,
             random=random,
             evaluate=None if validation is None else evaluate,
             patience=self.patience,
@@ -495,12 +501,12 @@ class SeriesEstimator(SavedEstimator):
     def _threads(self, collection: Collection) -> Any:
         """Return a context in which torch uses the threads of `n_jobs`."""
         length = collection.values.shape[1]
-        width = self._stack_setting("d_model") if self._has_stack() else GROUP
+        width = self._stack_settings().d_model if self._has_stack() else GROUP
         return limited_threads(choose_threads(self.n_jobs, min(self._rows_at_once(length), len(collection)) * length * width))
 
     def _rows_at_once(self, length: int) -> int:
         """Return the number of series of a batch for series of `length` steps at most."""
-        return int(self._stack_setting("batch_size")) if self._has_stack() else rows_at_once(length)
+        return self._stack_settings().batch_size if self._has_stack() else rows_at_once(length)
 
     def _outputs(self, collection: Collection) -> np.ndarray:
         """Return the model's outputs (n, d_output) in float64. Raises ValueError if one is not finite."""
