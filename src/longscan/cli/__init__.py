@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable, Sequence
 
 import longscan
+from longscan._allocator import keep_freed_memory
 from longscan._errors import SettingError, nearest
 from longscan.cli._arguments import first_line, run_command
 from longscan.cli._console import echo, print_error, print_table
@@ -49,6 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command that the arguments name (`sys.argv` if None) and return its exit code."""
     argv = list(sys.argv[1:] if argv is None else argv)
     name = argv[0] if argv else "--help"
+    keep_freed_memory()
     try:
         code = run_command(name, COMMANDS[name], argv[1:]) if name in COMMANDS else _print_page(name, argv)
         sys.stdout.flush()

@@ -16,9 +16,11 @@ from longscan.training.settings import Settings
 MAX_ELEMENTS = 2**24  # of a step's states, in four-byte numbers: an H200 writes so many in about the time of a few launches
 PROGRAM = """
 import sys
+from longscan._allocator import keep_freed_memory
 from longscan.reproduce.stacks import train_seeds
 from longscan.training.processes import stop_with_parent
 stop_with_parent()
+keep_freed_memory()
 sys.exit(train_seeds(sys.argv[1]))
 """
 

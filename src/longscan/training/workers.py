@@ -10,8 +10,10 @@ import torch
 
 _PROGRAM = """
 import sys
+from longscan._allocator import keep_freed_memory
 from longscan.training import processes, sweep
 processes.stop_with_parent()
+keep_freed_memory()
 try:
     sweep.work(sys.argv[1])
 except KeyboardInterrupt:
