@@ -34,6 +34,8 @@ class FeedForwardBlock(SequenceModule):
         dropout: probability of dropping a hidden activation in training.
     """
 
+    context_parallel = True
+
     def __init__(
         self,
         d_model: PositiveInt,

@@ -10,6 +10,7 @@ one mask for all steps and acts on (x, z). Rotary positions rotate the layer's i
 import functools
 import math
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -20,6 +21,7 @@ from torch.utils.checkpoint import checkpoint
 from longscan._types import FractionBelowOne, NonNegativeInt, PositiveInt
 from longscan.blocks.dropout import SharedDropout
 from longscan.blocks.rotary import Rotary, positions_from
+from longscan.distributed.context import current_split, use_split
 from longscan.layers import S6, make_inner_layer
 from longscan.layers._settings import check_backend
 from longscan.layers.base import SequenceInfo, SequenceLayer, SequenceModule
@@ -64,6 +66,8 @@ class GatedBlock(SequenceModule):
 
     The state is `GatedState`.
     """
+
+    context_parallel = True
 
     def __init__(
         self,
@@ -195,4 +199,11 @@ def _recomputed(function: Callable[..., Any], inputs: tuple[Any, ...]) -> Any:
     """
     if not torch.is_grad_enabled() or in_func_transform():
         return function(*inputs)
-    return checkpoint(function, *inputs, use_reentrant=False, preserve_rng_state=False)
+    split = current_split()
+    if split is None:
+        return checkpoint(function, *inputs, use_reentrant=False, preserve_rng_state=False)
+
+    def contexts() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
+        return nullcontext(), use_split(split)  # the backward pass, which runs `function` again, may be outside of the split
+
+    return checkpoint(function, *inputs, use_reentrant=False, preserve_rng_state=False, context_fn=contexts)

@@ -38,6 +38,8 @@ class GLUBlock(SequenceModule):
         backend: backend of the inner layer's op.
     """
 
+    context_parallel = True
+
     def __init__(
         self,
         d_model: PositiveInt,

@@ -16,6 +16,7 @@ from longscan._types import FractionBelowOne, NonNegativeInt, PositiveInt
 from longscan.blocks._registry import BLOCKS
 from longscan.blocks.gated import GatedBlock, GatedState
 from longscan.blocks.residual import EPSILON
+from longscan.distributed.context import current_split
 from longscan.layers import S6
 from longscan.layers.base import SequenceInfo
 from longscan.layers.state import ScanState, State
@@ -111,6 +112,7 @@ class MambaBlock(GatedBlock):
             and x_t.dtype == self.layer.dt_bias.dtype == self.in_proj.weight.dtype
             and not torch.is_grad_enabled()
             and not is_compiled_or_transformed(x_t)
+            and current_split() is None  # otherwise `SequenceModule.step` raises
             # Under autocast the kernel of a whole step cannot run, but those of the convolution and of the scan can.
             and not (self.backend == "cpu" and torch.is_autocast_enabled(x_t.device.type))
         )

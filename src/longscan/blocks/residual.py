@@ -58,6 +58,8 @@ class Residual(SequenceModule):
     If the block shortens the sequence, its `shorten` is applied to the residual path.
     """
 
+    context_parallel = True
+
     def __init__(self, block: SequenceModule, norm: Norm = "rms") -> None:
         super().__init__()
         self.d_model, self.kind = block.d_model, norm
@@ -65,6 +67,7 @@ class Residual(SequenceModule):
         if norm == "rms":
             self.norm = rms_norm(self.d_model)
         self.block = self.inherit_properties(block)
+        self.context_parallel = norm != "batch"  # whose statistics are those of whole sequences
         self.fuses_step = norm == "rms" and isinstance(block, ResidualStep)
 
     def forward_impl(self, x: Tensor, state: State, info: SequenceInfo) -> tuple[Tensor, State]:

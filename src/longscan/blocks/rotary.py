@@ -17,6 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from longscan._types import EvenInt, PositiveFloat, PositiveInt, Rule
+from longscan.distributed.collectives import all_gather
+from longscan.distributed.context import SequenceSplit, current_split, use_split
 from longscan.layers.base import SequenceInfo
 from longscan.layers.parameters import Marked, mark
 from longscan.layers.state import State, restarted_rows
@@ -86,10 +88,14 @@ def positions(carried: Tensor, restarted: Tensor | None, shape: tuple[int, int],
         restarted: (B,) bool, rows whose first valid step starts a sequence; None: no row.
         shape: (B, L).
         info: `valid` and `seq_idx` as in `SequenceModule.forward`.
+
+    If sequences are split over processes, `carried` and the second result are those before the first and after the last piece.
     """
-    length = shape[1]
+    length, split = shape[1], current_split()
     if restarted is not None:
         carried = torch.where(restarted, 0, carried)
+    if split is not None:
+        return _piece_positions(carried, shape, info, split)
     if length == 0:
         return carried.new_zeros(shape), carried
     index = torch.arange(length, device=carried.device).expand(shape)
@@ -105,3 +111,14 @@ def positions(carried: Tensor, restarted: Tensor | None, shape: tuple[int, int],
         start = torch.where(changed, index, 0).cummax(1).values
         position = torch.where(start > 0, index - start, position)
     return position, torch.where(count > 0, position[:, -1] + 1, carried)
+
+
+def _piece_positions(
+    carried: Tensor, shape: tuple[int, int], info: SequenceInfo, split: SequenceSplit
+) -> tuple[Tensor, Tensor]:
+    """Return `positions` for the piece of this process. `valid` and `seq_idx` of all pieces are gathered."""
+    length = shape[1]
+    masks = [None if mask is None else all_gather(mask, split).transpose(0, 1).flatten(1) for mask in (info.valid, info.seq_idx)]
+    with use_split(None):
+        whole, after = positions(carried, None, (shape[0], length * split.size), SequenceInfo(valid=masks[0], seq_idx=masks[1]))
+    return whole[:, split.rank * length : (split.rank + 1) * length], after

@@ -70,7 +70,7 @@ class S5Block(GLUBlock):
         )
         self.stride, self.pooling = stride, pooling
         if stride > 1:
-            self.changes_length, self.streaming = True, False
+            self.changes_length, self.streaming, self.context_parallel = True, False, False
 
     def forward_impl(self, x: Tensor, state: State, info: SequenceInfo) -> tuple[Tensor, State]:
         """Return the outputs (B, L, D) and the state after the last step by the equations at the top of the file."""

@@ -40,6 +40,8 @@ class SimpleBlock(SequenceModule):
         backend: backend of the inner layer's op.
     """
 
+    context_parallel = True
+
     def __init__(
         self,
         d_model: PositiveInt,

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import silu
 
+from longscan.distributed.context import current_split
 from longscan.layers.checks import StateForm, check_input, check_state_form, check_steps, state_form
 from longscan.layers.parameters import Marked
 from longscan.layers.state import PhaseState, ScanState, State, no_sequence, restarted_rows, zero_rows
@@ -46,6 +47,7 @@ class SequenceModule(Marked, ABC):
         irregular: `elapsed` has a meaning; otherwise passing it raises ValueError.
         changes_length: y is shorter than x.
         batch_independent: no row of a batch influences another.
+        context_parallel: the module can run inside `longscan.distributed.context_parallel`, on pieces of sequences.
         fuses_gate: the op of a layer multiplies y by silu(gate) itself.
         activates_input: a layer applies SiLU to the input of its scan; a block then applies none before it.
         op_names: the ops of `longscan.ops` that the module itself calls, without those of its submodules. An explicit native
@@ -57,6 +59,7 @@ class SequenceModule(Marked, ABC):
     irregular: bool = True
     changes_length: bool = False
     batch_independent: bool = True
+    context_parallel: bool = False
     fuses_gate: bool = False
     activates_input: bool = False
     op_names: tuple[str, ...] = ()
@@ -107,6 +110,10 @@ class SequenceModule(Marked, ABC):
 
     def _checked_forward(self, x: Tensor, state: State, info: SequenceInfo) -> Any:
         """Check and mask the inputs, call `forward_impl`, apply a gate that the layer does not fuse, and mask the output."""
+        if not self.context_parallel and current_split() is not None:
+            raise ValueError(
+                f"each module inside `context_parallel` must compute pieces of sequences, got {type(self).__name__}, which cannot"
+            )
         if self.checks_inputs:
             x, info = self.validate_inputs(x, info)
             self.check_state(state, x.shape[0])
@@ -135,6 +142,8 @@ class SequenceModule(Marked, ABC):
         """
         if not self.streaming:
             raise ValueError(f"{type(self).__name__} cannot run step by step, as its outputs depend on later steps")
+        if current_split() is not None:
+            raise ValueError("`step` must be called outside of `context_parallel`, whose processes share the steps, got a step")
         y, state = self(
             x_t.unsqueeze(1),
             state,

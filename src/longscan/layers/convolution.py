@@ -16,12 +16,16 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from longscan.distributed.context import current_split
 from longscan.layers.base import SequenceInfo, SequenceLayer, mask_padding, start_state
 from longscan.layers.state import ScanState, State, no_sequence
 from longscan.ops import long_conv
-from longscan.ops.arguments import without_autocast
+from longscan.ops.arguments import step_flags, without_autocast
 from longscan.ops.dispatch import plain_backend
+from longscan.ops.pieces import PieceMap, pass_states, scan_piece
 from longscan.ops.tracing import record_length
+
+COUNT_BASE = 2**18
 
 
 class ConvolutionForm(NamedTuple):
@@ -33,11 +37,14 @@ class ConvolutionForm(NamedTuple):
             2 Re sum_n C_n a^{k+1} s.
         final_state: function of inputs (B, L, D), an initial state or None, and numbers of steps (B,) or (1,) that returns the
             state (B, D, N/2, 2) after the last step. Row b consists of its last count[b] steps; earlier inputs are 0.
+        propagate: function of a state and numbers of steps (B,) or (1,) that returns the state after these steps for zero input,
+            a^count s.
     """
 
     kernel: Tensor
     free_response: Callable[[Tensor], Tensor]
     final_state: Callable[[Tensor, Tensor | None, Tensor], Tensor]
+    propagate: Callable[[Tensor, Tensor], Tensor]
 
 
 def convolve(
@@ -61,12 +68,31 @@ def convolve(
         first, count = valid.to(torch.int8).argmax(1), valid.sum(1)
         source = (position + (first + count).unsqueeze(1)) % length
         shifted = u.gather(1, source.unsqueeze(-1).expand_as(u))
-    y = long_conv(u, system.kernel, backend=plain_backend(backend))
+    y, final = long_conv(u, system.kernel, backend=plain_backend(backend)), None
+    split = current_split()
+    if split is not None:
+        local = system.final_state(shifted, None, count)
+        start = torch.zeros_like(local) if initial is None else initial
+        initial, final = pass_states(split, start, local, count_map(system, count), None)
     if initial is not None:
         response = system.free_response(initial).transpose(1, 2)
         since = (position - first.unsqueeze(1)).clamp(min=0)
         y = y + response.gather(1, since.unsqueeze(-1).expand_as(response))
-    return y, system.final_state(shifted, initial, count) if return_state else None
+    if final is None and return_state:
+        final = system.final_state(shifted, initial, count)
+    return y, final if return_state else None
+
+
+def count_map(system: ConvolutionForm, count: Tensor) -> PieceMap:
+    """Return the map of states by `count` steps, (B,) or (1,).
+
+    The numbers are sent in two parts, which are exact in float32 up to 2^36 steps.
+    """
+
+    def apply(state: Tensor, high: Tensor, low: Tensor) -> Tensor:
+        return system.propagate(state, high.to(torch.int64) * COUNT_BASE + low.to(torch.int64))
+
+    return PieceMap([count // COUNT_BASE, count % COUNT_BASE], apply)
 
 
 class ConvolutionLayer(SequenceLayer):
@@ -75,6 +101,7 @@ class ConvolutionLayer(SequenceLayer):
     Rows with evenly spaced steps are convolved; single steps, rows with elapsed times and packed rows run step by step.
     """
 
+    context_parallel = True
     C: nn.Parameter
     D: nn.Parameter
     d_state: int
@@ -91,6 +118,10 @@ class ConvolutionLayer(SequenceLayer):
         Memory is bounded by a chunk of steps. u: (B, L, D). initial: (B, D, N/2, 2).
         """
 
+    @abstractmethod
+    def recurrence_map(self, u: Tensor, info: SequenceInfo) -> PieceMap:
+        """Return the map of states by the steps of a piece u (B, L, D), without restarts, for `recur`."""
+
     def convolve(
         self, u: Tensor, initial: Tensor | None, valid: Tensor | None, return_state: bool = True
     ) -> tuple[Tensor, Tensor | None]:
@@ -106,9 +137,18 @@ class ConvolutionLayer(SequenceLayer):
             if info.elapsed is None and info.seq_idx is None and x.shape[1] > 1:
                 y, ssm = self.convolve(u, initial, info.valid, info.return_state)
             else:
-                y, ssm = self.recur(u, self.initial_state(x.shape[0]).ssm if initial is None else initial, info)
+                y, ssm = self._recur_piece(u, self.initial_state(x.shape[0]).ssm if initial is None else initial, info)
         after = None if ssm is None else ScanState(ssm, last_seq_idx)
         return mask_padding(y + self.D * u, info.valid).to(x.dtype), after
+
+    def _recur_piece(self, u: Tensor, initial: Tensor, info: SequenceInfo) -> tuple[Tensor, Tensor]:
+        """Return what `recur` returns, for pieces of split sequences, too."""
+        if current_split() is None:
+            return self.recur(u, initial, info)
+        flags = step_flags(u.shape[0], u.shape[1], info.valid, info.seq_idx, u)
+        return scan_piece(
+            lambda state: self.recur(u, state, info), initial, flags, lambda: self.recurrence_map(u, info)
+        )
 
     def initial_state(self, batch: int) -> ScanState:
         """Return zeros: ssm (batch, D, N/2, 2)."""

@@ -44,6 +44,7 @@ class LinOSS(SequenceLayer):
     The state is `ScanState` with ssm (B, P, 2, 2): velocity and position, real and imaginary part.
     """
 
+    context_parallel = True
     op_names = ("block2_scan",)
 
     def __init__(

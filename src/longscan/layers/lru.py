@@ -39,6 +39,7 @@ class LRU(SequenceLayer):
     The state is `ScanState` with ssm (B, N, 2). nu, phi and gamma learn at a quarter of the rate, without weight decay.
     """
 
+    context_parallel = True
     op_names = ("linear_scan",)
 
     def __init__(

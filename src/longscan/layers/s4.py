@@ -24,7 +24,7 @@ from longscan._types import EvenInt, PositiveFloat, PositiveInt
 from longscan.layers._registry import LAYERS
 from longscan.layers._settings import check_backend
 from longscan.layers.base import SequenceInfo
-from longscan.layers.convolution import ConvolutionForm, ConvolutionLayer
+from longscan.layers.convolution import ConvolutionForm, ConvolutionLayer, count_map
 from longscan.layers.parameters import float32_parameter, mark
 from longscan.numerics.dense import decay, final_state
 from longscan.numerics.dplr import bilinear_solver, bilinear_step, dense_step, spectrum
@@ -35,6 +35,7 @@ from longscan.numerics.timescales import initial_dt
 from longscan.ops.arguments import carry_dtype, flag_masks, step_flags
 from longscan.ops.chunks import CHUNK, scan_chunks
 from longscan.ops.dispatch import Backend
+from longscan.ops.pieces import PieceMap, count_steps, power
 from longscan.ops.tracing import record_length
 
 MAX_ELEMENTS = 2**24  # largest product of channels, states and angles of the kernel in memory
@@ -120,6 +121,14 @@ class S4(ConvolutionLayer):
 
         return scan_chunks(chunk, (u, info.elapsed, flags), (), initial, empty=u)
 
+    def recurrence_map(self, u: Tensor, info: SequenceInfo) -> PieceMap:
+        """See `ConvolutionLayer.recurrence_map`. With elapsed times a map is a dense matrix for each row: ValueError."""
+        if info.elapsed is not None:
+            raise ValueError("`elapsed` must be None for S4 inside `context_parallel`, got a tensor")
+        batch, length, _ = u.shape
+        flags = step_flags(batch, length, info.valid, None, u)
+        return count_map(self.convolution_form(length), count_steps(flags, length, u))
+
     def kernel(self, length: int, A_bar: Tensor | None = None) -> Tensor:
         """Return the kernel K_l = 2 Re(C a^l b), (D, length), in float64 where the device supports it.
 
@@ -154,4 +163,8 @@ class S4(ConvolutionLayer):
             ssm = final_state(A_bar, B_bar, u.to(wide), start, count)
             return ssm.view(u.shape[0], self.d_model, self.d_state // 2, 2).to(self.state_dtype)
 
-        return ConvolutionForm(self.kernel(length, A_bar).to(narrow), free_response, final)
+        def propagate(state: Tensor, count: Tensor) -> Tensor:
+            powers = power(A_bar, count, length, torch.matmul, torch.eye(self.d_state, dtype=wide, device=A_bar.device))
+            return (powers @ state.to(wide).flatten(-2).unsqueeze(-1)).view_as(state).to(self.state_dtype)
+
+        return ConvolutionForm(self.kernel(length, A_bar).to(narrow), free_response, final, propagate)

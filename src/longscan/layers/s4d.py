@@ -31,6 +31,7 @@ from longscan.ops.arguments import step_flags
 from longscan.ops.chunks import scan_chunks
 from longscan.ops.dispatch import Backend, resolve
 from longscan.ops.linear_scan import NATIVE_BACKENDS, run_backend
+from longscan.ops.pieces import PieceMap
 
 
 @LAYERS.register("s4d")
@@ -113,6 +114,12 @@ class S4D(ConvolutionLayer):
         y, final = scan_chunks(chunk, (u, info.elapsed, flags), (readout,), multiply(eigenvalues, initial), empty=u)
         return y, divide(final, eigenvalues)
 
+    def recurrence_map(self, u: Tensor, info: SequenceInfo) -> PieceMap:
+        """See `ConvolutionLayer.recurrence_map`. The product of the factors is the state that the recurrence makes of ones."""
+        ones = constant(u, 1.0, 0.0).expand(len(u), self.d_model, self.d_state // 2, 2)
+        _, factor = self.recur(torch.zeros_like(u), ones, info._replace(seq_idx=None))
+        return PieceMap([factor], lambda state, factor: multiply(factor, state))
+
     def convolution_form(self, length: int) -> ConvolutionForm:
         """See `ConvolutionLayer.convolution_form`."""
         coefficients, eigenvalues, dt = self.coefficients(), self.eigenvalues(), self.log_dt.exp().unsqueeze(-1)
@@ -122,8 +129,12 @@ class S4D(ConvolutionLayer):
         def free_response(initial: Tensor) -> Tensor:
             return diagonal_kernel(log_a, multiply(multiply(coefficients, exponential(log_a)), initial), length)
 
+        def propagate(state: Tensor, count: Tensor) -> Tensor:
+            return multiply(power(log_a, count.view(-1, 1, 1)), state)
+
         def final_state(u: Tensor, initial: Tensor | None, count: Tensor) -> Tensor:
             ssm = multiply(diagonal_final_state(log_a, u), b)
-            return ssm if initial is None else ssm + multiply(power(log_a, count.view(-1, 1, 1)), initial)
+            return ssm if initial is None else ssm + propagate(initial, count)
 
-        return ConvolutionForm(diagonal_kernel(log_a, multiply(coefficients, b), length), free_response, final_state)
+        kernel = diagonal_kernel(log_a, multiply(coefficients, b), length)
+        return ConvolutionForm(kernel, free_response, final_state, propagate)

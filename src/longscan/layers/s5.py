@@ -57,6 +57,7 @@ class S5(SequenceLayer):
     rate, without weight decay.
     """
 
+    context_parallel = True
     op_names = ("linear_scan",)
 
     def __init__(

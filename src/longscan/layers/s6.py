@@ -36,6 +36,9 @@ from longscan.ops.arguments import step_flags, without_autocast
 from longscan.ops.chunks import scan_chunks
 from longscan.ops.dispatch import Backend, resolve
 from longscan.ops.linear_scan import NATIVE_BACKENDS, run_backend
+from longscan.ops.pieces import scan_piece, sum_steps
+from longscan.ops.selective_scan import decay_map
+from longscan.ops.selective_scan.reference import step_sizes
 
 
 @LAYERS.register("s6")
@@ -58,6 +61,7 @@ class S6(SequenceLayer):
     """
 
     fuses_gate = True
+    context_parallel = True
     op_names = ("selective_scan",)
 
     def __init__(
@@ -196,7 +200,12 @@ class S6(SequenceLayer):
 
         with without_autocast(u):
             u_wide, steps = u.to(wide), [part.to(wide) for part in selected]
-            y, ssm = scan_chunks(chunk, (u_wide, *steps, info.elapsed, flags), (A, dt_bias), start, empty=u_wide)
+            y, ssm = scan_piece(
+                lambda state: scan_chunks(chunk, (u_wide, *steps, info.elapsed, flags), (A, dt_bias), state, empty=u_wide),
+                start,
+                flags,
+                lambda: decay_map(sum_steps(step_sizes(steps[0], dt_bias, info.elapsed, True), flags).to(wide), A),
+            )
             y = y + self.D * u_wide
             y = y if info.gate is None else y * silu(info.gate.to(wide))
         return mask_padding(y, info.valid).to(u.dtype), ssm

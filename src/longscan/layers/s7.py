@@ -111,6 +111,7 @@ class S7(SequenceLayer):
     """
 
     irregular = False
+    context_parallel = True
     op_names = ("linear_scan",)
 
     def __init__(

@@ -10,6 +10,9 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
+from longscan.distributed.context import current_split
+from longscan.ops.arguments import last_sequence, sequence_ends
+
 State = Any  # a NamedTuple under @layer_state: one class per layer
 T = TypeVar("T", bound=type)
 
@@ -98,7 +101,8 @@ def no_sequence(batch: int, device: torch.device) -> Tensor:
 def restarted_rows(last_seq_idx: Tensor, valid: Tensor | None, seq_idx: Tensor | None) -> tuple[Tensor | None, Tensor]:
     """Return which rows start a new sequence at their first valid step, (B,) bool, and the new `last_seq_idx` (B,).
 
-    The first result is None without `seq_idx`. The `last_seq_idx` of a row without a valid step is unchanged.
+    The first result is None without `seq_idx`. The `last_seq_idx` of a row without a valid step is unchanged. If sequences are
+    split over processes, both results are those for the whole sequences.
 
     Args:
         last_seq_idx: (B,) int64, the seq_idx of the last valid step before these, -1 if there was none.
@@ -107,6 +111,12 @@ def restarted_rows(last_seq_idx: Tensor, valid: Tensor | None, seq_idx: Tensor |
     """
     if seq_idx is None or seq_idx.shape[1] == 0:
         return None, last_seq_idx
+    split = current_split()
+    if split is not None:
+        ends = sequence_ends(valid, seq_idx, split)
+        (_, first, _), (found, _, last) = last_sequence(ends.flip(0)).unbind(1), last_sequence(ends).unbind(1)
+        has_step = found > 0
+        return has_step & (last_seq_idx >= 0) & (first != last_seq_idx), torch.where(has_step, last, last_seq_idx)
     if valid is None:
         first, last = seq_idx[:, 0], seq_idx[:, -1].to(torch.int64)
         return (last_seq_idx >= 0) & (first != last_seq_idx), last

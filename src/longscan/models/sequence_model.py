@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from longscan._types import PositiveInt
 from longscan.blocks.residual import Norm, Residual, layer_norm, rms_norm
 from longscan.blocks.rotary import positions as count_positions
+from longscan.distributed.context import current_split
 from longscan.layers._settings import building_parts, check_backend
 from longscan.layers.base import SequenceInfo, mask_padding
 from longscan.layers.checks import check_steps, values_unavailable
@@ -219,6 +220,8 @@ class SequenceModel(PretrainedModel):
         ValueError if a block needs later steps.
         """
         self.require_streaming("`step`")
+        if current_split() is not None:
+            raise ValueError("`step` must be called outside of `context_parallel`, whose processes share the steps, got a step")
         valid = None if active is None else active.unsqueeze(1)
         inputs = inputs.unsqueeze(1)
         self._check_inputs(inputs, None if elapsed is None else elapsed.unsqueeze(1), valid, None)

@@ -6,6 +6,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from longscan.distributed.collectives import all_gather
+from longscan.distributed.context import SequenceSplit, current_split
+
 INVALID, RESET = 1, 2  # flags of a step, uint8: the step is skipped; the state restarts from zero at this step
 
 
@@ -48,7 +51,8 @@ def _spell(shape: tuple[int, ...]) -> str:
 def step_flags(batch: int, length: int, valid: Tensor | None, seq_idx: Tensor | None, like: Tensor) -> Tensor | None:
     """Return `valid` and `seq_idx` as one uint8 tensor (B, L) of the flags INVALID and RESET; None if both are None.
 
-    RESET is set at each valid step whose seq_idx differs from that of the last valid step before it.
+    RESET is set at each valid step whose seq_idx differs from that of the last valid step before it, which is in an earlier piece
+    if sequences are split over processes.
     """
     if valid is not None:
         check_tensor("valid", valid, (batch, length), like)
@@ -60,6 +64,9 @@ def step_flags(batch: int, length: int, valid: Tensor | None, seq_idx: Tensor | 
     if seq_idx.is_floating_point() or seq_idx.is_complex() or seq_idx.dtype == torch.bool:
         raise TypeError(f"`seq_idx` must be of an integer dtype, got {seq_idx.dtype}")
     first = torch.zeros(batch, min(length, 1), dtype=torch.bool, device=like.device)
+    split = current_split()
+    if split is not None and length:
+        return _piece_flags(valid, seq_idx, split)
     if valid is None:
         return torch.cat([first, seq_idx[:, 1:] != seq_idx[:, :-1]], 1).to(torch.uint8) * RESET
     steps = torch.arange(length, device=like.device)
@@ -67,6 +74,39 @@ def step_flags(batch: int, length: int, valid: Tensor | None, seq_idx: Tensor | 
     previous = latest[:, :-1]
     changed = valid[:, 1:] & (previous >= 0) & (seq_idx[:, 1:] != seq_idx.gather(1, previous.clamp(min=0)))
     return torch.cat([first, changed], 1).to(torch.uint8) * RESET + (~valid).to(torch.uint8) * INVALID
+
+
+def _piece_flags(valid: Tensor | None, seq_idx: Tensor, split: SequenceSplit) -> Tensor:
+    """Return the flags of a piece: those of its steps after the last valid step of the earlier pieces."""
+    valid = torch.ones_like(seq_idx, dtype=torch.bool) if valid is None else valid
+    ends = sequence_ends(valid, seq_idx, split)
+    before = last_sequence(ends[: split.rank])
+    valid = torch.cat([before[:, :1] > 0, valid], 1)
+    seq_idx = torch.cat([before[:, 2:].to(seq_idx.dtype), seq_idx], 1)
+    steps = torch.arange(seq_idx.shape[1], device=seq_idx.device)
+    latest = torch.where(valid, steps, -1).cummax(1).values[:, :-1]
+    changed = valid[:, 1:] & (latest >= 0) & (seq_idx[:, 1:] != seq_idx.gather(1, latest.clamp(min=0)))
+    return changed.to(torch.uint8) * RESET + (~valid[:, 1:]).to(torch.uint8) * INVALID
+
+
+def sequence_ends(valid: Tensor | None, seq_idx: Tensor, split: SequenceSplit) -> Tensor:
+    """Return, for each piece of a split sequence, whether it has a valid step, and the seq_idx of its first and last one.
+
+    valid, seq_idx: (B, L), L >= 1, of this process's piece. Returns (R, B, 3) int64.
+    """
+    valid = torch.ones_like(seq_idx, dtype=torch.bool) if valid is None else valid
+    steps = torch.arange(valid.shape[1], device=valid.device)
+    first, last = valid.to(torch.int8).argmax(1, keepdim=True), torch.where(valid, steps, 0).amax(1, keepdim=True)
+    ends = [valid.any(1, keepdim=True), seq_idx.gather(1, first), seq_idx.gather(1, last)]
+    return all_gather(torch.cat([end.to(torch.int64) for end in ends], 1), split)
+
+
+def last_sequence(ends: Tensor) -> Tensor:
+    """Return the row of `sequence_ends` (R, B, 3) of the last piece with a valid step, (B, 3); zeros if there is none."""
+    found = ends.new_zeros(ends.shape[1:])
+    for piece in ends:
+        found = torch.where(piece[:, :1] > 0, piece, found)
+    return found
 
 
 def last_valid(flags: Tensor) -> Tensor:

@@ -7,6 +7,7 @@ from longscan.ops._native_op import NativeOp
 from longscan.ops.arguments import check_real, check_tensor, restore_complex, state_dtype, step_flags, to_pairs, without_autocast
 from longscan.ops.block2_scan import eager, reference
 from longscan.ops.dispatch import NATIVE, probe, resolve
+from longscan.ops.pieces import PieceMap, product_of_factors, scan_piece
 
 NATIVE_BACKENDS = probe("block2_scan", "triton")
 
@@ -81,10 +82,22 @@ def block2_scan(
     drive, start = (to_pairs(part, wide) if columns else part.to(wide).unsqueeze(-1) for part in (f, initial_state))
     chosen = resolve("block2_scan", backend, f, NATIVE_BACKENDS)
     with without_autocast(f):
-        x, final = _run(M.to(wide), drive, start, flags, seq_idx is not None, chosen)
+        matrices = M.to(wide)
+        x, final = scan_piece(
+            lambda state: _run(matrices, drive, state, flags, seq_idx is not None, chosen),
+            start,
+            flags,
+            lambda: _matrix_map(matrices, drive, flags),
+        )
     if not columns:
         return x.squeeze(-1).to(out), final.squeeze(-1)
     return restore_complex(x.contiguous(), f).to(out), restore_complex(final.contiguous(), f)
+
+
+def _matrix_map(M: Tensor, f: Tensor, flags: Tensor | None) -> PieceMap:
+    """Return the map of states by the matrices of a piece; arguments as in `_run`."""
+    factor = product_of_factors(M, flags, f.shape[1], f.ndim, torch.matmul, torch.eye(2, device=M.device))
+    return PieceMap([factor], lambda state, factor: factor @ state)
 
 
 def _run(M: Tensor, f: Tensor, initial_state: Tensor, flags: Tensor | None, packed: bool, backend: str) -> tuple[Tensor, Tensor]:

@@ -3,10 +3,13 @@
 import torch
 from torch import Tensor
 
+from longscan.distributed.context import current_split, reversed_split
+from longscan.numerics.pairs import constant, multiply
 from longscan.ops._native_op import NativeOp
 from longscan.ops.arguments import check_tensor, state_dtype, step_flags, to_pairs, without_autocast
 from longscan.ops.dispatch import NATIVE, probe, resolve
 from longscan.ops.linear_scan import eager, reference
+from longscan.ops.pieces import PieceMap, product_of_factors, scan_piece
 
 NATIVE_BACKENDS = probe("linear_scan", "cpu", "triton")
 
@@ -72,6 +75,14 @@ def linear_scan(
     if not pairs and initial_state.is_complex() != is_complex:
         kind = "complex" if is_complex else "real"
         raise TypeError(f"`initial_state` must be of a {kind} dtype like a and b together, got {initial_state.dtype}")
+    if reverse and current_split() is not None:
+        with reversed_split():
+            masks = [None if mask is None else mask.flip(1) for mask in (valid, seq_idx)]
+            x, final = linear_scan(
+                a.flip(1) if a.ndim == b.ndim else a, b.flip(1), initial_state,
+                pairs=pairs, valid=masks[0], seq_idx=masks[1], backend=backend,
+            )  # fmt: skip
+        return x.flip(1), final
     flags = step_flags(batch, length, valid, seq_idx, b)
     if reverse and seq_idx is not None:
         flags = step_flags(batch, length, None if valid is None else valid.flip(1), seq_idx.flip(1), b)
@@ -86,10 +97,23 @@ def linear_scan(
     a, b, initial_state = (to_pairs(x, wide) for x in (a, b, initial_state))
     chosen = resolve("linear_scan", backend, b, NATIVE_BACKENDS)
     with without_autocast(b):
-        x, final = run_backend(a, b, initial_state, flags, reverse, is_complex, chosen, seq_idx is not None)
+        x, final = scan_piece(
+            lambda state: run_backend(a, b, state, flags, reverse, is_complex, chosen, seq_idx is not None),
+            initial_state,
+            flags,
+            lambda: factor_map(a, b, flags, is_complex),
+        )
     if not form.is_complex():
         return x.to(out), final
     return torch.view_as_complex(x).to(out), torch.view_as_complex(final)
+
+
+def factor_map(a: Tensor, b: Tensor, flags: Tensor | None, is_complex: bool) -> PieceMap:
+    """Return the map of states by the factors of a piece; arguments as in `run_backend`."""
+    times = multiply if is_complex else torch.mul
+    identity = constant(a, 1.0, 0.0) if is_complex else a.new_ones(())
+    factor = product_of_factors(a, flags, b.shape[1], b.ndim, times, identity)
+    return PieceMap([factor], lambda state, factor: times(factor, state))
 
 
 def run_backend(

@@ -5,9 +5,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from longscan.numerics.pairs import multiply
 from longscan.ops._native_op import NativeOp, keeps_chunk_states
-from longscan.ops.arguments import check_complex, check_real, restore_complex, state_dtype, step_flags, to_pairs, without_autocast
+from longscan.ops.arguments import (
+    check_complex,
+    check_real,
+    restore_complex,
+    state_dtype,
+    step_flags,
+    to_pairs,
+    without_autocast,
+    zero_invalid,
+)
 from longscan.ops.dispatch import NATIVE, probe, resolve
+from longscan.ops.pieces import PieceMap, scan_piece, sum_steps
 from longscan.ops.selective_scan import eager, reference
 
 NATIVE_BACKENDS = probe("selective_scan", "cpu", "triton")
@@ -105,17 +116,42 @@ def selective_scan(
     tensors: list[Any] = [
         x if x is None or (i in by_step and x.dtype in narrow) else to_pairs(x, wide) for i, x in enumerate(given)
     ] + [flags]
+    initial_state = tensors[8]
+
+    def run(state: Tensor, skip: Tensor | None = tensors[5], gate: Tensor | None = tensors[6]) -> tuple[Tensor, Tensor]:
+        given = [*tensors[:5], skip, gate, tensors[7], state, *tensors[9:]]
+        return _run_backend(given, dt_softplus, paired, seq_idx is not None, chosen)
+
+    def make_map() -> PieceMap:
+        dt, dt_bias, dt_scale = (x if x is None else x.to(wide) for x in (tensors[1], tensors[7], tensors[9]))
+        dt, dt_scale = zero_invalid(flags, dt, dt_scale)
+        steps = reference.step_sizes(dt, dt_bias, dt_scale, dt_softplus)
+        return decay_map(sum_steps(steps, flags).to(wide), tensors[2])
+
     with without_autocast(u):
-        if chosen in NATIVE and u.numel() and states:
-            y, final, _ = _native(*tensors, dt_softplus, paired, keeps_chunk_states(*tensors[:-1]), chosen)
-        elif chosen == "reference" and is_complex:
-            for i in (2, 3, 4, 8):  # A, B, C and the state
-                tensors[i] = torch.complex(*tensors[i].unbind(-1))
-            y, final = reference.selective_scan(*tensors, dt_softplus=dt_softplus, paired=paired)
-            final = torch.view_as_real(final)
-        elif chosen == "reference":
-            y, final = reference.selective_scan(*tensors, dt_softplus=dt_softplus, paired=paired)
-        else:
-            packed = seq_idx is not None
-            y, final = eager.selective_scan(*tensors, dt_softplus=dt_softplus, paired=paired, packed=packed)
+        y, final = scan_piece(run, initial_state, flags, make_map, lambda: run(torch.zeros_like(initial_state), None, None)[1])
     return y.to(out), restore_complex(final, form) if is_complex else final
+
+
+def decay_map(time: Tensor, A: Tensor) -> PieceMap:
+    """Return the map of states by exp(time A), for the total time (B, D) of a piece and A (D, N), or pairs (D, N, 2)."""
+    if A.ndim == 2:
+        return PieceMap([time], lambda state, time: eager.decay(time, A) * state)
+    return PieceMap([time], lambda state, time: multiply(eager.decay(time, A), state))
+
+
+def _run_backend(
+    tensors: list[Any], dt_softplus: bool, paired: bool, packed: bool, backend: str
+) -> tuple[Tensor, Tensor]:
+    """Return y and the final state by one backend. tensors: u to dt_scale in the order of `selective_scan`, then flags."""
+    u, A = tensors[0], tensors[2]
+    if backend in NATIVE and u.numel() and A.numel():
+        y, final, _ = _native(*tensors, dt_softplus, paired, keeps_chunk_states(*tensors[:-1]), backend)
+        return y, final
+    if backend != "reference":
+        return eager.selective_scan(*tensors, dt_softplus=dt_softplus, paired=paired, packed=packed)
+    if A.ndim == 2:
+        return reference.selective_scan(*tensors, dt_softplus=dt_softplus, paired=paired)
+    tensors = [torch.complex(*x.unbind(-1)) if i in (2, 3, 4, 8) else x for i, x in enumerate(tensors)]  # A, B, C, the state
+    y, final = reference.selective_scan(*tensors, dt_softplus=dt_softplus, paired=paired)
+    return y, torch.view_as_real(final)

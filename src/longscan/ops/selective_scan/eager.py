@@ -13,8 +13,8 @@ from longscan.ops.chunks import scan_chunks
 from longscan.ops.selective_scan.reference import step_sizes
 
 
-def _decay(dt: Tensor, A: Tensor) -> Tensor:
-    """Return exp(dt A) for every step, channel and state: (B, L, D, N) for A (D, N), pairs (B, L, D, N, 2) for A (D, N, 2)."""
+def decay(dt: Tensor, A: Tensor) -> Tensor:
+    """Return exp(dt A) for dt (..., D): (..., D, N) for A (D, N), pairs (..., D, N, 2) for A (D, N, 2)."""
     if A.ndim == 2:
         return torch.exp(dt.unsqueeze(-1) * A)
     exponent = dt[..., None, None] * A
@@ -44,10 +44,10 @@ def _chunk(
     if flags is not None:  # a step of length 0 leaves the state unchanged
         dt = torch.where(flag_masks(flags, 3)[0], 0, dt)
     is_complex = A.ndim == 3
-    decay = _decay(dt, A)
+    factors = decay(dt, A)
     input_term = (dt * u)[(..., *(None,) * (A.ndim - 1))] * B.unsqueeze(2)
-    reset = reset_mask(flags, packed, decay.ndim)
-    states = affine_scan(decay, input_term, state, multiply if is_complex else torch.mul, reset=reset)
+    reset = reset_mask(flags, packed, factors.ndim)
+    states = affine_scan(factors, input_term, state, multiply if is_complex else torch.mul, reset=reset)
     products = states * C.unsqueeze(2)
     y = (products[..., 0] - products[..., 1]).sum(-1) * (2 if paired else 1) if is_complex else products.sum(-1)
     y = y if D is None else y + D * u

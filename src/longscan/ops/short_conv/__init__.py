@@ -2,10 +2,12 @@
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from longscan.ops._native_op import NativeOp
 from longscan.ops.arguments import check_real, state_dtype, step_flags, without_autocast
 from longscan.ops.dispatch import NATIVE, probe, resolve
+from longscan.ops.pieces import PieceMap, count_steps, scan_piece
 from longscan.ops.short_conv import eager, reference
 
 NATIVE_BACKENDS = probe("short_conv", "cpu", "triton")
@@ -73,10 +75,33 @@ def short_conv(
     u, weight, initial_state = u.to(wide), weight.to(wide), initial_state.to(wide)
     bias = None if bias is None else bias.to(wide)
     apply_silu = activation == "silu"
-    with without_autocast(u):
+
+    def run(state: Tensor) -> tuple[Tensor, Tensor]:
         if chosen in NATIVE and u.numel():
-            y, final = _native(u, weight, bias, initial_state, flags, apply_silu, chosen)
-        else:
-            conv = reference.short_conv if chosen == "reference" else eager.short_conv
-            y, final = conv(u, weight, bias, initial_state, flags, apply_silu=apply_silu)
+            y, final = _native(u, weight, bias, state, flags, apply_silu, chosen)
+            return y, final
+        conv = reference.short_conv if chosen == "reference" else eager.short_conv
+        return conv(u, weight, bias, state, flags, apply_silu=apply_silu)
+
+    def make_map() -> PieceMap:
+        return _delay_map(count_steps(flags, length, u).clamp(max=taps - 1), taps)
+
+    with without_autocast(u):
+        y, final = scan_piece(run, initial_state, flags, make_map, None if flags is not None else lambda: _newest(u, taps))
     return y.to(out), final
+
+
+def _newest(u: Tensor, taps: int) -> Tensor:
+    """Return the state after u (B, L, D) from a zero state, (B, D, K-1): the last K-1 inputs, oldest first."""
+    newest = u[:, max(0, u.shape[1] - taps + 1) :].transpose(1, 2)
+    return pad(newest, (taps - 1 - newest.shape[2], 0))
+
+
+def _delay_map(count: Tensor, taps: int) -> PieceMap:
+    """Return the map that moves a state (B, D, K-1) by `count` (B,) or (1,) entries, at most K-1, with zeros as the new ones."""
+
+    def apply(state: Tensor, count: Tensor) -> Tensor:
+        source = torch.arange(taps - 1, device=state.device) + count.view(-1, 1, 1).to(torch.int64)
+        return pad(state, (0, taps - 1)).gather(2, source.expand_as(state))
+
+    return PieceMap([count], apply)

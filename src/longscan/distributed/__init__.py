@@ -1,0 +1,7 @@
+"""Context parallelism: sequences that are split along their length over the processes of a mesh."""
+
+from longscan.distributed.context import SequenceSplit as SequenceSplit
+from longscan.distributed.context import context_parallel as context_parallel
+from longscan.distributed.context import current_split as current_split
+from longscan.distributed.context import reversed_split as reversed_split
+from longscan.distributed.context import shard_sequence as shard_sequence

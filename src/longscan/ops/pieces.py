@@ -1,0 +1,135 @@
+"""Scans of sequences that are split along the length over processes (`longscan.distributed`).
+
+A scan maps the state h before a piece to the state P h + s after it: P is the product of the piece's factors, s the state after
+the piece from a zero state. Each process computes P and s of its piece, all processes exchange them once, each computes the state
+before its piece from those of the earlier ones, and scans its piece from there.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from longscan.distributed.collectives import all_gather_together
+from longscan.distributed.context import SequenceSplit, current_split
+from longscan.ops.arguments import INVALID, RESET, carry_dtype, flag_masks
+
+Multiply = Callable[[Tensor, Tensor], Tensor]
+
+
+class PieceMap(NamedTuple):
+    """The linear part of a piece's map of states.
+
+    Attributes:
+        factors: tensors that determine it, of the dtype of the state.
+        apply: function of a state and the factors of a piece that returns the product.
+    """
+
+    factors: Sequence[Tensor]
+    apply: Callable[..., Tensor]
+
+
+def scan_piece(
+    run: Callable[[Tensor], tuple[Tensor, Tensor]],
+    initial_state: Tensor,
+    flags: Tensor | None,
+    make_map: Callable[[], PieceMap],
+    local_final: Callable[[], Tensor] | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Return `run(initial_state)`; for the piece of a split sequence the outputs of the piece and the state after the last piece.
+
+    Args:
+        run: function of the state before the first step of the piece that returns the outputs and the state after its last step.
+        initial_state: (B, ...), the state before the first piece.
+        flags: (B, L) from `step_flags`, or None.
+        make_map: function that returns the linear part of this piece's map. It need not consider restarts.
+        local_final: function that returns the state after the piece from a zero state; None to take it from `run`.
+    """
+    split = current_split()
+    if split is None:
+        return run(initial_state)
+    final = run(torch.zeros_like(initial_state))[1] if local_final is None else local_final()
+    entering, last = pass_states(split, initial_state, final, make_map(), flags)
+    return run(entering)[0], last
+
+
+def pass_states(
+    split: SequenceSplit, initial_state: Tensor, final: Tensor, piece_map: PieceMap, flags: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """Return the states before this process's piece and after the last piece, by one exchange.
+
+    Arguments as in `scan_piece`; final: the state after this piece from a zero state.
+    """
+    sent = [final, *(factor.to(final.dtype) for factor in piece_map.factors)]
+    if flags is not None:
+        sent.append((flags == RESET).any(1).to(final.dtype))
+    received = all_gather_together(sent, split)
+    states = [initial_state.to(final.dtype)]
+    for piece in range(split.size):
+        finals, *factors = (part[piece] for part in received)
+        restarts = factors.pop() if flags is not None else None
+        carried = piece_map.apply(states[-1], *factors)
+        if restarts is not None:
+            carried = torch.where(restarts.view(-1, *(1,) * (carried.ndim - 1)) > 0, 0, carried)
+        states.append(carried + finals)
+    # Every rank uses all states, most of them with zero gradients, so that all ranks run the exchange of the gradients.
+    return torch.stack(states)[split.rank], states[-1]
+
+
+def count_steps(flags: Tensor | None, length: int, like: Tensor) -> Tensor:
+    """Return the number of valid steps of each row, (B,), or (1,) without flags, as integers on the device of `like`."""
+    if flags is None:
+        return torch.full((1,), length, device=like.device)
+    return (flags != INVALID).sum(1)
+
+
+def power(base: Tensor, exponents: Tensor, largest: int, multiply: Multiply, identity: Tensor) -> Tensor:
+    """Return base^exponents, (B, *S), for a base (*S), integers `exponents` (B,) of at most `largest`, by repeated squaring."""
+    shape, base = (len(exponents), *(1,) * base.ndim), base.unsqueeze(0)
+    result = identity.expand(len(exponents), *base.shape[1:])
+    for bit in range(largest.bit_length()):
+        base = multiply(base, base) if bit else base
+        is_set = (exponents >> bit & 1).view(shape) > 0
+        result = torch.where(is_set, multiply(result, base), result)
+    return result
+
+
+def product(factors: Tensor, multiply: Multiply, identity: Tensor) -> Tensor:
+    """Return the product x_L ... x_1 of factors (B, L, *S) along the length, (B, *S)."""
+    while factors.shape[1] > 1:
+        length = factors.shape[1]
+        pairs = multiply(factors[:, 1::2], factors[:, : length - length % 2 : 2])
+        factors = torch.cat([pairs, factors[:, length - 1 :]], 1) if length % 2 else pairs
+    return factors[:, 0] if factors.shape[1] else identity.expand(factors.shape[0], *factors.shape[2:])
+
+
+def product_of_factors(
+    factors: Tensor, flags: Tensor | None, length: int, ndim: int, multiply: Multiply, identity: Tensor
+) -> Tensor:
+    """Return the product of the factors of a piece's valid steps, (B, *S), or (1, *S) for constant factors without flags.
+
+    The product is formed in float64 and rounded at the end, as a product of many numbers near 1 loses digits in float32.
+
+    Args:
+        factors: (B, L, *S), or (*S) if they do not change over time.
+        flags: (B, L) from `step_flags`, or None.
+        length: L.
+        ndim: number of axes of factors that change over time.
+        multiply: product of two factors, the later one first; matrices do not commute.
+        identity: the factor of a step without effect.
+    """
+    wide = factors.to(carry_dtype(factors))
+    identity = identity.to(wide.dtype)
+    if factors.ndim < ndim:
+        return power(wide, count_steps(flags, length, factors), length, multiply, identity).to(factors.dtype)
+    if flags is not None:
+        wide = torch.where(flag_masks(flags, ndim)[0], identity, wide)
+    return product(wide, multiply, identity).to(factors.dtype)
+
+
+def sum_steps(x: Tensor, flags: Tensor | None) -> Tensor:
+    """Return the sum over the valid steps of x (B, L, ...), (B, ...), in float64."""
+    if flags is not None:
+        x = torch.where(flag_masks(flags, x.ndim)[0], 0, x)
+    return x.sum(1, dtype=carry_dtype(x))

@@ -1,0 +1,208 @@
+"""Sequences that are split along their length over two, three and four gloo processes give the results of one process."""
+
+import json
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from layer_properties import set_backend
+from split_runs import compare, run_cases
+from test_layers import ENTRIES, WIDTH, build, get_options
+from torch import distributed
+
+from fork_server import PROCESSES
+from longscan.distributed import SequenceSplit, context_parallel, current_split, shard_sequence
+from longscan.distributed.context import use_split
+from longscan.layers import LAYERS, S4, SequenceModule
+from longscan.layers.state import map_state
+from longscan.models import LanguageModel, SequenceModel
+
+TOLERANCE = 1e-10
+
+
+def make_masks(kind: str, module: Any, batch: int, length: int) -> dict[str, torch.Tensor]:
+    """Return the masks of a kind, as far as the module takes them. The first row has padding at both ends."""
+    masks = {}
+    if kind in ("valid", "all"):
+        masks["valid"] = torch.ones(batch, length, dtype=torch.bool)
+        masks["valid"][0, : length // 3 + 1] = False
+        masks["valid"][1, length - length // 4 :] = False
+    if kind in ("seq_idx", "all") and not module.changes_length:
+        masks["seq_idx"] = (torch.rand(batch, length) < 0.25).cumsum(1)
+        masks["seq_idx"][2] = 3  # one sequence over all pieces
+    if kind in ("elapsed", "all") and module.irregular:
+        masks["elapsed"] = 2 * torch.rand(batch, length, dtype=torch.float64)
+    return masks
+
+
+def run_module(entry: str, options: dict[str, Any], kind: str, has_state: bool, length: int) -> float | str:
+    """Return the largest error of a module with its name, or the error that it raises."""
+    module = set_backend(build(entry, options, seed=3), "eager" if kind in ("plain", "elapsed") else "auto")
+    torch.manual_seed(5)
+    state = None
+    if has_state:
+        masks = {"seq_idx": torch.tensor([[0, 0], [1, 1], [3, 3]])} if not module.changes_length else {}
+        state = module(torch.randn(3, 2, WIDTH, dtype=torch.float64), return_state=True, **masks)[1]
+        state = map_state(lambda x: x.detach(), state)
+    masks = make_masks(kind, module, 3, length)
+    try:
+        errors = compare(module, torch.randn(3, length, WIDTH, dtype=torch.float64), masks, state)
+    except ValueError as error:
+        return str(error)
+    return max(errors.values()) if max(errors.values()) < TOLERANCE else json.dumps(errors)
+
+
+def run_model(model: Any, tokens: bool, masks: dict[str, torch.Tensor], *, pooled: bool) -> float | str:
+    """Return the largest error of a model for a batch of 3 sequences of 12 steps."""
+    torch.manual_seed(6)
+    inputs = torch.randint(5, (3, 12)) if tokens else torch.randn(3, 12, 2, dtype=torch.float64)
+    state = map_state(lambda x: x.detach(), model(inputs[:, :4], return_state=True)[1]) if model.streaming else None
+    errors = compare(model, inputs, masks, state, pooled=pooled)
+    return max(errors.values()) if max(errors.values()) < TOLERANCE else json.dumps(errors)
+
+
+def make_models() -> dict[str, Callable[[], float | str]]:
+    torch.manual_seed(0)
+    valid = torch.ones(3, 12, dtype=torch.bool)
+    valid[0, 3:], valid[1, :7] = False, False
+    times = {"elapsed": torch.rand(3, 12, dtype=torch.float64), "valid": valid}
+    packed = {"seq_idx": torch.tensor([[0] * 5 + [1] * 7, [2] * 12, [0, 1, 1, 2, 2, 2, 2, 2, 3, 3, 3, 3]])}
+
+    def sequence_model(spec: str, **arguments: Any) -> Any:
+        return SequenceModel.from_spec(spec, d_state=2, **{"d_model": 4, "d_output": 3, **arguments}).double().eval()
+
+    language_model = LanguageModel.from_spec("mamba s5", d_state=2, d_model=4, vocab_size=5).double().eval()
+    return {
+        "model mean": partial(run_model, sequence_model("mamba s5 linoss", d_input=2), False, times, pooled=True),
+        "model last": partial(
+            run_model, sequence_model("lru mamba", d_input=2, pooling="last", norm="post"), False, times, pooled=True
+        ),
+        "model learned state": partial(
+            run_model, sequence_model("s4d mamba", d_input=2, initial_state="learned"), False, {}, pooled=True
+        ),
+        "model positions": partial(
+            run_model,
+            sequence_model("mamba feed_forward s4", vocab_size=5, positions="blocks", max_length=20, pooling="none"),
+            True,
+            {"valid": valid},
+            pooled=False,
+        ),
+        "language model": partial(run_model, language_model, True, packed, pooled=False),
+    }
+
+
+def make_cases(size: int, kinds: list[str]) -> dict[str, Callable[[], float | str]]:
+    cases = make_models()
+    for entry in ENTRIES:
+        for options in get_options(entry):
+            for number, kind in enumerate(kinds):
+                length = size * (2 if number % 2 else 5)
+                name = f"{entry} {options} {kind}"
+                cases[name] = partial(run_module, entry, options, kind, number % 2 == 0, length)
+    return cases
+
+
+def run_all(rank: int, size: int, folder: str, kinds: list[str]) -> None:
+    run_cases(rank, size, folder, make_cases(size, kinds))
+
+
+def unsupported(entry: str, options: dict[str, Any], kind: str) -> str | None:
+    """Return what the error must begin with for a module that cannot run on pieces, or None if it must run."""
+    parts = [part for part in build(entry, options).modules() if isinstance(part, SequenceModule)]
+    names = [type(part).__name__ for part in parts if not part.context_parallel]
+    if names:
+        return f"each module inside `context_parallel` must compute pieces of sequences, got {names[0]}, which cannot"
+    if kind in ("elapsed", "all") and any(isinstance(part, S4) for part in parts):
+        return "`elapsed` must be None for S4 inside `context_parallel`, got a tensor"
+    return None
+
+
+def check_results(size: int, folder: Path, kinds: list[str]) -> None:
+    """Run all cases on `size` processes, and assert that each gives the results of one process or raises the right error."""
+    workers = [PROCESSES.Process(target=run_all, args=(rank, size, str(folder), kinds)) for rank in range(size)]
+    for process in workers:
+        process.start()
+    for process in workers:
+        process.join(250)
+        assert process.exitcode == 0
+    expected: dict[str, str | None] = dict.fromkeys(make_models())
+    for entry in ENTRIES:
+        for options in get_options(entry):
+            expected |= {f"{entry} {options} {kind}": unsupported(entry, options, kind) for kind in kinds}
+    for rank in range(size):
+        results = json.loads((folder / f"results-{rank}.json").read_text())
+        assert results.keys() == expected.keys()
+        wrong = {
+            name: result
+            for name, result in results.items()
+            if not (isinstance(result, float) if expected[name] is None else result == expected[name])
+        }
+        assert not wrong, (rank, wrong)
+
+
+def test_pieces_on_three_processes_equal_the_whole(tmp_path: Path) -> None:
+    check_results(3, tmp_path, ["plain", "all"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("size", [2, 4])
+def test_pieces_on_two_and_four_processes_equal_the_whole(size: int, tmp_path: Path) -> None:
+    check_results(size, tmp_path, ["plain", "valid", "seq_idx", "elapsed", "all"])
+
+
+def test_layers_whose_steps_must_run_one_after_another_are_refused_by_name() -> None:
+    assert {name for name in LAYERS if not LAYERS[name].context_parallel} >= {"gru", "lstm", "slstm"}
+
+
+@pytest.fixture
+def mesh() -> Iterator[Any]:
+    """A mesh of one process."""
+    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+    yield distributed.device_mesh.init_device_mesh("cpu", (1,), mesh_dim_names=("context",))
+    distributed.destroy_process_group()
+
+
+def test_one_process_computes_as_usual(mesh: Any) -> None:
+    x, layer = torch.randn(2, 5, WIDTH), LAYERS["gru"](WIDTH)
+    with context_parallel(mesh) as split:
+        assert split is None
+        assert torch.equal(layer(x), layer(shard_sequence(x, mesh)))
+    assert current_split() is None
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: None, "`mesh` must be a DeviceMesh or a process group, got NoneType"),
+        (
+            lambda: distributed.device_mesh.init_device_mesh("cpu", (1, 1), mesh_dim_names=("a", "b")),
+            r"`mesh` must have one dimension, or one of the name 'context', got 2 dimensions with the names \('a', 'b'\)",
+        ),
+        (
+            lambda: distributed.device_mesh.init_device_mesh("cpu", (1, 1)),
+            "`mesh` must have one dimension, or one of the name 'context', got 2 dimensions without names",
+        ),
+    ],
+)
+def test_wrong_mesh_raises(mesh: Any, make: Callable[[], Any], message: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=f"^{message}"), context_parallel(make()):
+        pass
+
+
+def test_length_that_is_not_divisible_raises(mesh: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(distributed, "get_world_size", lambda _: 4)
+    message = "^`x` must have a length that is a multiple of the 4 processes of the mesh, got 10: pad it by 2 to 12, and mask"
+    with pytest.raises(ValueError, match=message):
+        shard_sequence(torch.zeros(1, 10), mesh)
+
+
+def test_steps_inside_a_split_raise() -> None:
+    model = SequenceModel.from_spec("mamba", d_model=4, d_output=2, d_input=2)
+    split, x = SequenceSplit(None, 0, 2), torch.zeros(1, 2)  # type: ignore[arg-type]
+    with use_split(split), torch.no_grad():
+        for module, step in ((model, x), (model.stack[0], torch.zeros(1, 4)), (model.stack[0].block, torch.zeros(1, 4))):
+            with pytest.raises(ValueError, match=r"^`step` must be called outside of `context_parallel`"):
+                module.step(step, module.initial_state(1))
