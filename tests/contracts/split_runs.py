@@ -5,6 +5,7 @@ Every process computes the whole sequences, too, and compares its piece of the o
 
 import json
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -60,10 +61,13 @@ def compare(
     parameters = dict(module.named_parameters())
     is_float = x.is_floating_point()
 
-    def run(share: float, cut: Callable[[Tensor], Tensor]) -> tuple[Tensor, State, State, Tensor]:
+    def run(
+        share: float, context: AbstractContextManager[Any], cut: Callable[[Tensor], Tensor]
+    ) -> tuple[Tensor, State, State, Tensor]:
         module.zero_grad()
         inputs, start = cut(x).clone().requires_grad_(is_float), _leaves(state)
-        y, after = module(inputs, start, **{name: cut(mask) for name, mask in masks.items()}, return_state=True)
+        with context:
+            y, after = module(inputs, start, **{name: cut(mask) for name, mask in masks.items()}, return_state=True)
         if pooled:
             weights = share * torch.linspace(-1, 2, y.numel(), dtype=y.dtype).view_as(y)
         else:
@@ -73,10 +77,9 @@ def compare(
         _loss(y, weights, after, share).backward()
         return y, after, start, inputs
 
-    whole, whole_state, whole_start, whole_inputs = run(1.0, lambda part: part)
+    whole, whole_state, whole_start, whole_inputs = run(1.0, nullcontext(), lambda part: part)
     expected = {name: torch.zeros_like(p) if p.grad is None else p.grad.clone() for name, p in parameters.items()}
-    with context_parallel(group):
-        y, after, start, inputs = run(1 / size, lambda part: shard_sequence(part, group))
+    y, after, start, inputs = run(1 / size, context_parallel(group), lambda part: shard_sequence(part, group))
 
     def summed(grad: Tensor | None, like: Tensor) -> Tensor:
         total = torch.zeros_like(like) if grad is None else grad.clone()

@@ -21,6 +21,7 @@ from longscan.layers.state import map_state
 from longscan.models import LanguageModel, SequenceModel
 
 TOLERANCE = 1e-10
+PIECES = {"plain": 6, "valid": 2, "seq_idx": 2, "elapsed": 6, "all": 2}  # lengths of the pieces for each kind of masks
 
 
 def make_masks(kind: str, module: Any, batch: int, length: int) -> dict[str, torch.Tensor]:
@@ -90,23 +91,34 @@ def make_models() -> dict[str, Callable[[], float | str]]:
             {"valid": valid},
             pooled=False,
         ),
+        "model batch norm": partial(
+            run_model, sequence_model("mamba aussm", d_input=2, norm="batch").train(), False, {"valid": valid}, pooled=True
+        ),
+        "hybrid model": partial(
+            run_model,
+            sequence_model("mamba2 attention bidirectional aussm", d_input=2, pooling="none"),
+            False,
+            {"valid": valid, **packed},
+            pooled=False,
+        ),
         "language model": partial(run_model, language_model, True, packed, pooled=False),
     }
 
 
-def make_cases(size: int, kinds: list[str]) -> dict[str, Callable[[], float | str]]:
-    cases = make_models()
+def list_modules(kinds: list[str], *, each: bool) -> Iterator[tuple[str, str, dict[str, Any], str]]:
+    """Yield name, entry, options and kind of masks: each kind, or the last kind for all options and all for a layer's first ones."""
     for entry in ENTRIES:
-        for options in get_options(entry):
-            for number, kind in enumerate(kinds):
-                length = size * (2 if number % 2 else 5)
-                name = f"{entry} {options} {kind}"
-                cases[name] = partial(run_module, entry, options, kind, number % 2 == 0, length)
-    return cases
+        for number, options in enumerate(get_options(entry)):
+            for kind in kinds if each or (number == 0 and entry.startswith("layer")) else kinds[-1:]:
+                yield f"{entry} {options} {kind}", entry, options, kind
 
 
-def run_all(rank: int, size: int, folder: str, kinds: list[str]) -> None:
-    run_cases(rank, size, folder, make_cases(size, kinds))
+def run_all(rank: int, size: int, folder: str, kinds: list[str], each: bool) -> None:
+    """Run all models and modules on this process, with pieces of 2 or of 6 steps."""
+    cases = make_models()
+    for name, entry, options, kind in list_modules(kinds, each=each):
+        cases[name] = partial(run_module, entry, options, kind, kind in ("plain", "seq_idx"), size * PIECES[kind])
+    run_cases(rank, size, folder, cases)
 
 
 def unsupported(entry: str, options: dict[str, Any], kind: str) -> str | None:
@@ -117,21 +129,23 @@ def unsupported(entry: str, options: dict[str, Any], kind: str) -> str | None:
         return f"each module inside `context_parallel` must compute pieces of sequences, got {names[0]}, which cannot"
     if kind in ("elapsed", "all") and any(isinstance(part, S4) for part in parts):
         return "`elapsed` must be None for S4 inside `context_parallel`, got a tensor"
+    if kind in ("valid", "all") and "stride" in options:
+        return f"`valid` must be None with stride={options['stride']} inside `context_parallel`, got a tensor"
+    if kind == "seq_idx" and "stride" in options:
+        return f"`x` must be a piece of whole windows of {options['stride']} steps, got 2 steps"
     return None
 
 
-def check_results(size: int, folder: Path, kinds: list[str]) -> None:
+def check_results(size: int, folder: Path, kinds: list[str], *, each: bool) -> None:
     """Run all cases on `size` processes, and assert that each gives the results of one process or raises the right error."""
-    workers = [PROCESSES.Process(target=run_all, args=(rank, size, str(folder), kinds)) for rank in range(size)]
+    workers = [PROCESSES.Process(target=run_all, args=(rank, size, str(folder), kinds, each)) for rank in range(size)]
     for process in workers:
         process.start()
     for process in workers:
         process.join(250)
         assert process.exitcode == 0
     expected: dict[str, str | None] = dict.fromkeys(make_models())
-    for entry in ENTRIES:
-        for options in get_options(entry):
-            expected |= {f"{entry} {options} {kind}": unsupported(entry, options, kind) for kind in kinds}
+    expected |= {name: unsupported(*module) for name, *module in list_modules(kinds, each=each)}
     for rank in range(size):
         results = json.loads((folder / f"results-{rank}.json").read_text())
         assert results.keys() == expected.keys()
@@ -144,13 +158,13 @@ def check_results(size: int, folder: Path, kinds: list[str]) -> None:
 
 
 def test_pieces_on_three_processes_equal_the_whole(tmp_path: Path) -> None:
-    check_results(3, tmp_path, ["plain", "all"])
+    check_results(3, tmp_path, ["plain", "all"], each=False)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("size", [2, 4])
-def test_pieces_on_two_and_four_processes_equal_the_whole(size: int, tmp_path: Path) -> None:
-    check_results(size, tmp_path, ["plain", "valid", "seq_idx", "elapsed", "all"])
+@pytest.mark.parametrize("size", [2, 3, 4])
+def test_pieces_with_each_kind_of_masks_equal_the_whole(size: int, tmp_path: Path) -> None:
+    check_results(size, tmp_path, list(PIECES), each=True)
 
 
 def test_layers_whose_steps_must_run_one_after_another_are_refused_by_name() -> None:

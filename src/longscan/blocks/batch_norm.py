@@ -2,8 +2,9 @@
 
     y = (x - mean) / sqrt(variance + epsilon)   (times a scale, plus a shift, where these are learned)
 
-In training mean and variance are those of each channel over all valid steps of the batch, and the running statistics are updated
-by them. In evaluation, and always in `step`, the running statistics are used, so that a step does not depend on its batch.
+In training mean and variance are those of each channel over all valid steps of the batch, in all pieces of sequences that are
+split over processes, and the running statistics are updated by them. In evaluation, and always in `step`, the running statistics
+are used, so that a step does not depend on its batch.
 """
 
 from collections.abc import Callable
@@ -13,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from longscan._types import PositiveFloat, PositiveFraction, PositiveInt
+from longscan.distributed.collectives import sum_pieces
 from longscan.layers.base import mask_padding
 from longscan.layers.parameters import Marked, mark
 
@@ -58,9 +60,10 @@ class BatchNorm(Marked):
             return mask_padding(self.step(x), valid)
         wide = x.to(self.running_mean.dtype)
         count = torch.full((), x.shape[0] * x.shape[1], device=x.device) if valid is None else valid.sum()
+        count = sum_pieces(count)
         n = count.clamp(min=1)
-        mean = wide.sum((0, 1)) / n
-        variance = mask_padding(wide - mean, valid).square().sum((0, 1)) / n
+        mean = sum_pieces(wide.sum((0, 1))) / n
+        variance = sum_pieces(mask_padding(wide - mean, valid).square().sum((0, 1))) / n
         with torch.no_grad():
             momentum = torch.where(count > 0, self.momentum, 0.0).to(mean.dtype)
             self.running_mean.lerp_(mean.detach(), momentum)

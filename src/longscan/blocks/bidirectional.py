@@ -15,6 +15,7 @@ that is trained on reversed sequences. Each direction has its own learned freque
 """
 
 from collections.abc import Mapping
+from contextlib import nullcontext
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -36,6 +37,7 @@ from longscan.blocks.gated import (
 from longscan.blocks.mamba import inner_options
 from longscan.blocks.reversal import flip_valid, reversed_steps
 from longscan.blocks.rotary import Rotary, positions_from
+from longscan.distributed.context import reversed_split
 from longscan.layers import make_inner_layer
 from longscan.layers._settings import check_backend
 from longscan.layers.base import SequenceInfo, SequenceLayer, SequenceModule
@@ -75,6 +77,7 @@ class BidirectionalBlock(SequenceModule):
         backend: backend of the layers' ops and of the convolutions.
     """
 
+    context_parallel = True
     causal = False  # True for placebos
     streaming = False
 
@@ -126,11 +129,12 @@ class BidirectionalBlock(SequenceModule):
         weight, bias, layer, rotary = self.reverse_conv_weight, self.reverse_conv_bias, self.reverse_layer, self.reverse_rotary
         if layer is None:
             weight, bias, layer, rotary = self.conv_weight, self.conv_bias, self.layer, self.rotary
-        if self.variant == "shared":
-            mirrored, conv = self._flip(convolved, info), None
-        else:
-            mirrored, conv = self._convolve(self._flip(u, info), weight, bias, second, other)
-        back, backward = self._scan(layer, rotary, mirrored, self._flip(z, info), second, other, conv)
+        with reversed_split() if self.flip else nullcontext():
+            if self.variant == "shared":
+                mirrored, conv = self._flip(convolved, info), None
+            else:
+                mirrored, conv = self._convolve(self._flip(u, info), weight, bias, second, other)
+            back, backward = self._scan(layer, rotary, mirrored, self._flip(z, info), second, other, conv)
         return self.out_proj(y + self._flip(back, info)), BidirectionalState(forward, None if self.flip else backward)
 
     def _flip(self, x: Tensor, info: SequenceInfo) -> Tensor:

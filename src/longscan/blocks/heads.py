@@ -57,7 +57,7 @@ class HeadsBlock(SequenceModule):
         made = self.inherit_properties(make_inner_layer(layer, self.d_inner, layer_options or {}, backend))
         if not isinstance(made, HeadsLayer):
             raise ValueError(f"`layer` must be a layer with heads, got {layer!r}")
-        self.heads = made.heads
+        self.heads, self.context_parallel = made.heads, made.context_parallel
         self.in_proj = nn.Linear(d_model, 2 * self.d_inner + self.heads.selected, bias=False)
         self.out_proj = nn.Linear(self.d_inner, d_model, bias=False)
         self.conv_weight, self.conv_bias = conv_parameters(self.d_inner + self.heads.convolved, d_conv)

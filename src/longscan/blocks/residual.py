@@ -67,7 +67,6 @@ class Residual(SequenceModule):
         if norm == "rms":
             self.norm = rms_norm(self.d_model)
         self.block = self.inherit_properties(block)
-        self.context_parallel = norm != "batch"  # whose statistics are those of whole sequences
         self.fuses_step = norm == "rms" and isinstance(block, ResidualStep)
 
     def forward_impl(self, x: Tensor, state: State, info: SequenceInfo) -> tuple[Tensor, State]:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from longscan._types import EvenInt, PositiveFloat, PositiveInt, Rule
-from longscan.distributed.collectives import all_gather
+from longscan.distributed.collectives import gather_steps
 from longscan.distributed.context import SequenceSplit, current_split, use_split
 from longscan.layers.base import SequenceInfo
 from longscan.layers.parameters import Marked, mark
@@ -118,7 +118,7 @@ def _piece_positions(
 ) -> tuple[Tensor, Tensor]:
     """Return `positions` for the piece of this process. `valid` and `seq_idx` of all pieces are gathered."""
     length = shape[1]
-    masks = [None if mask is None else all_gather(mask, split).transpose(0, 1).flatten(1) for mask in (info.valid, info.seq_idx)]
+    masks = [None if mask is None else gather_steps(mask, split) for mask in (info.valid, info.seq_idx)]
     with use_split(None):
         whole, after = positions(carried, None, (shape[0], length * split.size), SequenceInfo(valid=masks[0], seq_idx=masks[1]))
     return whole[:, split.rank * length : (split.rank + 1) * length], after

@@ -21,6 +21,7 @@ from longscan.blocks import windows
 from longscan.blocks._registry import BLOCKS
 from longscan.blocks.glu import Glu, GLUBlock
 from longscan.blocks.windows import Pooling
+from longscan.distributed.context import current_split
 from longscan.layers.base import SequenceInfo, mask_padding
 from longscan.layers.state import State
 from longscan.ops.dispatch import Backend
@@ -70,7 +71,7 @@ class S5Block(GLUBlock):
         )
         self.stride, self.pooling = stride, pooling
         if stride > 1:
-            self.changes_length, self.streaming, self.context_parallel = True, False, False
+            self.changes_length, self.streaming = True, False
 
     def forward_impl(self, x: Tensor, state: State, info: SequenceInfo) -> tuple[Tensor, State]:
         """Return the outputs (B, L, D) and the state after the last step by the equations at the top of the file."""
@@ -78,9 +79,18 @@ class S5Block(GLUBlock):
             return super().forward_impl(x, state, info)
         if info.seq_idx is not None:
             raise ValueError(f"`seq_idx` must be None with stride={self.stride}, as windows would mix sequences, got a tensor")
+        if current_split() is not None:
+            self._check_piece(x.shape[1], info)
         u, state = self.layer.call_unchecked(x, state, info)
         y = self.mix(windows.shorten(u, info, self.stride, "last"))
         return mask_padding(y, self.shorten_info(info).valid), state
+
+    def _check_piece(self, length: int, info: SequenceInfo) -> None:
+        """Raise ValueError unless each window of split sequences is in one piece."""
+        if info.valid is not None:
+            raise ValueError(f"`valid` must be None with stride={self.stride} inside `context_parallel`, got a tensor")
+        if length % self.stride:
+            raise ValueError(f"`x` must be a piece of whole windows of {self.stride} steps, got {length} steps")
 
     def step(
         self, x_t: Tensor, state: State, *, elapsed: Tensor | None = None, active: Tensor | None = None

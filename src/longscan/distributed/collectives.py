@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, distributed
 from torch.distributed import ProcessGroup
 
-from longscan.distributed.context import SequenceSplit
+from longscan.distributed.context import SequenceSplit, current_split
 
 
 class _AllGather(torch.autograd.Function):
@@ -51,3 +51,14 @@ def all_gather_together(tensors: Sequence[Tensor], split: SequenceSplit) -> list
     whole = all_gather(torch.cat([x.reshape(-1) for x in tensors]), split)
     parts = torch.split(whole, [x.numel() for x in tensors], 1)
     return [part.reshape(split.size, *x.shape) for part, x in zip(parts, tensors, strict=True)]
+
+
+def gather_steps(x: Tensor, split: SequenceSplit) -> Tensor:
+    """Return the pieces x (B, L, ...) of all ranks as whole sequences (B, R L, ...)."""
+    return all_gather(x, split).transpose(0, 1).flatten(1, 2)
+
+
+def sum_pieces(x: Tensor) -> Tensor:
+    """Return the sum of x over the pieces of split sequences, on every rank; x itself if sequences are not split."""
+    split = current_split()
+    return x if split is None else all_gather(x, split).sum(0)

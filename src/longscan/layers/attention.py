@@ -22,6 +22,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import linear, pad, scaled_dot_product_attention
 
 from longscan._types import PositiveFloat, PositiveInt, Rule
+from longscan.distributed.collectives import gather_steps
+from longscan.distributed.context import SequenceSplit, current_split, use_split
 from longscan.layers._registry import LAYERS
 from longscan.layers.base import SequenceInfo, SequenceLayer, mask_padding
 from longscan.layers.heads import head_width
@@ -83,6 +85,8 @@ class Attention(SequenceLayer):
     Elapsed time adds to the position, where there is a rotation. The state is `AttentionState`.
     """
 
+    context_parallel = True
+
     def __init__(
         self,
         d_model: PositiveInt,
@@ -120,6 +124,10 @@ class Attention(SequenceLayer):
         """Return the outputs (B, L, D) and the state after the last step by the equations at the top of the file."""
         if state is None:
             state = self._empty_state(x.shape[0], 0) if x.shape[1] else self.initial_state(x.shape[0])
+        split = current_split()
+        if split is not None and x.shape[1]:
+            y, state = self._attend(x, state, info, split)
+            return y, state if self.window is None else self._windowed(state)
         if self.window is not None:
             x, _ = record_length(x)  # a traced graph is for this length: the pieces depend on it
         size = max(x.shape[1], 1) if self.window is None else max(self.window, PIECE)
@@ -132,13 +140,25 @@ class Attention(SequenceLayer):
             state = state if self.window is None else self._windowed(state)
         return (torch.cat(outputs, 1) if outputs else x.clone()), state
 
-    def _attend(self, x: Tensor, state: AttentionState, info: SequenceInfo) -> tuple[Tensor, AttentionState]:
-        """Return the outputs (B, L, D) for the steps x (B, L, D), and the state with these steps appended."""
+    def _attend(
+        self, x: Tensor, state: AttentionState, info: SequenceInfo, split: SequenceSplit | None = None
+    ) -> tuple[Tensor, AttentionState]:
+        """Return the outputs (B, L, D) for the steps x (B, L, D), and the state with these steps appended.
+
+        For a piece of split sequences keys, values and masks of all pieces are gathered; the state is that after the last piece.
+        """
         (batch, length), n_slots = x.shape[:2], state.age.shape[1]
-        rows, last_seq_idx = restarted_rows(state.last_seq_idx, info.valid, info.seq_idx)
-        flags = step_flags(batch, length, info.valid, info.seq_idx, x)
-        valid = torch.ones(batch, length, dtype=torch.bool, device=x.device) if info.valid is None else info.valid
         q, k, v = linear(x, self.in_proj, self.in_bias).view(batch, length, 3, self.heads, self.head_dim).unbind(2)
+        own, own_valid = slice(0, length), info.valid  # the steps of x among all steps with keys
+        if split is not None:
+            k, v = gather_steps(torch.stack([k, v], 2), split).unbind(2)
+            elapsed, valid, seq_idx = (None if part is None else gather_steps(part, split) for part in info[:3])
+            info = SequenceInfo(elapsed, valid, seq_idx)
+            own, length = slice(split.rank * length, (split.rank + 1) * length), split.size * length
+        with use_split(None):
+            rows, last_seq_idx = restarted_rows(state.last_seq_idx, info.valid, info.seq_idx)
+            flags = step_flags(batch, length, info.valid, info.seq_idx, x)
+        valid = torch.ones(batch, length, dtype=torch.bool, device=x.device) if info.valid is None else info.valid
         filled = torch.arange(n_slots, device=x.device) >= n_slots - state.filled.unsqueeze(1)
         filled = filled if rows is None else filled & ~rows.unsqueeze(1)
         keys, values, age = (mask_padding(part, filled) for part in state[:3])
@@ -152,24 +172,24 @@ class Attention(SequenceLayer):
         frequencies = self.rotary_frequencies(time)
         queries, rotated_keys = (
             rotate_pairs(part.to(self.state_dtype), (t.unsqueeze(-1) * frequencies).unsqueeze(2)).to(part.dtype).transpose(1, 2)
-            for part, t in ((q, time), (keys, key_time))
+            for part, t in ((q, time[:, own]), (keys, key_time))
         )
 
         segment = torch.zeros_like(valid, dtype=torch.int64) if flags is None else (flags == RESET).cumsum(1)
         key_mask = torch.cat([filled, valid], 1)
         # bool(): under torch.jit.trace comparisons of lengths are tensors
         attends_to_all = bool(not n_slots and flags is None and (self.window is None or length <= self.window))
-        is_causal = self.causal and attends_to_all and bool(length > 1)
+        is_causal = self.causal and attends_to_all and bool(length > 1) and split is None
         values_by_head = values.transpose(1, 2)
-        if packed:
-            y = self._attend_packed(queries, rotated_keys, values_by_head, key_mask, segment, valid)
+        needs_mask = not is_causal and (self.causal or not attends_to_all)
+        if packed or (needs_mask and split is not None):
+            y = self._attend_packed(queries, rotated_keys, values_by_head, key_mask, segment, valid, own.start)
         else:
-            needs_mask = not is_causal and (self.causal or not attends_to_all)
             mask = None if not needs_mask else self._mask(key_mask, segment, valid, slice(0, length)).unsqueeze(1)
             # vmap has no rule for the fused kernels.
             with sdpa_kernel(SDPBackend.MATH) if in_func_transform() else nullcontext():
                 y = scaled_dot_product_attention(queries, rotated_keys, values_by_head, attn_mask=mask, is_causal=is_causal)
-        y = mask_padding(linear(y.transpose(1, 2).flatten(2), self.out_proj, self.out_bias), info.valid)
+        y = mask_padding(linear(y.transpose(1, 2).flatten(2), self.out_proj, self.out_bias), own_valid)
 
         if flags is not None:  # the state is that of the last sequence alone
             key_mask = key_mask & (pad(segment, (n_slots, 0)) == segment[:, -1:])
@@ -205,12 +225,12 @@ class Attention(SequenceLayer):
         return allowed | (own_key == torch.arange(key_mask.shape[1], device=key_mask.device))
 
     def _attend_packed(
-        self, queries: Tensor, keys: Tensor, values: Tensor, key_mask: Tensor, segment: Tensor, valid: Tensor
+        self, queries: Tensor, keys: Tensor, values: Tensor, key_mask: Tensor, segment: Tensor, valid: Tensor, first: int
     ) -> Tensor:
-        """Return the attention (B, H, L, P) of rows with several sequences, without arithmetic on values of other sequences.
+        """Return the attention (B, H, Q, P) of rows with several sequences, without arithmetic on values of other sequences.
 
         Memory for scores is bounded, except in compiled and exported graphs, whose lengths may be unknown. Arguments as in
-        `_mask`, with queries (B, H, L, P), keys and values (B, H, T + L, P).
+        `_mask`, with queries (B, H, Q, P) of the steps from number `first`, keys and values (B, H, T + L, P).
         """
         wide = torch.promote_types(values.dtype, torch.float32)
         keys, widened = keys.to(wide), values.to(wide)
@@ -224,16 +244,16 @@ class Attention(SequenceLayer):
         outputs = []
         with without_autocast(queries):
             if torch.compiler.is_compiling():
-                mask = self._mask(key_mask, segment, valid, slice(0, length)).unsqueeze(1)
+                mask = self._mask(key_mask, segment, valid, slice(first, first + length)).unsqueeze(1)
                 return attend(queries.to(wide), keys, widened, mask).to(values.dtype)
             per_query = max(1, batch * heads * total)
             size = max(1, min(QUERIES, SCORES // per_query))
             for start in range(0, length, size):
-                piece, end = slice(start, start + size), total
+                stop, end = min(start + size, length), total
                 if self.causal:
-                    end += min(start + size, length) - length
-                mask = self._mask(key_mask, segment, valid, piece)[..., :end].unsqueeze(1)
-                given = (queries[:, :, piece].to(wide), keys[:, :, :end], widened[:, :, :end], mask)
+                    end += first + stop - valid.shape[1]
+                mask = self._mask(key_mask, segment, valid, slice(first + start, first + stop))[..., :end].unsqueeze(1)
+                given = (queries[:, :, start:stop].to(wide), keys[:, :, :end], widened[:, :, :end], mask)
                 outputs.append(attend(*given) if length * per_query <= SCORES else run_chunk(attend, given))
         return torch.cat(outputs, 2).to(values.dtype)
 

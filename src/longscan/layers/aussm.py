@@ -55,6 +55,7 @@ class AUSSM(SequenceLayer):
     Elapsed time multiplies Delta. The state is `ScanState` with ssm (B, D, N, 2), or `PhaseState` with phase_grid.
     """
 
+    context_parallel = True
     fuses_gate = True
     activates_input = True
 

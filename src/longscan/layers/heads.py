@@ -65,6 +65,7 @@ class Heads(Marked, ABC):
 class HeadsLayer(SequenceLayer):
     """Base of layers with heads and a projection (`selected`, D), without bias, of the input to the selected features."""
 
+    context_parallel = True
     fuses_gate = True
 
     def __init__(self, heads: Heads) -> None:

@@ -24,6 +24,8 @@ from torch import Tensor, nn
 from torch.nn.functional import rms_norm, silu, softplus
 
 from longscan._types import PositiveFloat, PositiveInt, Rule
+from longscan.distributed.collectives import all_gather, all_gather_together
+from longscan.distributed.context import SequenceSplit, current_split
 from longscan.layers._registry import LAYERS
 from longscan.layers._settings import check_backend
 from longscan.layers.base import SequenceInfo, mask_padding
@@ -32,6 +34,7 @@ from longscan.layers.parameters import float32_parameter, mark
 from longscan.layers.state import State, layer_state, no_sequence, restarted_rows, zero_rows
 from longscan.numerics.timescales import initial_dt
 from longscan.ops import ssd_scan
+from longscan.ops.arguments import sequence_ends
 from longscan.ops.dispatch import Backend
 
 MIN_DECAY_RATE = 1e-4  # smallest value of -A_t
@@ -71,6 +74,41 @@ def _end_step(x: Tensor, valid: Tensor | None, end: int) -> Tensor:
         return x[:, end]
     count = valid.cumsum(1)
     return mask_padding(x, valid & (count == (1 if end == 0 else count[:, -1:]))).sum(1)
+
+
+def _has_step(info: SequenceInfo, x: Tensor) -> Tensor:
+    """Return which rows of a piece x (B, L, ...) have a valid step, (B,) bool."""
+    return torch.ones(len(x), dtype=torch.bool, device=x.device) if info.valid is None else info.valid.any(1)
+
+
+def _first_with_step(values: Tensor, has_step: Tensor) -> Tensor:
+    """Return values (R, B, ...) of the first piece of each row that has a valid step; zeros if none has. has_step: (R, B)."""
+    found = torch.zeros_like(values.sum(0))
+    for value, present in zip(values.flip(0), has_step.flip(0), strict=True):
+        found = torch.where(present.view(-1, *(1,) * (found.ndim - 1)), value, found)
+    return found
+
+
+def _weights_of_pieces(weight: Tensor, info: SequenceInfo, x: Tensor, split: SequenceSplit) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the weight of the first valid step of the sequences, that of the first valid step after this piece, both (B, H).
+
+    The third result says whether the last step of this piece and the first step after it are of one sequence, (B,) bool.
+
+    Args:
+        weight: (B, H), that of the first valid step of this piece; zeros in rows without one.
+        info: the masks of this piece.
+        x: the piece (B, L, D).
+        split: the split of the sequences.
+    """
+    has_step, weights = all_gather(_has_step(info, x), split), all_gather(weight, split)
+    later = slice(split.rank + 1, None)
+    follows = has_step[later].any(0)
+    if info.valid is not None:
+        follows = follows & info.valid[:, -1]
+    if info.seq_idx is not None:
+        firsts = sequence_ends(info.valid, info.seq_idx, split)[..., 1]
+        follows = follows & (_first_with_step(firsts[later], has_step[later]) == info.seq_idx[:, -1])
+    return _first_with_step(weights, has_step), _first_with_step(weights[later], has_step[later]), follows
 
 
 class Mamba3Heads(Heads):
@@ -124,9 +162,15 @@ class Mamba3Heads(Heads):
         angle = dt.unsqueeze(-1) * (-math.pi * torch.tanh(w)).unsqueeze(2)
 
         previous_weight = (1 - trapezoid) * dt  # (1 - lambda_t) Delta_t, the weight at step t of the input of step t - 1
-        ssm = ssm + _end_step(previous_weight, info.valid, 0)[..., None, None] * last_x.unsqueeze(-1) * last_map.unsqueeze(-2)
-        next_weight = torch.cat([previous_weight[:, 1:], torch.zeros_like(previous_weight[:, :1])], 1)
-        next_weight = torch.where(_continues_sequence(info, x).unsqueeze(-1), next_weight, 0)
+        split = current_split()
+        first_weight, following = _end_step(previous_weight, info.valid, 0), torch.zeros_like(previous_weight[:, 0])
+        continues = _continues_sequence(info, x)
+        if split is not None:
+            first_weight, following, follows = _weights_of_pieces(first_weight, info, x, split)
+            continues = torch.cat([continues[:, :-1], follows.unsqueeze(1)], 1)
+        ssm = ssm + first_weight[..., None, None] * last_x.unsqueeze(-1) * last_map.unsqueeze(-2)
+        next_weight = torch.cat([previous_weight[:, 1:], following.unsqueeze(1)], 1)
+        next_weight = torch.where(continues.unsqueeze(-1), next_weight, 0)
         y, ssm = ssd_scan(
             u,
             rate * dt,
@@ -147,7 +191,13 @@ class Mamba3Heads(Heads):
         y = y.flatten(2) if info.gate is None else y.flatten(2) * silu(info.gate)
         newest_x, newest_B = (_end_step(part, info.valid, -1).to(wide) for part in (u, B))
         newest_B = newest_B.repeat_interleave(self.heads // self.groups, 1) + self.B_bias
-        if info.valid is not None:
+        if split is not None:
+            has_steps = all_gather(_has_step(info, x), split).flip(0)
+            newest = all_gather_together([newest_x, newest_B], split)
+            has_step = has_steps.any(0)[:, None, None]
+            newest_x, newest_B = (_first_with_step(part.flip(0), has_steps) for part in newest)
+            newest_x, newest_B = torch.where(has_step, newest_x, last_x), torch.where(has_step, newest_B, last_map)
+        elif info.valid is not None:
             has_step = info.valid.any(1)[:, None, None]
             newest_x, newest_B = torch.where(has_step, newest_x, last_x), torch.where(has_step, newest_B, last_map)
         return y, Mamba3State(ssm, newest_x, newest_B, last_seq_idx)

@@ -19,6 +19,8 @@ from torch import Tensor, nn
 from torch.nn.functional import linear, logsigmoid, pad
 
 from longscan._types import PositiveInt
+from longscan.distributed.collectives import all_gather_together
+from longscan.distributed.context import SequenceSplit, current_split
 from longscan.layers._registry import LAYERS
 from longscan.layers._settings import check_backend
 from longscan.layers.base import SequenceInfo, SequenceLayer, mask_padding
@@ -29,6 +31,7 @@ from longscan.numerics.symbolic import is_symbolic
 from longscan.ops import ssd_scan
 from longscan.ops.arguments import INVALID, RESET, step_flags
 from longscan.ops.dispatch import Backend
+from longscan.ops.pieces import sum_steps
 from longscan.ops.tracing import record_length
 
 LONGEST_OPEN = 2**20  # largest number of steps of a graph of open length
@@ -78,6 +81,24 @@ def running_maximum(log_f: Tensor, log_i: Tensor, start: Tensor, flags: Tensor |
     return torch.maximum(torch.where(restarted, -torch.inf, log_f + start.unsqueeze(1)), log_i)
 
 
+def pass_maximum(
+    log_f: Tensor, log_i: Tensor, start: Tensor, flags: Tensor | None, split: SequenceSplit
+) -> tuple[Tensor, Tensor]:
+    """Return m (B, H) before this process's piece of split sequences and after the last piece, as `running_maximum` defines it.
+
+    A piece maps m to max(F + m, I): F is the sum of its log_f, I its last m from -inf. start: m before the first piece.
+    """
+    local = running_maximum(log_f, log_i, torch.full_like(start, -torch.inf), flags)[:, -1]
+    restarts = torch.zeros_like(local)
+    if flags is not None:
+        restarts = (flags == RESET).any(1, keepdim=True).to(local.dtype).expand_as(local)
+    gathered = all_gather_together([sum_steps(log_f, flags).to(local.dtype), local, restarts], split)
+    states = [start]
+    for total, least, restarted in zip(*gathered, strict=True):
+        states.append(torch.where(restarted > 0, least, torch.maximum(total + states[-1], least)))
+    return torch.stack(states)[split.rank], states[-1]
+
+
 def _shift_right(x: Tensor, steps: int, value: float, is_open: bool) -> Tensor:
     """Return x (B, L, H) delayed by `steps`, with `value` at the first steps.
 
@@ -102,6 +123,7 @@ class MLSTM(SequenceLayer):
     Elapsed times raise ValueError. The state is `MLSTMState`.
     """
 
+    context_parallel = True
     irregular = False
     op_names = ("ssd_scan",)
 
@@ -130,6 +152,9 @@ class MLSTM(SequenceLayer):
         wide = self.gate_bias.dtype
         log_i, raw_f = (linear(x, self.gate_proj).to(wide) + self.gate_bias).chunk(2, -1)
         log_f = logsigmoid(raw_f)
+        split, last = current_split(), None
+        if split is not None:
+            start, last = pass_maximum(log_f, log_i, start, flags, split)
         m = running_maximum(log_f, log_i, start, flags)
         before = torch.cat([start.unsqueeze(1), m[:, :-1]], 1)
         decay = m - before - log_f
@@ -153,7 +178,7 @@ class MLSTM(SequenceLayer):
         one = (-m.clamp(-MAX_EXPONENT, MAX_EXPONENT)).exp().unsqueeze(-1)  # the 1 of max(|n q|, 1), times e^{-m}
         y = (y[..., :-1] / torch.maximum(y[..., -1:].abs(), one)).flatten(2).to(x.dtype)
         y = y * torch.sigmoid(projected[..., 3 * self.d_model :])
-        return mask_padding(y, info.valid), MLSTMState(memory, m[:, -1].clone(), last_seq_idx)
+        return mask_padding(y, info.valid), MLSTMState(memory, m[:, -1].clone() if last is None else last, last_seq_idx)
 
     def initial_state(self, batch: int) -> MLSTMState:
         """Return zeros for all fields of `MLSTMState`."""

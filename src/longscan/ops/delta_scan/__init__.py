@@ -6,6 +6,7 @@ from torch import Tensor
 from longscan.ops.arguments import check_real, state_dtype, step_flags, without_autocast
 from longscan.ops.delta_scan import eager, reference
 from longscan.ops.dispatch import resolve
+from longscan.ops.pieces import PieceMap, scan_piece
 
 NATIVE_BACKENDS = ()
 
@@ -59,9 +60,17 @@ def delta_scan(
     given = (v, k, q, log_alpha, beta, initial_state)
     wide = state_dtype(*given)
     v_wide, k, q, log_alpha, beta, initial_state = (value.to(wide) for value in given)
-    with without_autocast(v):
+
+    def run(v: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
         if chosen == "reference":
-            y, final = reference.delta_scan(v_wide, k, q, log_alpha, beta, initial_state, flags)
-        else:
-            y, final = eager.delta_scan(v_wide, k, q, log_alpha, beta, initial_state, flags, packed=seq_idx is not None)
+            return reference.delta_scan(v, k, q, log_alpha, beta, state, flags)
+        return eager.delta_scan(v, k, q, log_alpha, beta, state, flags, packed=seq_idx is not None)
+
+    def make_map() -> PieceMap:
+        # The product of the factors, (B, H, N, N), is the state that the scan makes of the identity.
+        identity = torch.eye(states, dtype=wide, device=v.device).expand(batch, heads, states, states)
+        return PieceMap([run(torch.zeros_like(k), identity)[1]], torch.matmul)
+
+    with without_autocast(v):
+        y, final = scan_piece(lambda state: run(v_wide, state), initial_state, flags, make_map)
     return y.to(v.dtype), final

@@ -1,15 +1,18 @@
 """The scan of heads with a matrix state: Mamba-2's state space duality, with the rotations and input weights of Mamba-3."""
 
+import math
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.functional import silu
 
+from longscan.numerics.rotary import rotate_pairs
 from longscan.ops._native_op import NativeOp, keeps_chunk_states
 from longscan.ops._signature import Sizes
 from longscan.ops.arguments import check_real, state_dtype, step_flags, without_autocast, zero_invalid
 from longscan.ops.dispatch import NATIVE, probe, resolve
+from longscan.ops.pieces import PieceMap, scan_piece, sum_steps
 from longscan.ops.ssd_scan import eager, reference
 
 NATIVE_BACKENDS = probe("ssd_scan", "triton")
@@ -139,15 +142,40 @@ def ssd_scan(
         for i, value in enumerate(given)
     ]
     tensors.append(flags)
+
+    def run(state: Tensor, skip: Tensor | None = tensors[5], gate: Tensor | None = tensors[6]) -> tuple[Tensor, Tensor]:
+        return _run_backend([*tensors[:5], skip, gate, state, *tensors[8:]], native, seq_idx is not None, chosen)
+
     with without_autocast(x):
-        if native:
-            x, dt, A, B, C, D, z, initial_state, input_scale, own_scale, angle, B_bias, C_bias, flags = tensors
-            inputs = (x, dt, input_scale, own_scale, A, B, C, D, B_bias, C_bias, angle, initial_state)
-            y, final, _ = _native(*inputs, flags, keeps_chunk_states(*inputs), chosen)
-            if z is not None:  # the kernels have no gate
-                y = y * silu(zero_invalid(flags, z)[0])
-        elif chosen == "reference":
-            y, final = reference.ssd_scan(*tensors)
-        else:
-            y, final = eager.ssd_scan(*tensors, packed=seq_idx is not None)
+        y, final = scan_piece(
+            run,
+            tensors[7],
+            flags,
+            lambda: _decay_map(tensors[1], tensors[2], tensors[10], flags),
+            lambda: run(torch.zeros_like(tensors[7]), None, None)[1],
+        )
     return y.to(out), final
+
+
+def _decay_map(dt: Tensor, A: Tensor, angle: Tensor | None, flags: Tensor | None) -> PieceMap:
+    """Return the map of states by the decays and rotations of a piece; arguments as in `reference`."""
+    dt, angle = zero_invalid(flags, dt, angle)
+    time = sum_steps(dt, flags).to(dt.dtype)
+    if angle is None:
+        return PieceMap([time], lambda state, time: torch.exp(time * A)[..., None, None] * state)
+    total = torch.remainder(sum_steps(angle, flags), 2 * math.pi).to(dt.dtype)
+
+    def apply(state: Tensor, time: Tensor, total: Tensor) -> Tensor:
+        return torch.exp(time * A)[..., None, None] * rotate_pairs(state, total.unsqueeze(2))
+
+    return PieceMap([time, total], apply)
+
+
+def _run_backend(tensors: list[Any], native: bool, packed: bool, backend: str) -> tuple[Tensor, Tensor]:
+    """Return y and the final state by one backend; tensors as in `reference`."""
+    if not native:
+        return reference.ssd_scan(*tensors) if backend == "reference" else eager.ssd_scan(*tensors, packed=packed)
+    x, dt, A, B, C, D, z, initial_state, input_scale, own_scale, angle, B_bias, C_bias, flags = tensors
+    inputs = (x, dt, input_scale, own_scale, A, B, C, D, B_bias, C_bias, angle, initial_state)
+    y, final, _ = _native(*inputs, flags, keeps_chunk_states(*inputs), backend)
+    return (y if z is None else y * silu(zero_invalid(flags, z)[0])), final  # the kernels have no gate

@@ -1,12 +1,15 @@
 """The scan of AUSSM: rotations by input-dependent angles, with the angle projection, SiLU, skip and gate fused."""
 
+import math
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from longscan.numerics.pairs import multiply, polar
 from longscan.ops._native_op import NativeOp, keeps_chunk_states
 from longscan.ops.arguments import (
+    carry_dtype,
     check_complex,
     check_real,
     check_tensor,
@@ -15,8 +18,10 @@ from longscan.ops.arguments import (
     step_flags,
     to_pairs,
     without_autocast,
+    zero_invalid,
 )
 from longscan.ops.dispatch import NATIVE, probe, resolve
+from longscan.ops.pieces import PieceMap, count_steps, scan_piece, sum_steps
 from longscan.ops.unitary_scan import eager, reference
 from longscan.ops.unitary_scan.phase_grid import unitary_scan as on_grid
 
@@ -124,14 +129,46 @@ def unitary_scan(
     tensors: list[Any] = [None if x is None else to_pairs(x, wide) for x in given] + [flags]
     for i in (4, 5):  # B and C, one for every channel
         tensors[i] = tensors[i].expand(channels, states, 2)
+
+    def run(state: Tensor, skip: Tensor | None = tensors[6], gate: Tensor | None = tensors[7]) -> tuple[Tensor, Tensor]:
+        return _run_backend([*tensors[:6], skip, gate, state, flags], phase_dt, seq_idx is not None, chosen)
+
     with without_autocast(u):
-        if chosen in NATIVE and u.numel() and states:
-            y, final, _ = _native(*tensors, phase_dt, keeps_chunk_states(*tensors[:-1]), chosen)
-        elif chosen == "reference":
-            for i in (4, 5, 8):  # B, C and the state
-                tensors[i] = torch.complex(*tensors[i].unbind(-1))
-            y, final = reference.unitary_scan(*tensors, phase_dt=phase_dt)
-            final = torch.view_as_real(final)
-        else:
-            y, final = eager.unitary_scan(*tensors, phase_dt=phase_dt, packed=seq_idx is not None)
+        y, final = scan_piece(
+            run,
+            tensors[8],
+            flags,
+            lambda: _rotation_map(tensors, flags, phase_dt),
+            lambda: run(torch.zeros_like(tensors[8]), None, None)[1],
+        )
     return y.to(out), restore_complex(final, form)
+
+
+def _rotation_map(tensors: list[Any], flags: Tensor | None, phase_dt: bool) -> PieceMap:
+    """Return the map of states by the sums of the angles of a piece, (B, D, N), without the angles of single steps.
+
+    tensors: u, dt, W and bias, and any others after them.
+    """
+    u, dt, W, bias = tensors[:4]
+    wide = carry_dtype(u)
+    u, dt = zero_invalid(flags, u, dt)
+    if phase_dt:
+        inputs, weights = torch.einsum("bld,blp->bdp", dt.to(wide), u.to(wide)), sum_steps(dt, flags)
+        angle = torch.einsum("bdp,dnp->bdn", inputs, W.to(wide)) + weights.unsqueeze(-1) * bias.to(wide)
+    else:
+        counts = count_steps(flags, u.shape[1], u).view(-1, 1, 1)
+        angle = torch.einsum("bp,dnp->bdn", sum_steps(u, flags), W.to(wide)) + counts * bias.to(wide)
+    angle = torch.remainder(angle, 2 * math.pi).to(u.dtype)
+    return PieceMap([angle], lambda state, angle: multiply(polar(torch.ones_like(angle), angle), state))
+
+
+def _run_backend(tensors: list[Any], phase_dt: bool, packed: bool, backend: str) -> tuple[Tensor, Tensor]:
+    """Return y and the final state by one backend. tensors: u to initial_state in the order of `unitary_scan`, then flags."""
+    if backend in NATIVE and tensors[0].numel() and tensors[2].numel():
+        y, final, _ = _native(*tensors, phase_dt, keeps_chunk_states(*tensors[:-1]), backend)
+        return y, final
+    if backend != "reference":
+        return eager.unitary_scan(*tensors, phase_dt=phase_dt, packed=packed)
+    tensors = [torch.complex(*x.unbind(-1)) if i in (4, 5, 8) else x for i, x in enumerate(tensors)]  # B, C and the state
+    y, final = reference.unitary_scan(*tensors, phase_dt=phase_dt)
+    return y, torch.view_as_real(final)

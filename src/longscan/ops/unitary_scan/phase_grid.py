@@ -13,9 +13,13 @@ import torch
 from torch import Tensor
 from torch.nn.functional import silu
 
+from longscan.distributed.context import current_split
 from longscan.ops.arguments import RESET, reset_mask, step_flags, without_autocast
 from longscan.ops.associative import running_sum
 from longscan.ops.linear_scan import linear_scan
+from longscan.ops.pieces import PieceMap, pass_states
+
+SUM = PieceMap([], lambda state: state)  # of a sum, which a piece only adds to
 
 
 def unitary_scan(
@@ -47,10 +51,18 @@ def unitary_scan(
         flags = step_flags(u.shape[0], u.shape[1], valid, seq_idx, u)
         theta = theta if valid is None else torch.where(valid[..., None, None], theta, 0)
         rounded = torch.round(theta.detach() * (phase_grid / (2 * math.pi))).to(torch.int64)
+        split, last_phase = current_split(), None
+        if split is not None:
+            start = torch.zeros_like(rounded[:, 0]) if initial_phase is None else initial_phase
+            initial_phase, last_phase = pass_states(split, start, _integer_sum(rounded, None, flags)[:, -1], SUM, flags)
         phase = torch.remainder(_integer_sum(rounded, initial_phase, flags), phase_grid)
         angle = phase.to(wide) * (2 * math.pi / phase_grid)
         if theta.requires_grad and theta.shape[1]:
             unrounded = running_sum(theta, reset_mask(flags, seq_idx is not None, theta.ndim))
+            if split is not None:  # the angles of earlier pieces have gradients, too
+                before, _ = pass_states(split, torch.zeros_like(theta[:, 0]), unrounded[:, -1], SUM, flags)
+                continues = torch.ones_like(theta[..., 0, 0]) if flags is None else (flags == RESET).cumsum(1) == 0
+                unrounded = unrounded + torch.where(continues[..., None, None] > 0, before.unsqueeze(1), 0)
             angle = angle + (unrounded - unrounded.detach())
         cos, sin = torch.cos(angle), torch.sin(angle)
         gated = silu(inputs)
@@ -65,7 +77,9 @@ def unitary_scan(
         y = y if D is None else y + D * gated
         y = y if z is None else y * silu(z.to(wide))
         y = y if valid is None else torch.where(valid.unsqueeze(-1), y, 0)
-        if phase.shape[1]:
+        if last_phase is not None:
+            final_phase = torch.remainder(last_phase, phase_grid)
+        elif phase.shape[1]:
             final_phase = phase[:, -1].clone()
         elif initial_phase is not None:
             final_phase = initial_phase.clone()
