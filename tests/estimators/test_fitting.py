@@ -344,7 +344,7 @@ def test_loss_of_a_forecaster_is_scaled_by_each_window(minimise_arguments):
     }  # fmt: skip
     assert minimise_arguments["made"] == {
         "d_model": 4, "d_state": 2, "d_input": 2, "horizon": 3, "normalise": True,
-        "linear_window": None, "linear_channels": "shared", "quantiles": None, "block_options": None,
+        "linear_window": None, "linear_channels": "shared", "quantiles": None, "block_options": None, "blocks_window": None,
     }  # fmt: skip
     loss = minimise_arguments["loss_of"](np.array([4, 0])).item()
     past, elapsed, ahead = model.model_.calls[-1]

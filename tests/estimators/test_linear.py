@@ -1,13 +1,26 @@
 """The linear forecast is the ridge regression that an explicit table of windows gives, chosen by cross-validation over time."""
 
 import tracemalloc
+from itertools import product
 
 import numpy as np
 import pytest
 import torch
 
-from longscan.estimators import SSMForecaster
-from longscan.estimators.linear import FOLDS, PENALTIES, fit_linear, usable_windows, window_sums
+from longscan.estimators import SSMForecaster, linear
+from longscan.estimators.linear import (
+    EVENNESS,
+    PENALTIES,
+    Regression,
+    Repetition,
+    _combine,
+    _Fold,
+    _folds,
+    _regress,
+    fit_linear,
+    usable_windows,
+    window_sums,
+)
 from longscan.models import Forecaster
 
 
@@ -16,78 +29,107 @@ def make_waves(length: int, seed: int = 0) -> np.ndarray:
     return np.stack([np.sin(np.arange(length) / 5), 3 * np.cos(np.arange(length) / 9)], 1) + 0.1 * noise
 
 
-def table_of_windows(x: np.ndarray, window: int, horizon: int, with_level: bool) -> tuple[np.ndarray, np.ndarray]:
-    """Return features and targets of all windows of x (L,), both less the mean of the window."""
+def table_of_windows(x: np.ndarray, window: int, horizon: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return the steps of all windows of x (L,) and the steps that follow."""
     starts = range(len(x) - window - horizon + 1)
     past = np.stack([x[start : start + window] for start in starts])
-    ahead = np.stack([x[start + window : start + window + horizon] for start in starts])
-    mean = past.mean(1, keepdims=True)
-    features = past - mean
-    return np.hstack([features, mean]) if with_level else features, ahead - mean
+    return past, np.stack([x[start + window : start + window + horizon] for start in starts])
 
 
-def ridge(features: np.ndarray, targets: np.ndarray, penalty: float) -> tuple[np.ndarray, np.ndarray]:
-    """Return coefficients and intercept of a ridge regression."""
-    centred = features - features.mean(0)
-    covariance = centred.T @ centred
-    scaled = penalty * np.trace(covariance) / len(covariance) * np.eye(len(covariance))
-    coefficients = np.linalg.solve(covariance + scaled, centred.T @ (targets - targets.mean(0)))
-    return coefficients, targets.mean(0) - features.mean(0) @ coefficients
+def ridge_forecast(fitted: np.ndarray, window: int, horizon: int, reference: str, penalty: float, past: np.ndarray) -> np.ndarray:
+    """Return forecasts (n, horizon) after windows `past` (n, window) of a ridge regression fitted to a series."""
 
+    def level(steps: np.ndarray) -> np.ndarray:
+        return {"last": steps[:, -1:], "mean": steps.mean(1, keepdims=True), "constant": center}[reference]
 
-def cross_validated_error(series: list[np.ndarray], window: int, horizon: int, with_level: bool, penalty: float) -> float:
-    errors = []
-    for fold in range(FOLDS):
-        fitted, forecast = [], []
-        for x in series:
-            features, targets = table_of_windows(x, window, horizon, with_level)
-            start, end = (round(len(features) * part / FOLDS) for part in (fold, fold + 1))
-            numbers = np.arange(len(features))
-            others = (numbers < start - horizon) | (numbers >= end + horizon)
-            fitted.append((features[others], targets[others]))
-            forecast.append((features[start:end], targets[start:end]))
-        coefficients, intercept = ridge(*(np.vstack(part) for part in zip(*fitted, strict=True)), penalty)
-        errors += [(targets - features @ coefficients - intercept) ** 2 for features, targets in forecast]
-    return float(np.concatenate(errors).mean())
+    steps, ahead = table_of_windows(fitted, window, horizon)
+    center = np.zeros((1, 1))
+    features, targets, offset = steps - level(steps), ahead - level(steps), np.zeros(horizon)
+    if reference == "constant":
+        offset = targets.mean(0)
+        means = features.mean(0)
+        features, targets, past = features - means, targets - offset, past - means
+    covariance = features.T @ features
+    scaled = penalty * np.trace(covariance) / window * np.eye(window)
+    return level(past) + offset + (past - level(past)) @ np.linalg.solve(covariance + scaled, features.T @ targets)
 
 
 def test_sums_over_windows_are_those_of_the_table():
     x = np.random.default_rng(0).normal(size=60).cumsum()
-    for sums, starts in zip(window_sums(x, 7, [0, 10, 54]), (range(10), range(10, 54)), strict=True):
-        table = np.array([[1, *x[start : start + 7]] for start in starts])
-        np.testing.assert_allclose(sums, table.T @ table, atol=1e-9)
+    for start, end in ((0, 10), (10, 54), (3, 4)):
+        table = np.array([[1, *x[first : first + 7]] for first in range(start, end)])
+        np.testing.assert_allclose(window_sums(x, 7, start, end), table.T @ table, atol=1e-9)
 
 
-@pytest.mark.parametrize("horizon", [1, 6])
-def test_forecast_of_lowest_cross_validated_error_is_chosen(horizon):
-    x = make_waves(400)[:, 0]
-    series = [x[:300], x[300:]]
-    errors = {
-        (level, penalty): cross_validated_error(series, 12, horizon, level, penalty)
-        for level in (False, True)
-        for penalty in PENALTIES
-    }
-    (with_level, penalty), error = min(errors.items(), key=lambda item: item[1])
-    fit = fit_linear([part[:, None] for part in series], horizon, [12])
-    assert fit.error == pytest.approx(error, rel=1e-9)
-    tables = [table_of_windows(part, 12, horizon, with_level) for part in series]
-    coefficients, intercept = ridge(*(np.vstack(part) for part in zip(*tables, strict=True)), penalty)
-    np.testing.assert_allclose(fit.weight[0], coefficients[:12].T, rtol=1e-6, atol=1e-9)
-    np.testing.assert_allclose(fit.level[0], coefficients[12] if with_level else 0, rtol=1e-6, atol=1e-9)
-    np.testing.assert_allclose(fit.bias[0], intercept, rtol=1e-6, atol=1e-9)
+@pytest.mark.parametrize("reference", ["last", "mean", "constant"])
+def test_regressions_are_those_of_the_table(reference):
+    x = make_waves(300)[:, 0]
+    sums = window_sums(x, 16 + 6, 0, 300 - 16 - 6 + 1)
+    coefficients = _regress(sums, 16, Regression(12, reference, 0.1, shared=True), 0.0)
+    past = np.random.default_rng(1).normal(size=(5, 16))
+    # A shorter window is fitted to the same steps ahead as the longest one.
+    expected = ridge_forecast(x[4:], 12, 6, reference, 0.1, past[:, 4:])
+    np.testing.assert_allclose(coefficients[0] + past @ coefficients[1:], expected, rtol=1e-6, atol=1e-9)
 
 
-def test_channels_share_a_forecast_only_if_it_is_better():
+def test_regressions_and_seasons_have_the_errors_of_the_table():
+    """Each later part of the series is forecast from the steps before it."""
+    x = make_waves(400)[:, :1]
+    fit = fit_linear([x], 6, [12])
+    best = np.inf
+    for reference, penalty in product(("last", "mean", "constant"), PENALTIES):
+        errors = []
+        for share, end in ((0.6, 320), (0.8, 400)):
+            start = round(share * 400)
+            past, ahead = table_of_windows(x[start - 12 : end, 0], 12, 6)
+            errors.append(ridge_forecast(x[:start, 0], 12, 6, reference, penalty, past) - ahead)
+        best = min(best, float(np.concatenate(errors).var() + np.concatenate(errors).mean() ** 2))
+    assert 0.8 * best < fit.error < 1.02 * best
+
+
+def test_weights_of_members_are_those_of_lowest_error_with_a_penalty_on_uneven_ones():
+    members = {Repetition(1, 1): [np.eye(3)[:, :1]], Repetition(2, 1): [np.eye(3)[:, 1:2]], Repetition(2, 2): [np.eye(3)[:, 2:]]}
+    products = np.diag([1.0, 2.0, 50.0])
+    plan, error = _combine(members, [_Fold(np.zeros((4, 4)), np.pad(products, (0, 1)), 0.0)])
+    inverse = 1 / (np.diag(products) + EVENNESS)
+    expected = inverse / inverse.sum()
+    np.testing.assert_allclose(list(plan.values()), expected, rtol=1e-4)
+    assert error == pytest.approx(expected @ products @ expected, rel=1e-4)
+
+
+def test_short_series_take_turns():
+    """A series of 40 steps is too short to be divided for a window of 24; in each fold, other series are forecast."""
+    folds = [_folds(40, number, 24, 6) for number in range(3)]
+    assert [[len(forecast) > 0 for _, forecast in fold] for fold in folds] == [[False, False], [True, False], [False, True]]
+    assert all((len(fitted) > 0) != (len(forecast) > 0) for fold in folds for fitted, forecast in fold)
+
+
+def test_divided_series_are_forecast_from_earlier_steps():
+    for (fitted, forecast), end in zip(_folds(200, 0, 24, 6), (160, 200), strict=True):
+        assert fitted[-1] + 24 + 6 == forecast[0] + 24, "the last step fitted to precedes the first forecast"
+        assert forecast[-1] + 24 + 6 == end
+
+
+def test_channels_share_a_forecast_if_there_are_many(monkeypatch):
     x = make_waves(400)
     assert fit_linear([x], 6, [12]).weight.shape == (2, 6, 12)
-    copies = np.stack([make_waves(100, seed)[:, 0] for seed in range(6)], 1)
-    assert fit_linear([copies], 6, [12]).weight.shape == (1, 6, 12)
+    monkeypatch.setattr(linear, "MAX_OWN", 1)
+    assert fit_linear([x], 6, [12]).weight.shape == (1, 6, 12)
 
 
-def test_chosen_window_covers_the_period():
+def test_seasons_are_found():
     random = np.random.default_rng(0)
     season = np.tile(random.normal(size=40), 30) + 0.05 * random.normal(size=1200)
-    assert fit_linear([season[:, None]], 8, [12, 24, 48]).window == 48
+    fit = fit_linear([season[:, None]], 8, [12, 48])
+    assert fit.window == 48
+    assert fit.error < 2 * 0.05**2, "the error of repeating the last season"
+
+
+def test_forecasts_follow_a_series_whose_level_has_changed():
+    """The mean of the steps to forecast is far from that of the steps before; the weights of relative regressions sum to 1."""
+    x = make_waves(600)[:, 0]
+    fit = fit_linear([(x + np.random.default_rng(1).normal(size=600).cumsum())[:, None]], 6, [24])
+    assert np.abs(fit.level).max() < 0.05
 
 
 def test_constant_series_are_forecast_as_constant():
@@ -99,7 +141,7 @@ def test_constant_series_are_forecast_as_constant():
 @pytest.mark.parametrize("x", [np.full(300, 3.3), np.full(300, -0.5123), np.arange(1000) / 300 - 1.7], ids=["3", "-0.5", "line"])
 def test_weights_do_not_amplify_rounding_errors(x):
     """The features are equal in all windows, so that all there is of their covariance is rounding errors of the sums."""
-    assert np.abs(fit_linear([x[:, None]], 4, [12, 24]).weight).max() < 1e-3
+    assert np.abs(fit_linear([x[:, None]], 4, [12, 24]).weight).sum(2).max() < 3
 
 
 def test_series_far_apart_are_forecast_as_well_as_near_ones():
@@ -107,7 +149,8 @@ def test_series_far_apart_are_forecast_as_well_as_near_ones():
     waves = make_waves(1000)[:, :1]
     near, far = (fit_linear([waves, waves + offset], 4, [24]) for offset in (1, 3e5))
     assert np.abs(far.weight).max() < 1
-    past, ahead = table_of_windows(waves[:, 0], 24, 4, with_level=False)
+    past, ahead = table_of_windows(waves[:, 0], 24, 4)
+    past, ahead = past - past.mean(1, keepdims=True), ahead - past.mean(1, keepdims=True)
     assert ((ahead - past @ far.weight[0].T) ** 2).mean() < 2 * ((ahead - past @ near.weight[0].T) ** 2).mean()
 
 
@@ -126,8 +169,9 @@ def test_memory_does_not_grow_with_the_number_of_series():
 def test_short_series_have_no_usable_window():
     assert usable_windows(np.array([60]), 6) == [12]
     assert usable_windows(np.array([40, 30]), 6) == []
-    assert usable_windows(np.array([40, 30, 20]), 6) == [12]
-    assert usable_windows(np.array([2000]), 24) == [12, 24, 48, 96, 192, 336]
+    assert usable_windows(np.array([40, 30, 20]), 6) == []
+    assert usable_windows(np.array([40, 30, 20, 30]), 6) == [12]
+    assert usable_windows(np.array([4000]), 24) == [12, 24, 96, 336, 720]
 
 
 def make_walk(length: int) -> np.ndarray:
@@ -141,8 +185,10 @@ def make_walk(length: int) -> np.ndarray:
 def test_linear_forecast_alone_is_used_where_the_blocks_do_not_help():
     y = make_walk(600)
     model = SSMForecaster(horizon=3, d_model=4, d_state=2, epochs=3, lr=1.0, device="cpu", random_state=0).fit(y)
-    assert model.n_epochs_ == np.argmin(model.validation_curve_) == 0
-    linear = fit_linear([((y - model.mean_) / model.scale_)[:, None]], 3, [model.window_])
+    assert model.n_epochs_ == 0
+    assert min(model.validation_curve_) > 0.995 * model.validation_curve_[0]
+    windows = usable_windows(np.array([480]), 3)  # before the part that is held back
+    linear = fit_linear([((y - model.mean_) / model.scale_)[:, None]], 3, windows)
     past = (y[-model.window_ :] - model.mean_) / model.scale_
     mean = past.mean()
     expected = mean * (1 + linear.level[0]) + linear.weight[0] @ (past - mean) + linear.bias[0]

@@ -62,6 +62,37 @@ def test_linear_forecast_counts_steps_before_the_first_one_as_the_mean(left):
     torch.testing.assert_close(net(padded, valid=~padded[..., 0].isnan()), net(filled))
 
 
+@pytest.mark.parametrize("left", [False, True])
+def test_blocks_read_the_last_steps_of_their_window(left):
+    net = make_forecaster(normalise=True, linear_window=6, blocks_window=3)
+    torch.nn.init.normal_(net.backbone.head.weight)
+    x, elapsed = make_series(2, 8), torch.rand(2, 8).double()
+    short = make_forecaster(normalise=True, linear_window=6)
+    short.load_state_dict(net.state_dict())
+    added = net(x, elapsed=elapsed) - x[:, -6:].mean(1, keepdim=True)  # the linear forecast has no weights
+    torch.testing.assert_close(added, short(x[:, -3:], elapsed=elapsed[:, -3:]) - x[:, -3:].mean(1, keepdim=True))
+    assert not torch.allclose(short(x, elapsed=elapsed), net(x, elapsed=elapsed))
+    pad = torch.full((2, 3, 2), torch.nan, dtype=torch.float64)
+    padded = torch.cat([pad, x] if left else [x, pad], 1)
+    times = torch.cat([pad[..., 0], elapsed] if left else [elapsed, pad[..., 0]], 1)
+    torch.testing.assert_close(net(padded, elapsed=times, valid=~padded[..., 0].isnan()), net(x, elapsed=elapsed))
+
+
+def test_scaled_blocks_add_less_to_the_linear_forecast():
+    net = make_forecaster(linear_window=4, quantiles=[0.1, 0.9])
+    net.set_linear(torch.randn(1, 5, 4), torch.randn(1, 5), torch.randn(1, 5))
+    x = make_series(2, 8)
+    linear = net(x)
+    torch.nn.init.normal_(net.backbone.head.weight)
+    forecast, quantiles = net.forecast_quantiles(x)
+    net.scale_blocks(0.25)
+    scaled, shifted = net.forecast_quantiles(x)
+    torch.testing.assert_close(scaled - linear, 0.25 * (forecast - linear))
+    torch.testing.assert_close(shifted - scaled.unsqueeze(-1), quantiles - forecast.unsqueeze(-1))
+    with pytest.raises(ValueError, match="`linear_window` must be"):
+        make_forecaster().scale_blocks(0.5)
+
+
 def test_set_linear_refuses_other_shapes_and_models_without_linear_forecast():
     parts = torch.zeros(1, 5, 4), torch.zeros(1, 5), torch.zeros(1, 5)
     with pytest.raises(ValueError, match=r"^`linear_window` must be a number of steps to set a linear forecast, got None"):

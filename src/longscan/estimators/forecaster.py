@@ -49,7 +49,10 @@ CALIBRATION_VALUES = 4_000_000  # windows x horizon x channels, by which quantil
 SMALLEST_UNIT = 1e-2  # added to the standard deviation of a window, in units of the channel's
 FORECAST_BATCH = 256  # windows that are forecast together
 SEARCH_TIME = 0.4  # of `minutes`, for the number of epochs; the final training on all steps takes up to 1.25 times as long
-COMPARED = 2000  # windows of the part that is held back, evenly spaced
+COMPARED = 500  # windows of the part that is held back, evenly spaced
+EPOCH_WINDOWS = 512  # that an epoch shows at most
+SMALLEST_GAIN = 0.005  # in the error on the part that is held back, for which the blocks are used
+BLOCK_WINDOW = 96  # steps that the blocks read at most next to a linear forecast
 
 _log = logging.getLogger("longscan")
 
@@ -60,13 +63,15 @@ class SSMForecaster(SavedEstimator):
     A series is an array (L,) or (L, C), a Series or a frame whose rows are the steps; `fit` also takes several: a list of these,
     an array (n, L, C), or a frame indexed by (case, time).
 
-    The forecast is the sum of a linear forecast and of what the blocks add to it. The linear one is a ridge regression from the
-    window to the steps ahead, of all channels or of each; window and penalties are chosen by cross-validation over time. The
-    blocks are trained on windows of the series, by the mean absolute error in units of each window's own standard deviation. At
-    first the last fifth of each series is held back, or the last `horizon` steps if these are more: the blocks are trained for as
-    many epochs as give the lowest mean squared error there, and are left out if the linear forecast alone is better. Then
-    everything is fitted to the whole series. With `times`, or if the series are too short to hold back a part, the blocks
-    forecast alone and are trained for all `epochs`.
+    The forecast is the sum of a linear forecast and of what the blocks add to it. The linear one is an average of ridge
+    regressions from windows of different length to the steps ahead, of each channel and of all channels, and of repeated seasons.
+    Penalties and weights are chosen by the errors on two later parts of the series. The blocks read the last 96 steps at most and
+    are trained on windows of the series, by the mean absolute error in units of each window's own standard deviation. At first
+    the last fifth of each series is held back, or the last `horizon` steps if these are more: the blocks are trained for as many
+    epochs as give the lowest mean squared error there, and what they add is multiplied by the factor from 0 to 1 of lowest error.
+    They are left out unless the error is .5 % lower than that of the linear forecast. Then everything is fitted to the whole
+    series. With `times`, or if the series are too short to hold back a part, the blocks forecast alone and are trained for all
+    `epochs`.
 
     The index of a Series or a frame is its clock, and forecasts are indexed by the time stamps that follow: an hourly
     series until noon gives a forecast indexed from 13:00 on, in its time zone. Clocks are numbers, dates, periods or durations.
@@ -74,14 +79,14 @@ class SSMForecaster(SavedEstimator):
 
     Args:
         horizon: steps of a forecast.
-        window: largest number of steps that are read before the forecast. If the series of `fit` are shorter than `window` and
-            `horizon` together, the window is shorter and a warning is logged. None: that of the linear forecast of lowest error
-            in a cross-validation over time, or at most 96 without a linear forecast.
+        window: largest number of steps that are read before the forecast, by the linear forecast and by the blocks. If the series
+            of `fit` are shorter than `window` and `horizon` together, the window is shorter and a warning is logged. None: the
+            largest of 12, 24, 96, 336 and 720 for which the series have enough steps, or at most 96 without a linear forecast.
         spec: the blocks, by name or as a list, as in `longscan.SequenceModel.from_spec`; all must be causal.
         d_model: width of the stack.
         d_state: state size of the layers.
         block_options: more options by the name of a block in `spec`, for example `{"mamba": {"expand": 1}}`.
-        epochs: times each part of the series is shown at most.
+        epochs: number of epochs at most. An epoch shows each part of the series a few times, or 512 windows if these are fewer.
         batch_size: windows in an update.
         lr: largest learning rate, after a linear warm-up and before a cosine to 0.
         minutes: time after which `fit` stops to train the blocks; results then depend on the speed. The linear forecast is always
@@ -98,8 +103,8 @@ class SSMForecaster(SavedEstimator):
         verbose: 1 for a progress bar of each training, or a line for each epoch where there is no terminal.
 
     Attributes:
-        model_: the fitted `Forecaster`. loss_curve_: mean loss of each epoch. n_epochs_: number of epochs, 0 if the linear
-        forecast alone was best. validation_curve_: mean squared error in the last fifth, in units of the channels' variance, of
+        model_: the fitted `Forecaster`. loss_curve_: mean loss of each epoch. n_epochs_: number of epochs, 0 if the blocks
+        were left out. validation_curve_: mean squared error in the last fifth, in units of the channels' variance, of
         the linear forecast and after each epoch; None without a linear forecast. mean_, scale_: of the channels. time_unit_:
         the median time between steps. window_: the window that was used. time_zone_: of the dates of `fit`; "naive" where these
         have none, None without dates. step_: the time between the stamps of the series' clock, None without a clock or with
@@ -178,7 +183,9 @@ class SSMForecaster(SavedEstimator):
         standardised = collection.standardise(self.mean_, self.scale_, self.time_unit_, "y")
         seed = int(random.randint(2**31 - 1))
         early = _first_part(standardised, self.horizon)
-        linear = None if self.has_times_ else self._fit_linear(early)
+        candidates = WINDOWS if self.window is None else (self.window,)
+        windows = [] if self.has_times_ else usable_windows(early.lengths, self.horizon, candidates)
+        linear = fit_linear(list(early.trimmed()), self.horizon, windows) if windows else None
         window = self._longest_window(longest, early) if linear is None else linear.window
         self.window_: int = window
         held = _later_starts(standardised.lengths, early.lengths, window, self.horizon)
@@ -194,29 +201,30 @@ class SSMForecaster(SavedEstimator):
                 standardised, None, self.epochs, seed, random, seconds=seconds(1)
             )
         else:
-            curve: list[float] = []
-            self.validation_curve_ = curve
-
-            def evaluate(model: Forecaster) -> float:
-                curve.append(self._squared_error(model, standardised, held))
-                return curve[-1]
-
+            ends = held + np.array([0, window])
+            validation = _Validation(
+                cut_windows(standardised.values, ends, self.horizon),
+                lambda model: self._run(model, standardised, ends, None)[0][..., 0],
+            )
             limit = seconds(SEARCH_TIME)
             begin = monotonic()
             partial_model, losses = self._train(
-                early, linear, self.epochs, seed, copy.deepcopy(random), evaluate, seconds=limit
+                early, linear, self.epochs, seed, copy.deepcopy(random), validation.evaluate, seconds=limit
             )
             spent = 0.0 if limit is None else min(1.0, (monotonic() - begin) / max(limit, 1e-9))
             schedule = self.epochs if spent == 0 else max(1, min(self.epochs, round(len(losses) / spent)))
-            best = int(np.nanargmin(curve))  # of an untrained model the error is always a number
+            self.validation_curve_ = validation.curve
+            best = validation.best_epoch()
             if self.quantiles:
                 if best == 0:
                     partial_model, _ = self._train(early, linear, 0, seed, copy.deepcopy(random))
+                partial_model.scale_blocks(validation.shares[best])
                 self._calibrate(partial_model, standardised, held)
-            final = fit_linear(list(standardised.trimmed()), self.horizon, [window])
+            final = fit_linear(list(standardised.trimmed()), self.horizon, windows)
             self.model_, self.loss_curve_ = self._train(
                 standardised, final, best, seed, random, seconds=seconds(1), schedule_epochs=schedule
             )
+            self.model_.scale_blocks(validation.shares[best])
         self.n_epochs_ = len(self.loss_curve_)
 
     def _longest_window(self, longest: int, early: StandardisedSeries) -> int:
@@ -239,12 +247,6 @@ class SSMForecaster(SavedEstimator):
                 wanted,
             )
         return window
-
-    def _fit_linear(self, early: StandardisedSeries) -> LinearForecast | None:
-        """Return the linear forecast of lowest error; None if the series are too short for one."""
-        candidates = WINDOWS if self.window is None else (self.window,)
-        windows = usable_windows(early.lengths, self.horizon, candidates)
-        return fit_linear(list(early.trimmed()), self.horizon, windows) if windows else None
 
     def _train(
         self,
@@ -286,6 +288,7 @@ class SSMForecaster(SavedEstimator):
                 linear_window=None if linear is None else window,
                 linear_channels="shared" if linear is None or len(linear.weight) == 1 else "own",
                 quantiles=list(self.quantiles) if self.quantiles else None,
+                blocks_window=None if linear is None or self.window is not None else BLOCK_WINDOW,
             )
             if linear is not None:
                 model.set_linear(*(torch.from_numpy(part).float() for part in linear[:3]))
@@ -304,7 +307,8 @@ class SSMForecaster(SavedEstimator):
                 return l1_loss(forecast / unit, future / unit) + losses
 
             stride = max(1, self.horizon // 4)
-            count = math.ceil(len(starts) / stride)  # an epoch shows every part of the series a few times, not every window
+            # An epoch shows every part of the series a few times, not every window.
+            count = min(math.ceil(len(starts) / stride), EPOCH_WINDOWS)
 
             def order(random: np.random.RandomState) -> np.ndarray:
                 return random.choice(len(starts), count, replace=False)
@@ -328,19 +332,6 @@ class SSMForecaster(SavedEstimator):
                 verbose=self.verbose,
             )
         return model, losses
-
-    def _squared_error(self, model: Forecaster, series: StandardisedSeries, starts: np.ndarray) -> float:
-        """Return the mean squared error of the forecasts of windows, in units of the channels' variance."""
-        device, total, training = next(model.parameters()).device, 0.0, model.training
-        model.eval()
-        with torch.no_grad():
-            for first in range(0, len(starts), 256):
-                chosen = starts[first : first + 256]
-                values, _, _ = series.windows(chosen, self.window_ + self.horizon).batch(np.arange(len(chosen)), device)
-                past, future = values[:, : self.window_], values[:, self.window_ :]
-                total += float((model(past) - future).double().square().mean((1, 2)).sum())
-        model.train(training)
-        return total / len(starts)
 
     def _calibrate(self, model: Forecaster, series: StandardisedSeries, starts: np.ndarray) -> None:
         """Set the correction of the quantiles, from the forecasts of windows that the model was not fitted to."""
@@ -552,6 +543,38 @@ class SSMForecaster(SavedEstimator):
             step = common_step(collection, self.step_)
             return [stamps_after(clock, step, self.horizon) for clock in collection.clocks]
         return [stamps_after(clock, usual_step(clock, self.time_unit_), self.horizon) for clock in collection.clocks]
+
+
+class _Validation:
+    """Errors of models on windows that are held back, where what the blocks add is scaled to the lowest squared error.
+
+    true: (n, horizon, C), the steps after the windows. forecast: returns the forecasts of a model. curve: mean squared error of
+    the linear forecast, with which evaluation starts, and after each epoch. shares: the factors of the blocks, from 0 to 1.
+    """
+
+    def __init__(self, true: np.ndarray, forecast: Callable[[Forecaster], np.ndarray]) -> None:
+        self.true, self.forecast = true, forecast
+        self.linear: np.ndarray | None = None
+        self.curve: list[float] = []
+        self.shares: list[float] = []
+
+    def evaluate(self, model: Forecaster) -> float:
+        """Return the error of a model and append it to the curve."""
+        training = model.training
+        model.eval()
+        forecast = self.forecast(model)
+        model.train(training)
+        self.linear = forecast if self.linear is None else self.linear
+        added, error = forecast - self.linear, self.true - self.linear
+        square = float(np.square(added).sum())
+        self.shares.append(min(max(float((added * error).sum()) / square, 0.0), 1.0) if 0 < square < math.inf else 0.0)
+        self.curve.append(float(np.square(error - self.shares[-1] * added).mean()))
+        return self.curve[-1]
+
+    def best_epoch(self) -> int:
+        """Return the number of epochs of lowest error; 0, the linear forecast, without a gain of `SMALLEST_GAIN`."""
+        best = int(np.nanargmin(self.curve))  # the error of the linear forecast is always a number
+        return best if self.curve[best] < (1 - SMALLEST_GAIN) * self.curve[0] else 0
 
 
 def _window_starts(lengths: np.ndarray, length: int) -> np.ndarray:

@@ -1,33 +1,47 @@
-"""Linear forecasts: ridge regression from the steps of a window to those that follow, chosen by cross-validation over time.
+"""Linear forecasts: averages of ridge regressions and of repeated seasons, weighted by their errors in later parts of the series.
 
-The forecast of step k after a window x_1 ... x_W of one channel, with the mean m of the window, is
+A regression forecasts step k after the last W steps x_1 ... x_W of a channel, relative to a reference r, by
 
-    y_k = m + sum_j weight_kj (x_j - m) + level_k m + bias_k.
+    y_k = r + sum_j weight_kj (x_j - r).
 
-The regression needs only the sums of products x_s x_t over all windows. Two windows that are one step apart share all but one of
-these products, so that a cumulative sum for each lag t - s gives the sums over any range of windows, at a cost of (W + horizon) L
-instead of (W + horizon)^2 L and without a table of windows. The squared error on other windows follows from their sums as well.
+The reference is the last step, the mean of the W steps, or the mean of the whole series, towards which a large penalty pulls the
+forecast. Next to the regressions there are simple forecasts, see `Repetition`. Which of them is best depends on the series and
+on the horizon, and validation tells close ones apart only roughly. Each channel is therefore forecast by a convex combination of
+them. Its weights minimise the squared error in two later parts of the series, each forecast from the steps before it, plus a
+penalty on uneven weights. The combination is a linear map of the longest window again.
+
+All of this needs only the sums of products x_s x_t over windows (`window_sums`): the regressions, their squared errors on other
+windows, and the products of the errors of two members, which give the squared error of any combination. There is no table of
+windows.
 """
 
 from collections.abc import Iterable, Sequence
-from itertools import pairwise, product
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
+from scipy.linalg import cho_factor, cho_solve
+from scipy.optimize import nnls
+from scipy.signal import correlate
 
-WINDOWS = (12, 24, 48, 96, 192, 336)  # candidates: up to two weeks of hours
-PENALTIES = tuple(10.0**power for power in range(-5, 4))  # in units of the mean variance of the features
-FOLDS = 3
-COMPARED_STEPS = 24  # of the horizon, evenly spaced, on which candidates are compared
+WINDOWS = (12, 24, 96, 336, 720)  # candidates: up to a month of hours
+PENALTIES = (1e-3, 1e-2, 1e-1, 1.0, 10.0)  # in units of the mean variance of the features
+FOLDS = (0.6, 0.8)  # shares of each series before the parts that are forecast
+COMPARED_STEPS = 24  # of the horizon, evenly spaced, on which members are compared
+MOST_SEASONS = 7  # that are averaged at most
+EVENNESS = 0.2  # penalty on the sum of the squared weights, in units of the error of the best member
+SMALLEST_WEIGHT = 0.01  # of a member
+MAX_OWN = 32  # channels of series whose channels may have separate regressions; bounds the time
 ROUNDING = 1e-11  # bound of the rounding errors of the sums of products, relative to the sum of the squares of all steps
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
+Steps = np.ndarray[Any, np.dtype[np.int64]]
 
 
 class LinearForecast(NamedTuple):
     """A linear forecast: weight (K, horizon, W), level and bias (K, horizon), where K is 1 for one of all channels, or C.
 
-    error: the mean squared error of the cross-validation, on `COMPARED_STEPS` steps of the horizon.
+    After steps x_1 ... x_W of mean m, step k is m + sum_j weight_kj (x_j - m) + level_k m + bias_k. error: the mean squared error
+    in the later parts of the series, on `COMPARED_STEPS` steps of the horizon.
     """
 
     weight: Array
@@ -41,179 +55,259 @@ class LinearForecast(NamedTuple):
         return int(self.weight.shape[2])
 
 
-class _Candidate(NamedTuple):
-    """Penalty of a regression, whether it has the mean of the window as a feature, rounding of its sums, summed squared error."""
+class Regression(NamedTuple):
+    """A ridge regression from a window. shared: whether it is fitted to all channels together."""
 
+    window: int
+    reference: Literal["last", "mean", "constant"]
     penalty: float
-    with_level: bool
-    rounding: float
-    error: float
+    shared: bool
 
 
-class _Sums(NamedTuple):
-    """Sums of products of one channel, or of all: as `_sums_by_part` returns them, and a bound of their rounding errors."""
+class Repetition(NamedTuple):
+    """A repetition of the mean of the last `seasons` seasons of `period` steps; with 1 and 1, of the last step."""
 
-    folds: Array
-    whole: Array
+    period: int
+    seasons: int
+
+
+Member = Regression | Repetition
+
+
+class _Fold(NamedTuple):
+    """Sums of products over the windows to fit and over those to forecast, (n, n) each, and a bound of their rounding errors."""
+
+    fitted: Array
+    forecast: Array
     rounding: float
 
 
 def usable_windows(lengths: Array, horizon: int, candidates: Sequence[int] = WINDOWS) -> list[int]:
-    """Return the candidates for which series of these lengths have enough windows to fit and to compare a regression."""
+    """Return the candidates for which series of these lengths have enough windows to fit and to compare regressions."""
 
     def is_usable(window: int) -> bool:
-        counts = np.maximum(lengths - window - horizon + 1, 0)
-        return bool(counts.sum() >= window and (_has_parts(counts.max(), horizon) or np.sum(counts > 0) >= FOLDS))
+        long_enough = [int(length) for length in lengths if length >= window + horizon]
+        ranges = [_folds(length, number, window, horizon) for number, length in enumerate(long_enough)]
+        fitted, forecast = np.array([[[len(part) for part in fold] for fold in folds] for folds in ranges]).sum(0).T
+        return bool(fitted.min() >= window and forecast.min() > 0)
 
-    return [window for window in candidates if is_usable(window)]
-
-
-def _has_parts(count: int, horizon: int) -> bool:
-    """Return whether a series of that number of windows is divided into parts; a shorter one is fitted or forecast whole."""
-    return count >= 2 * FOLDS * horizon
+    return [window for window in candidates if lengths.max(initial=0) >= window + horizon and is_usable(window)]
 
 
 def fit_linear(series: Sequence[Array], horizon: int, windows: Sequence[int]) -> LinearForecast:
-    """Fit a linear forecast to series (L_i, C) by ridge regression, with the window and penalties of lowest error.
+    """Fit a linear forecast to series (L_i, C): the combination of members of lowest error, as the module's docstring describes.
 
-    The windows of each series are divided into `FOLDS` parts in the order of time; each part is forecast from the others, without
-    those windows whose steps ahead overlap with it. Series that are too short for that belong to one part each. One regression
-    for all channels is compared with one for each. The chosen one is then fitted to all windows. windows: as returned by
-    `usable_windows`.
+    Series that are too short to be divided in time take turns: of three, the first is only fitted to, and each other is forecast
+    from the rest. Channels have separate combinations, of regressions fitted to the channel and to all channels, unless there are
+    more than `MAX_OWN`. windows: as returned by `usable_windows`; the forecast reads the longest.
     """
-    channels, largest = series[0].shape[1], max(windows)
-    long_enough = [values for values in series if len(values) >= largest + horizon]
-    own = []
-    for channel in range(channels):
-        columns = [values[:, channel] for values in long_enough]
-        of_series = (_sums_by_part(x, largest, horizon, number) for number, x in enumerate(columns))
-        own.append(_Sums(*_total(of_series), ROUNDING * sum(float(x @ x) for x in columns)))
-    groupings = [[_Sums(*_total((sums.folds, sums.whole) for sums in own), sum(sums.rounding for sums in own))]]
-    if channels > 1:
-        groupings.append(own)
-    count = groupings[0][0].folds[:, 1, 0, 0].sum() * len(_compared_steps(horizon))
-    fits = []
-    for grouped in groupings:
-        for window in windows:
-            chosen = [_choose(sums, largest, window) for sums in grouped]
-            fits.append((sum(candidate.error for candidate in chosen) / count, window, chosen, grouped))
-    error, window, chosen, grouped = min(fits, key=lambda fit: fit[0])
-    pairs = zip(chosen, grouped, strict=True)
-    solved = [_solve(_centre(sums.whole, largest, window), window, candidate) for candidate, sums in pairs]
-    weights, levels, biases = zip(*solved, strict=True)
-    return LinearForecast(np.stack(weights), np.stack(levels), np.stack(biases), float(error))
+    largest, channels = max(windows), series[0].shape[1]
+    series = [values for values in series if len(values) >= largest + horizon]
+    grouped = 1 < channels <= MAX_OWN
+    total = _add(_fold_sums(series, channel, largest, horizon) for channel in range(channels))
+    shared = _best_regressions(total, largest, windows, shared=True)
+    plans, error = [], 0.0
+    for folds in (_fold_sums(series, channel, largest, horizon) for channel in range(channels)) if grouped else (total,):
+        members = shared | (_best_regressions(folds, largest, windows, shared=False) if grouped else {})
+        plan, of_channel = _combine(members | _repetitions(folds, largest, horizon), folds)
+        plans.append(plan)
+        error += of_channel
+    count = sum(fold.forecast[0, 0] for fold in total) * len(_compared_steps(horizon))
+    return _solve(series, horizon, largest, plans, error / count)
 
 
-def window_sums(x: Array, size: int, bounds: Sequence[int]) -> list[Array]:
-    """Return the sums of products over the windows of x (L,) that start in bounds[i] ... bounds[i + 1] - 1.
+def window_sums(x: Array, size: int, start: int, end: int) -> Array:
+    """Return the sums of products over the windows of x (L,) that begin at step `start` ... `end` - 1, (1 + size, 1 + size).
 
-    Each is (1 + size, 1 + size): the sum of z z^T, where z is 1 followed by the steps of a window.
+    It is the sum of z z^T, where z is 1 followed by the steps of a window. The sum of x_s x_t follows from that of x_{s-1}
+    x_{t-1} by one product that is added and one that is removed, so that the cost is L log L + size^2.
     """
-    result = [np.zeros((1 + size, 1 + size)) for _ in pairwise(bounds)]
-    for lag in range(size):
-        sums = np.concatenate([[0.0], np.cumsum(x[: len(x) - lag] * x[lag:])])
-        first = np.arange(size - lag)
-        for total, (start, end) in zip(result, pairwise(bounds), strict=True):
-            diagonal = sums[first + end] - sums[first + start]
-            total[1 + first, 1 + first + lag] = total[1 + first + lag, 1 + first] = diagonal
-    sums, first = np.concatenate([[0.0], np.cumsum(x)]), np.arange(size)
-    for total, (start, end) in zip(result, pairwise(bounds), strict=True):
-        total[0, 0] = end - start
-        total[0, 1:] = total[1:, 0] = sums[first + end] - sums[first + start]
-    return result
+    result = np.zeros((1 + size, 1 + size))
+    steps = x[start : end + size - 1]
+    sums = np.concatenate([[0.0], np.cumsum(steps)])
+    result[0, 0] = end - start
+    result[0, 1:] = sums[end - start : end - start + size] - sums[:size]
+    products = result[1:, 1:]
+    products[0] = correlate(steps, x[start:end], mode="valid", method="fft")
+    added, removed = x[end : end + size - 1], x[start : start + size - 1]
+    for step in range(1, size):
+        change = added[step - 1] * added[step - 1 :] - removed[step - 1] * removed[step - 1 :]
+        products[step, step:] = products[step - 1, step - 1 : -1] + change
+    return np.triu(result) + np.triu(result, 1).T
 
 
-def _total(pairs: Iterable[tuple[Array, Array]]) -> tuple[Array, Array]:
-    """Return the sums of the first and of the second arrays, of which only one pair at a time is in memory."""
-    pairs = iter(pairs)
-    first, second = (part.copy() for part in next(pairs))
-    for part, other in pairs:
-        first += part
-        second += other
-    return first, second
+def _folds(length: int, number: int, window: int, horizon: int) -> list[tuple[range, range]]:
+    """Return for each fold the first steps of the windows of a series to fit and of those to forecast.
 
-
-def _sums_by_part(x: Array, window: int, horizon: int, number: int) -> tuple[Array, Array]:
-    """Return for each part of x the sums over the windows to fit and over those to forecast, (FOLDS, 2, n, n), and over all.
-
-    The former have only the compared steps of the horizon. number: of the series; a short one is all of part number % FOLDS.
+    number: of the series; one too short to be divided is forecast as a whole in fold `number % 3 - 1`, and else fitted to.
     """
-    count = len(x) - window - horizon + 1
-    if _has_parts(count, horizon):
-        edges = [round(count * part / FOLDS) for part in range(FOLDS + 1)]
-        cuts = sorted({0, count, *(edge + shift for edge in edges[1:-1] for shift in (-horizon, 0, horizon))})
-    else:
-        edges = [0 if part <= number % FOLDS else count for part in range(FOLDS + 1)]
-        cuts = [0, count]
-    pieces = dict(zip(pairwise(cuts), window_sums(x, window + horizon, cuts), strict=True))
+    count = length - window - horizon + 1
+    if FOLDS[0] * length < window + 2 * horizon or (1 - FOLDS[-1]) * length < horizon:
+        turn, every, none = number % (1 + len(FOLDS)) - 1, range(count), range(0)
+        return [(none, every) if turn == fold else (every, none) for fold in range(len(FOLDS))]
+    cuts = [round(share * length) for share in (*FOLDS, 1)]
+    fitted = [range(cut - window - horizon + 1) for cut in cuts[:-1]]
+    return [(part, range(cuts[i] - window, cuts[i + 1] - window - horizon + 1)) for i, part in enumerate(fitted)]
+
+
+def _fold_sums(series: Sequence[Array], channel: int, window: int, horizon: int) -> list[_Fold]:
+    """Return the sums over the windows of a channel in each fold; of the steps ahead they have only the compared ones."""
     kept = np.r_[0 : 1 + window, 1 + window + _compared_steps(horizon)]
-    by_part = np.zeros((FOLDS, 2, len(kept), len(kept)))
-    for part, (start, end) in zip(by_part, pairwise(edges), strict=True):
-        for (first, last), sums in pieces.items():
-            if start == end or last <= start - horizon or first >= end + horizon:
-                part[0] += sums[np.ix_(kept, kept)]
-            elif start <= first and last <= end:
-                part[1] += sums[np.ix_(kept, kept)]
-    return by_part, np.sum(list(pieces.values()), axis=0)
+    sums = np.zeros((len(FOLDS), 2, len(kept), len(kept)))
+    rounding = 0.0
+    for number, values in enumerate(series):
+        x = np.ascontiguousarray(values[:, channel])
+        rounding += ROUNDING * float(x @ x)
+        for fold, parts in enumerate(_folds(len(x), number, window, horizon)):
+            for part, starts in enumerate(parts):
+                if len(starts):
+                    sums[fold, part] += window_sums(x, window + horizon, starts.start, starts.stop)[np.ix_(kept, kept)]
+    return [_Fold(fitted, forecast, rounding) for fitted, forecast in sums]
 
 
-def _compared_steps(horizon: int) -> Array:
+def _add(channels: Iterable[list[_Fold]]) -> list[_Fold]:
+    """Return the sums over several channels, of which only one at a time is in memory."""
+    channels = iter(channels)
+    total = next(channels)
+    for folds in channels:
+        for fold, (fitted, forecast, rounding) in enumerate(folds):
+            total[fold] = _Fold(total[fold].fitted + fitted, total[fold].forecast + forecast, total[fold].rounding + rounding)
+    return total
+
+
+def _compared_steps(horizon: int) -> Steps:
     """Return at most `COMPARED_STEPS` steps of the horizon, from the first to the last."""
     return np.unique(np.linspace(0, horizon - 1, min(horizon, COMPARED_STEPS)).round().astype(int))
 
 
-def _centre(sums: Array, largest: int, window: int) -> Array:
-    """Return the sums of products of (1, x_j - m, m, y_k - m), where m is the mean of the last `window` steps x_j."""
-    kept = np.r_[0, np.arange(1 + largest - window, len(sums))]
-    result = sums[np.ix_(kept, kept)]
-    past = slice(1, 1 + window)
-    result = np.insert(result, 1 + window, result[past].mean(0), axis=0)
-    result = np.insert(result, 1 + window, result[:, past].mean(1), axis=1)
-    others = np.r_[1 : 1 + window, 2 + window : len(result)]
-    result[others] -= result[1 + window]
-    result[:, others] -= result[:, [1 + window]]
-    return result
-
-
-def _decompose(sums: Array, features: slice, targets: slice) -> tuple[Array, Array, Array]:
-    """Return eigenvalues and eigenvectors of the features' covariance, and the covariance with the targets along the latter."""
-    means = sums[0] / sums[0, 0]
-    values, vectors = np.linalg.eigh(sums[features, features] - np.outer(sums[features, 0], means[features]))
-    cross = sums[features, targets] - np.outer(sums[features, 0], means[targets])
-    return np.maximum(values, 0), vectors, vectors.T @ cross
-
-
-def _ridge(values: Array, penalty: float, rounding: float) -> float:
-    """Return what is added to the eigenvalues; larger than the rounding errors, which are all there is of constant features."""
-    return float(penalty * values.mean() + rounding + 1e-30)
-
-
-def _solve(sums: Array, window: int, candidate: _Candidate) -> tuple[Array, Array, Array]:
-    """Return weight (horizon, window), level and bias (horizon,) of a regression, from what `_centre` returns."""
-    features, targets = slice(1, 1 + window + candidate.with_level), slice(2 + window, None)
-    values, vectors, projected = _decompose(sums, features, targets)
-    coefficients = vectors @ (projected / (values + _ridge(values, candidate.penalty, candidate.rounding))[:, None])
-    bias = (sums[targets, 0] - sums[features, 0] @ coefficients) / sums[0, 0]
-    return coefficients[:window].T, coefficients[window] if candidate.with_level else np.zeros(len(bias)), bias
-
-
-def _choose(sums: _Sums, largest: int, window: int) -> _Candidate:
-    """Return the candidate of lowest squared error, summed over the windows that are forecast."""
-    errors = dict.fromkeys(product((False, True), PENALTIES), 0.0)
-    targets = slice(2 + window, None)
-    for fitted, forecast in sums.folds:
-        moments, others = _centre(fitted, largest, window), _centre(forecast, largest, window)
-        means = moments[0] / moments[0, 0]
-        total = float(np.trace(others[targets, targets]))
-        for with_level in (False, True):
-            features = slice(1, 1 + window + with_level)
-            values, vectors, projected = _decompose(moments, features, targets)
-            # Sums over the windows to forecast of (1, features less means, along the eigenvectors) times the rows of `others`.
-            along = np.vstack([others[0], vectors.T @ (others[features] - np.outer(means[features], others[0]))])
-            inner = np.hstack([along[:, :1], (along[:, features] - np.outer(along[:, 0], means[features])) @ vectors])
+def _best_regressions(
+    folds: Sequence[_Fold], largest: int, windows: Sequence[int], *, shared: bool
+) -> dict[Member, list[Array]]:
+    """Return for each window and reference the regression of the best penalty, with its coefficients in each fold."""
+    found: dict[Member, list[Array]] = {}
+    references: tuple[Literal["last", "mean", "constant"], ...] = ("last", "mean", "constant")
+    for window in windows:
+        for reference in references:
+            solved = {}
             for penalty in PENALTIES:
-                coefficients = np.vstack([means[targets], projected / (values + _ridge(values, penalty, sums.rounding))[:, None]])
-                squares = np.sum(coefficients * (inner @ coefficients)) - 2 * np.sum(coefficients * along[:, targets])
-                errors[with_level, penalty] += total + float(squares)
-    (with_level, penalty), error = min(errors.items(), key=lambda item: item[1])
-    return _Candidate(penalty, with_level, sums.rounding, error)
+                member = Regression(window, reference, penalty, shared)
+                solved[member] = [_regress(fold.fitted, largest, member, fold.rounding) for fold in folds]
+            best = min(solved, key=lambda member: _squared_error(solved[member], folds))
+            found[best] = solved[best]
+    return found
+
+
+def _repetitions(folds: Sequence[_Fold], largest: int, horizon: int) -> dict[Member, list[Array]]:
+    """Return the simple forecasts: the last step, and the last season and the mean of several, of the period of lowest error."""
+    steps = _compared_steps(horizon)
+    total = np.sum([fold.forecast for fold in folds], axis=0)
+    squares, ahead = np.diag(total), 1 + largest + np.arange(len(steps))
+
+    def error(period: int) -> float:
+        repeated = 1 + largest - period + steps % period
+        return float(np.sum(squares[repeated] - 2 * total[ahead, repeated]))
+
+    period = min(range(1, largest + 1), key=error)
+    members = (Repetition(1, 1), Repetition(period, 1), Repetition(period, min(MOST_SEASONS, largest // period)))
+    return {member: [_repeat(largest, steps, member)] * len(folds) for member in members}
+
+
+def _repeat(largest: int, steps: Steps, member: Repetition) -> Array:
+    """Return the coefficients (1 + largest, K) of simple forecasts of these steps."""
+    coefficients = np.zeros((1 + largest, len(steps)))
+    for back in range(1, 1 + member.seasons):
+        coefficients[1 + largest - back * member.period + steps % member.period, np.arange(len(steps))] = 1 / member.seasons
+    return coefficients
+
+
+def _regress(sums: Array, largest: int, member: Regression, rounding: float) -> Array:
+    """Return the coefficients (1 + largest, K) of the constant and of the steps of a regression."""
+    window = member.window
+    past, ahead = slice(1 + largest - window, 1 + largest), slice(1 + largest, None)
+    share = np.zeros(window)  # of each step in the reference
+    if member.reference == "constant":
+        means = sums[0] / sums[0, 0]
+        features = sums[past, past] - np.outer(sums[past, 0], means[past])
+        targets = sums[past, ahead] - np.outer(sums[past, 0], means[ahead])
+    else:
+        means = np.zeros(len(sums))
+        share[slice(None) if member.reference == "mean" else -1] = 1
+        share /= share.sum()
+        along = sums[past, past] @ share
+        square = float(share @ along)
+        features = sums[past, past] - along - along[:, None] + square
+        targets = sums[past, ahead] - share @ sums[past, ahead] - (along - square)[:, None]
+    # Larger than the rounding errors, which are all there is of constant features.
+    features[np.diag_indices(window)] += member.penalty * np.trace(features) / window + rounding + 1e-30
+    factor = cho_factor(features, lower=True, overwrite_a=True, check_finite=False)
+    weight = cho_solve(factor, targets, overwrite_b=True, check_finite=False)
+    coefficients = np.zeros((1 + largest, weight.shape[1]))
+    coefficients[past] = weight + (np.outer(share, 1 - weight.sum(0)) if share.any() else 0)
+    coefficients[0] = means[ahead] - means[past] @ coefficients[past]
+    return coefficients
+
+
+def _squared_error(coefficients: Sequence[Array], folds: Sequence[_Fold]) -> float:
+    """Return the squared error of a member, summed over the windows to forecast of all folds."""
+    return float(sum(_error_products([of_fold], fold)[0, 0] for of_fold, fold in zip(coefficients, folds, strict=True)))
+
+
+def _error_products(members: Sequence[Array], fold: _Fold) -> Array:
+    """Return the sums of products of the errors of each two of M members on the windows to forecast, (M, M)."""
+    n, count, steps = len(members[0]), len(members), members[0].shape[1]
+    stacked = np.concatenate(members, axis=1)  # (n, M K)
+    with_sums = fold.forecast[:n, :n] @ stacked
+
+    def by_member(values: Array) -> Array:
+        return values.reshape(n, count, steps).transpose(1, 0, 2).reshape(count, -1)
+
+    flat = by_member(stacked)
+    crossed = flat @ fold.forecast[:n, n:].reshape(-1)
+    return np.asarray(flat @ by_member(with_sums).T - crossed[:, None] - crossed + np.trace(fold.forecast[n:, n:]))
+
+
+def _combine(members: dict[Member, list[Array]], folds: Sequence[_Fold]) -> tuple[dict[Member, float], float]:
+    """Return the weights of the members, which sum to 1, and the squared error, summed over the windows to forecast."""
+    products = sum(_error_products([member[i] for member in members.values()], fold) for i, fold in enumerate(folds))
+    products = np.asarray(products)
+    unit = max(float(np.diag(products).min()), folds[0].rounding + 1e-30)
+    values, vectors = np.linalg.eigh(products / unit + EVENNESS * np.eye(len(products)))
+    root = np.sqrt(np.maximum(values, 1e-9 * values.max()))[:, None] * vectors.T
+    strict = 1e3 * np.sqrt(values.max())  # the weight of the equation that the weights sum to 1
+    weights, _ = nnls(np.vstack([root, np.full(len(products), strict)]), np.r_[np.zeros(len(products)), strict])
+    weights = np.where(weights > SMALLEST_WEIGHT * weights.sum(), weights, 0)
+    weights /= weights.sum()
+    plan = {member: float(weight) for member, weight in zip(members, weights, strict=True) if weight}
+    return plan, max(0.0, float(weights @ products @ weights))
+
+
+def _solve(
+    series: Sequence[Array], horizon: int, largest: int, plans: Sequence[dict[Member, float]], error: float
+) -> LinearForecast:
+    """Return the combinations of the channels, or one of all, with regressions fitted to all windows."""
+    channels, steps = series[0].shape[1], np.arange(horizon)
+    roundings = ROUNDING * sum(np.square(values).sum(0) for values in series)
+
+    def sums_of(channel: int) -> Array:
+        parts = (window_sums(x[:, channel], largest + horizon, 0, len(x) - largest - horizon + 1) for x in series)
+        return np.asarray(sum(parts))
+
+    def solve(members: Iterable[Member], sums: Array, rounding: float) -> dict[Member, Array]:
+        return {
+            member: _repeat(largest, steps, member)
+            if isinstance(member, Repetition)
+            else _regress(sums, largest, member, rounding)
+            for member in members
+        }
+
+    shared = dict.fromkeys(member for plan in plans for member in plan if isinstance(member, Repetition) or member.shared)
+    solved = solve(shared, np.asarray(sum(sums_of(channel) for channel in range(channels))), float(np.sum(roundings)))
+    weight, level, bias = [], [], []
+    for channel, plan in enumerate(plans):
+        own = [member for member in plan if member not in shared]
+        members = solved | (solve(own, sums_of(channel), float(roundings[channel])) if own else {})
+        coefficients = np.sum([share * members[member] for member, share in plan.items()], axis=0)
+        bias.append(coefficients[0])
+        weight.append(coefficients[1:].T)
+        level.append(weight[-1].sum(1) - 1)
+    return LinearForecast(np.stack(weight), np.stack(level), np.stack(bias), float(error))

@@ -49,6 +49,7 @@ class Forecaster(PretrainedModel):
         d_covariates: number of covariates at the steps of the series.
         d_covariates_ahead: how many of these, the last ones, are known at the steps of the forecast, in mode "queries".
         linear_covariate_window: number of steps of the covariates that the linear forecast reads besides those ahead.
+        blocks_window: number of last steps that the blocks read, None for all.
 
     Raises ValueError naming an argument that does not fit, and for blocks that are not causal, shorten the sequence, or in mode
     "queries" cannot run step by step.
@@ -73,6 +74,7 @@ class Forecaster(PretrainedModel):
         d_covariates: NonNegativeInt = 0,
         d_covariates_ahead: NonNegativeInt = 0,
         linear_covariate_window: NonNegativeInt = 0,
+        blocks_window: PositiveInt | None = None,
     ) -> None:
         super().__init__(blocks)
         self.quantiles = tuple(quantiles or ())
@@ -84,6 +86,9 @@ class Forecaster(PretrainedModel):
             raise ValueError(f"`d_covariates_ahead` must be 0 in mode 'offset', got {d_covariates_ahead}")
         self.horizon, self.mode, self.normalise, self.d_input = horizon, mode, normalise, d_input
         self.d_covariates, self.d_covariates_ahead = d_covariates, d_covariates_ahead
+        if mode == "offset" and blocks_window is not None and blocks_window < horizon:
+            raise ValueError(f"`blocks_window` must be at least the horizon, {horizon}, in mode 'offset', got {blocks_window}")
+        self.blocks_window = blocks_window
         # One more channel than series and covariates have: 1 at the steps of the series, 0 at the steps of the forecast.
         self.backbone = SequenceModel(
             blocks,
@@ -140,6 +145,17 @@ class Forecaster(PretrainedModel):
             with torch.no_grad():
                 parameter.copy_(value)
             parameter.requires_grad_(False)
+
+    def scale_blocks(self, factor: float) -> None:
+        """Multiply what the blocks add to the linear forecast by a number; quantiles keep their distance to the forecast.
+
+        Raises ValueError for a model without a linear forecast.
+        """
+        if self.linear_window is None:
+            raise ValueError("`linear_window` must be a number of steps to scale what the blocks add, got None")
+        with torch.no_grad():
+            for parameter in self.backbone.head.parameters():
+                parameter[: self.d_input] *= factor
 
     def forward(
         self,
@@ -200,6 +216,12 @@ class Forecaster(PretrainedModel):
         if self.linear_window is not None:
             inputs = inputs - covariates[..., self.d_covariates - self.d_covariates_ahead :] @ self.linear_effect.T
             linear = self._linear(inputs, valid) + self._linear_of_covariates(covariates, valid) + ahead @ self.linear_effect.T
+        if self.blocks_window is not None and inputs.shape[1] > self.blocks_window:
+            inputs, mask = _last_steps(inputs, valid, self.blocks_window)
+            covariates, _ = _last_steps(covariates, valid, self.blocks_window)
+            if elapsed is not None:
+                elapsed = _last_steps(elapsed.unsqueeze(-1), valid, self.blocks_window)[0].squeeze(-1)
+            valid = None if valid is None else mask.squeeze(-1).bool()
         mean, deviation = self._scale(inputs, valid)
         inputs = (inputs - mean) / deviation
         measured = torch.cat([inputs, torch.ones_like(inputs[..., :1]), covariates], -1)
