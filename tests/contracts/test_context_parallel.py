@@ -106,7 +106,7 @@ def make_models() -> dict[str, Callable[[], float | str]]:
 
 
 def list_modules(kinds: list[str], *, each: bool) -> Iterator[tuple[str, str, dict[str, Any], str]]:
-    """Yield name, entry, options and kind of masks: each kind, or the last kind for all options and all for a layer's first ones."""
+    """Yield name, entry, options and kind of masks: each kind, or only the last one for blocks and further options of layers."""
     for entry in ENTRIES:
         for number, options in enumerate(get_options(entry)):
             for kind in kinds if each or (number == 0 and entry.startswith("layer")) else kinds[-1:]:
