@@ -83,6 +83,7 @@ BOUNDS: dict[type, dict[str, tuple[list[Any], list[Any]]]] = {
         "precision": (["float32", "bfloat16"], ["float16"]),
         "threads": ([0, 1, 1024], [-1, 1025]),
         "prefetch": COUNT_OR_OFF,
+        "context": COUNT,
     },
 }
 UNBOUNDED = {

@@ -133,6 +133,13 @@ def test_sharding_by_accelerate_raises(tiny: Any, tmp_path: Path, monkeypatch: p
         train(tiny(), tmp_path / "run")
 
 
+def test_context_that_does_not_divide_the_processes_raises(tiny: Any, tmp_path: Path) -> None:
+    with pytest.raises(SettingError, match=r"^`training\.context` must be a divisor of 1, the number of processes .*, got 2"):
+        train(tiny(context=2), tmp_path / "run")
+    with pytest.raises(SettingError, match=r"^`training\.capture` must be false with training.context above 1, got True"):
+        tiny(context=2, capture=True)
+
+
 def test_sharding_in_one_process_raises(tiny: Any, tmp_path: Path) -> None:
     with pytest.raises(SettingError, match=r"^`training\.shard` must be false, or several processes.*, got True"):
         train(tiny(shard=True), tmp_path / "run")
@@ -149,9 +156,9 @@ ARGUMENTS = [
 ]
 
 
-def run_command(rank: int, port: int, argv: list[str], errors: str) -> None:
-    """Run the command with the environment of a process of torchrun, with its stderr in a file."""
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+def run_command(rank: int, size: int, port: int, argv: list[str], errors: str) -> None:
+    """Run the command with the environment of one of `size` processes of torchrun, with its stderr in a file."""
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(size), "LOCAL_WORLD_SIZE": str(size)}
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank)}
     os.dup2(os.open(errors, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), 2)
     from longscan.cli import main
@@ -161,12 +168,13 @@ def run_command(rank: int, port: int, argv: list[str], errors: str) -> None:
     sys.exit(code)
 
 
-def start_two_processes(folder: Path, *options: str) -> list[Any]:
+def start_processes(folder: Path, *options: str, size: int = 2) -> list[Any]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     argv = [*ARGUMENTS, "--out", str(folder), *options]
-    workers = [PROCESSES.Process(target=run_command, args=(rank, port, argv, f"{folder}-{rank}.err")) for rank in range(2)]
+    arguments = [(rank, size, port, argv, f"{folder}-{rank}.err") for rank in range(size)]
+    workers = [PROCESSES.Process(target=run_command, args=given) for given in arguments]
     for process in workers:
         process.start()
     return workers
@@ -181,8 +189,8 @@ def join_processes(workers: list[Any], folder: Path) -> None:
 @pytest.mark.parametrize("shard", ["false", "true"])
 def test_resumed_run_of_two_killed_processes_equals_an_uninterrupted_run(tmp_path: Path, shard: str) -> None:
     whole, killed = tmp_path / "whole", tmp_path / "cut"
-    join_processes(start_two_processes(whole, "--training.shard", shard), whole)
-    workers = start_two_processes(killed, "--training.shard", shard)
+    join_processes(start_processes(whole, "--training.shard", shard), whole)
+    workers = start_processes(killed, "--training.shard", shard)
     while all(process.is_alive() for process in workers) and len(read_rows(killed / "metrics.jsonl")) < 7:
         time.sleep(0.002)
     for process in reversed(workers):
@@ -191,7 +199,7 @@ def test_resumed_run_of_two_killed_processes_equals_an_uninterrupted_run(tmp_pat
     for process in workers:
         process.join()
     assert len(read_rows(killed / "metrics.jsonl")) < STEPS
-    join_processes(start_two_processes(killed, "--resume"), killed)
+    join_processes(start_processes(killed, "--resume"), killed)
     for which in ("last", "best", "average"):
         for path in sorted((whole / "checkpoints" / which).glob("*.safetensors")):
             left, right = read_tensors(path), read_tensors(killed / "checkpoints" / which / path.name)
@@ -199,11 +207,24 @@ def test_resumed_run_of_two_killed_processes_equals_an_uninterrupted_run(tmp_pat
     assert read_log(whole) == read_log(killed)
 
 
-def test_two_processes_with_a_sharded_model_equal_one_process(tmp_path: Path) -> None:
-    """Logs and weights agree up to rounding, without dropout, which differs between processes; one process resumes the run."""
+@pytest.mark.parametrize(
+    ("size", "split"),
+    [
+        (2, ["--training.shard", "true"]),
+        (2, ["--training.context", "2"]),
+        pytest.param(4, ["--training.context", "2", "--training.shard", "true"], marks=pytest.mark.slow),
+        pytest.param(4, ["--training.context", "2"], marks=pytest.mark.slow),
+    ],
+    ids=str,
+)
+def test_several_processes_equal_one_process(tmp_path: Path, size: int, split: list[str]) -> None:
+    """Logs and weights agree up to rounding, without dropout, which differs between processes; one process resumes the run.
+
+    Models are split by FSDP2 or whole in each process (DDP), and sequences whole or in two pieces.
+    """
     options = ["--model.block_options.m.dropout", "0", "--training.select", "average", "--training.eval_every", "4"]
     one, two = tmp_path / "one", tmp_path / "two"
-    join_processes(start_two_processes(two, *options, "--training.shard", "true"), two)
+    join_processes(start_processes(two, *options, *split, size=size), two)
     assert main([*ARGUMENTS, *options, "--out", str(one)]) == 0
     for left, right in zip(read_log(one), read_log(two), strict=True):
         assert (left.pop("split"), left) == (right.pop("split"), pytest.approx(right, rel=1e-4, abs=1e-6))
@@ -212,5 +233,6 @@ def test_two_processes_with_a_sharded_model_equal_one_process(tmp_path: Path) ->
         assert left.keys() == right.keys()
         for key, value in left.items():
             torch.testing.assert_close(value, right[key], rtol=1e-3, atol=1e-4)
-    assert main(["train", "--out", str(two), "--resume", "--training.shard", "false", "--steps", str(STEPS + 2)]) == 0
+    single = ["--training.shard", "false", "--training.context", "1"]
+    assert main(["train", "--out", str(two), "--resume", *single, "--steps", str(STEPS + 2)]) == 0
     assert Run(two).model("average")(torch.zeros(1, 3, dtype=torch.long)).isfinite().all()

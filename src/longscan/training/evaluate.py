@@ -59,12 +59,14 @@ def evaluate(
     seed: int = 0,
     max_batches: int = 0,
     autocast: Callable[[], AbstractContextManager[None]] = nullcontext,
+    predict: Callable[[nn.Module, Batch], Tensor] = predict,
 ) -> Scores:
     """Return loss and metrics over a split, or over `max_batches` of its batches.
 
     The batches of a finite split are evenly spaced, because the examples are often sorted by class, so that the first batches may
     have a single class. Those of an endless split are the first ones. The model is in evaluation mode meanwhile, and in its
-    former mode afterwards. Raises ValueError for an endless split without `max_batches`.
+    former mode afterwards. `predict` returns the outputs of the model on a batch. Raises ValueError for an endless split without
+    `max_batches`.
     """
     batches = task.num_batches(split, batch_size)
     if batches is None and not max_batches:

@@ -56,6 +56,8 @@ class StackableRun(NamedTuple):
 
 def unstackable_reason(settings: Settings) -> str | None:
     """Return why runs of these settings cannot be trained together with other seeds, None if they can."""
+    if settings.training.context > 1:
+        return "training.context splits sequences over processes"
     if settings.training.shard:
         return "training.shard splits a model over processes"
     if settings.model.padding == "read":

@@ -11,13 +11,13 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Callable, Iterator, Sequence, Set
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from math import inf
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
 import yaml
@@ -50,6 +50,7 @@ from longscan.training.checkpoint import (
     write_checkpoint,
     write_tensors,
 )
+from longscan.training.context import PiecePredictor, build_mesh, check_model
 from longscan.training.evaluate import Scores, evaluate, number, predict, symbol_angles
 from longscan.training.examples import find_examples
 from longscan.training.logs import Row, RunLog, TrackerLog, build_trackers, read_rows
@@ -70,11 +71,13 @@ from longscan.training.run import (
 from longscan.training.settings import ModelSettings, Settings, TrainingSettings, check_same_size
 
 if TYPE_CHECKING:
+    from longscan.models import SequenceModel
     from longscan.training.run import TrainedModel
 
 # Settings that a resumed run may be given with other values.
 MAY_CHANGE = frozenset(
-    f"training.{name}" for name in ("steps", "checkpoint_every", "device", "threads", "prefetch", "capture", "shard", "trackers")
+    f"training.{name}"
+    for name in ("steps", "checkpoint_every", "device", "threads", "prefetch", "capture", "shard", "context", "trackers")
 )
 # Names in checkpoints of version 0.1 -> names since.
 RENAMED = {"longest": "max_length", "waited": "patience_used", "solved": "solved_evaluations", "averaged": "n_averaged"}
@@ -98,7 +101,7 @@ def train(
         out: folder of the run, created if needed.
         resume: continue from the last checkpoint in `out`, or from the start if the run was killed before its first. The settings
             must be those of the run, except for steps (at least the number made), checkpoint_every, device, threads, prefetch,
-            capture, shard and trackers. A run that is over is left as it is.
+            capture, shard, context and trackers. A run that is over is left as it is.
         overwrite: remove the run in `out`, if there is one.
         progress: show a progress bar (in a terminal) or a line for each validation on stderr.
         command: what result.json gives as the command; None: the command line of this process.
@@ -189,6 +192,9 @@ def open_accelerator(training: TrainingSettings, folder: Path) -> Iterator[Accel
             raise setting_error("accelerate", kind, "launched without sharding, as `training.shard` splits the model by FSDP2")
         if training.shard and is_single:
             raise setting_error("training.shard", True, "false, or several processes, which torchrun and accelerate launch start")
+        if accelerator.num_processes % training.context:
+            needed = f"a divisor of {accelerator.num_processes}, the number of processes that torchrun or accelerate starts"
+            raise setting_error("training.context", training.context, needed)
         yield accelerator
     finally:
         if is_single:
@@ -277,6 +283,11 @@ class Trainer(Callback):
         self.model: TrainedModel = (build_model if continues else first_model)(settings).to(accelerator.device)
         if accelerator.process_index:  # the same weights as the other processes, and different dropout
             torch.manual_seed(training.seed + accelerator.process_index)
+        self.predict: Callable[[nn.Module, Batch], Tensor] = predict
+        if training.context > 1:
+            check_model(self.model, training.context)
+            mesh = build_mesh(accelerator.device, accelerator.num_processes, training.context)
+            self.predict = PiecePredictor(mesh, cast("SequenceModel", self.model))
         self._check_data()
         self.lengths = LengthSchedule(settings)
         self.progress, self.patience = ValidationState(), Patience(training.patience)
@@ -443,10 +454,11 @@ class Trainer(Callback):
     def compute_loss(self, batch: Batch) -> tuple[Tensor, StepOutputs]:
         """Return the loss of this process's rows of a batch, times their factor, and what callbacks need of the step."""
         training, accelerator = self.training, self.accelerator
-        share = share_of(batch, self.task, training.loss_reduction, accelerator.process_index, accelerator.num_processes)
+        index, processes = accelerator.process_index // training.context, accelerator.num_processes // training.context
+        share = share_of(batch, self.task, training.loss_reduction, index, processes)
         rows = share.rows.to(accelerator.device)
         with accelerator.autocast():
-            output = predict(self.wrapped_model, rows)
+            output = self.predict(self.wrapped_model, rows)
         loss = self.task.loss(output, rows, training.loss_reduction, training.label_smoothing) * share.factor
         return loss, StepOutputs(output.detach(), rows, share.weight)
 
@@ -616,6 +628,7 @@ class Trainer(Callback):
             seed=self.settings.data_seed,
             max_batches=self.training.max_batches(split),
             autocast=self.accelerator.autocast,
+            predict=self.predict,
         )
 
     def batch_scores(self, result: StepResult) -> tuple[float, float]:

@@ -1,0 +1,77 @@
+"""Models on batches whose sequences are split along their length over processes, for training and evaluation."""
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.nn.functional import pad
+
+from longscan._errors import setting_error
+from longscan.distributed import context_parallel, shard_sequence
+from longscan.distributed.collectives import gather_steps
+from longscan.layers import SequenceModule
+from longscan.models import SequenceModel
+from longscan.tasks import Batch
+from longscan.training.evaluate import predict
+
+
+def build_mesh(device: torch.device, processes: int, context: int) -> DeviceMesh:
+    """Return the mesh (processes / context, context) of all processes, with the dimensions "data" and "context"."""
+    return init_device_mesh(device.type, (processes // context, context), mesh_dim_names=("data", "context"))
+
+
+def check_model(model: nn.Module, context: int) -> None:
+    """Raise SettingError for a model that cannot run on pieces of sequences."""
+    for module in model.modules():
+        if isinstance(module, SequenceModule) and not module.context_parallel:
+            needed = f"1, as {type(module).__name__} cannot compute pieces of sequences"
+            raise setting_error("training.context", context, needed)
+    if not isinstance(model, SequenceModel):
+        raise setting_error("training.context", context, "1 for a task of pairs of sequences")
+
+
+def pad_steps(batch: Batch, multiple: int) -> Batch:
+    """Return a batch whose inputs have a length that is a multiple of a number, by padding on the right with valid = False.
+
+    Targets and loss_mask are unchanged.
+    """
+    extra = -batch.inputs.shape[1] % multiple
+    if not extra:
+        return batch
+    valid = batch.valid
+    if valid is None:
+        valid = torch.ones(batch.inputs.shape[:2], dtype=torch.bool, device=batch.inputs.device)
+    widths = (0, 0) * (batch.inputs.ndim - 2) + (0, extra)
+    others = {"elapsed": batch.elapsed, "seq_idx": batch.seq_idx}
+    padded = {name: pad(part, (0, extra)) for name, part in others.items() if part is not None}
+    return batch._replace(inputs=pad(batch.inputs, widths), valid=pad(valid, (0, extra)), **padded)
+
+
+class PiecePredictor:
+    """A function like `longscan.training.evaluate.predict` that runs a model on this process's piece of each sequence of a batch.
+
+    All processes of a row of the mesh must have the same batch. They return the same outputs, those of whole sequences, so that
+    any loss and any metric of a task can be computed from them: outputs of single steps are gathered. The mean of the gradients
+    over the processes is then that of one process.
+
+    Args:
+        mesh: a mesh with the dimension "context".
+        model: the model, which may be wrapped when it is called.
+    """
+
+    def __init__(self, mesh: DeviceMesh, model: SequenceModel) -> None:
+        self.mesh, self.has_steps, self.padding = mesh, model.pooling == "none", model.padding
+
+    def __call__(self, model: nn.Module, batch: Batch) -> Tensor:
+        """Return the model's output on a batch. Raises SettingError if the model reads padding, and a batch needs more of it."""
+        size, length = self.mesh["context"].size(), batch.inputs.shape[1]
+        if length % size and self.padding == "read":
+            needed = f"a divisor of the length of each batch ({length}) with model.padding=read"
+            raise setting_error("training.context", size, needed)
+        padded = pad_steps(batch, size)
+        parts = (padded.inputs, None, padded.valid, None, padded.elapsed, padded.seq_idx)
+        piece = Batch(*(None if part is None else shard_sequence(part, self.mesh) for part in parts))  # type: ignore[arg-type]
+        with context_parallel(self.mesh) as split:
+            output = predict(model, piece)
+        if not self.has_steps or split is None:
+            return output
+        return gather_steps(output, split)[:, :length]
