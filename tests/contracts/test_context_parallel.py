@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 import torch
 from layer_properties import set_backend
-from split_runs import compare, run_cases
+from split_runs import compare, largest_error, run_cases
 from test_layers import ENTRIES, WIDTH, build, get_options
 from torch import distributed
 
 from fork_server import PROCESSES
-from longscan.distributed import SequenceSplit, context_parallel, current_split, shard_sequence
+from longscan.distributed import SequenceSplit, context_parallel, current_split, record_exchanges, shard_sequence
 from longscan.distributed.context import use_split
 from longscan.layers import LAYERS, S4, SequenceModule
 from longscan.layers.state import map_state
@@ -105,6 +105,43 @@ def make_models() -> dict[str, Callable[[], float | str]]:
     }
 
 
+def count_bytes(size: int) -> float | str:
+    """Return 0.0 if a Mamba block receives as many bytes as docs/split_scans.md says, else both numbers."""
+    batch, length, d_model, d_state, d_conv = 3, 8, 4, 5, 4
+    model = SequenceModel.from_spec("mamba", d_state=d_state, d_model=d_model, d_output=2, d_input=2, pooling="none").double()
+    x, width = torch.randn(batch, length, 2, dtype=torch.float64), 2 * d_model
+    with record_exchanges() as exchanges:
+        with context_parallel(distributed.group.WORLD):
+            y = model(x)
+        forward = sum(exchange.received for exchange in exchanges)
+        y.sum().backward()
+    backward = sum(exchange.received for exchange in exchanges) - forward
+    numbers = batch * width * (d_conv - 1) + 1 + batch * width * (d_state + 1)  # of the convolution, and of the scan
+    expected = 8 * (size - 1) * numbers
+    return 0.0 if (forward, backward) == (expected, expected) else f"{forward} and {backward} bytes, expected {expected}"
+
+
+def run_compiled(size: int) -> float | str:
+    """Return the largest error of outputs and gradients of a model in one compiled graph on pieces."""
+    model = SequenceModel.from_spec("mamba s5", d_state=2, d_model=4, d_output=2, d_input=2, pooling="none").double()
+    x = torch.randn(2, 4 * size, 2, dtype=torch.float64)
+    whole = model(x)
+    whole.square().sum().backward()
+    expected = {name: parameter.grad.clone() for name, parameter in model.named_parameters() if parameter.grad is not None}
+    model.zero_grad()
+    compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
+    with context_parallel(distributed.group.WORLD):
+        y = compiled(shard_sequence(x, distributed.group.WORLD))
+    y.square().sum().backward()
+    errors = {"y": largest_error(y, shard_sequence(whole, distributed.group.WORLD))}
+    for name, gradient in expected.items():
+        found = model.get_parameter(name).grad
+        assert found is not None
+        distributed.all_reduce(found)
+        errors[name] = largest_error(found, gradient)
+    return max(errors.values()) if max(errors.values()) < TOLERANCE else json.dumps(errors)
+
+
 def list_modules(kinds: list[str], *, each: bool) -> Iterator[tuple[str, str, dict[str, Any], str]]:
     """Yield name, entry, options and kind of masks: each kind, or only the last one for blocks and further options of layers."""
     for entry in ENTRIES:
@@ -118,6 +155,9 @@ def run_all(rank: int, size: int, folder: str, kinds: list[str], each: bool) -> 
     cases = make_models()
     for name, entry, options, kind in list_modules(kinds, each=each):
         cases[name] = partial(run_module, entry, options, kind, kind in ("plain", "seq_idx"), size * PIECES[kind])
+    cases["bytes"] = partial(count_bytes, size)
+    if each:
+        cases["compiled"] = partial(run_compiled, size)
     run_cases(rank, size, folder, cases)
 
 
@@ -144,7 +184,7 @@ def check_results(size: int, folder: Path, kinds: list[str], *, each: bool) -> N
     for process in workers:
         process.join(250)
         assert process.exitcode == 0
-    expected: dict[str, str | None] = dict.fromkeys(make_models())
+    expected: dict[str, str | None] = dict.fromkeys([*make_models(), "bytes", *["compiled"] * each])
     expected |= {name: unsupported(*module) for name, *module in list_modules(kinds, each=each)}
     for rank in range(size):
         results = json.loads((folder / f"results-{rank}.json").read_text())

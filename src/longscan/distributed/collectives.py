@@ -1,13 +1,48 @@
 """Exchanges of tensors between the pieces of a sequence, with gradients of any order."""
 
-from collections.abc import Sequence
-from typing import Any, cast
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Literal, NamedTuple, cast
 
 import torch
 from torch import Tensor, distributed
 from torch.distributed import ProcessGroup
 
 from longscan.distributed.context import SequenceSplit, current_split
+
+
+class Exchange(NamedTuple):
+    """One exchange between the pieces of sequences.
+
+    Attributes:
+        kind: "all_gather", or "reduce_scatter" in the backward pass.
+        received: number of bytes that this process receives.
+    """
+
+    kind: Literal["all_gather", "reduce_scatter"]
+    received: int
+
+
+_records: list[list[Exchange]] = []
+
+
+@contextmanager
+def record_exchanges() -> Iterator[list[Exchange]]:
+    """Record the exchanges of all layers inside the `with` statement, forward and backward, in a list.
+
+    Those of compiled graphs are not recorded.
+    """
+    record: list[Exchange] = []
+    _records.append(record)
+    try:
+        yield record
+    finally:
+        _records.remove(record)
+
+
+def _record(kind: Literal["all_gather", "reduce_scatter"], received: int) -> None:
+    for record in _records:
+        record.append(Exchange(kind, received))
 
 
 class _AllGather(torch.autograd.Function):
@@ -18,6 +53,7 @@ class _AllGather(torch.autograd.Function):
         ctx.group = group
         gathered = x.new_empty(distributed.get_world_size(group), *x.shape)
         distributed.all_gather(list(gathered.unbind(0)), x.contiguous(), group)
+        _record("all_gather", gathered.nbytes - x.nbytes)
         return gathered
 
     @staticmethod
@@ -33,6 +69,7 @@ class _ReduceScatter(torch.autograd.Function):
         ctx.group = group
         own = torch.empty_like(x[0], memory_format=torch.contiguous_format)
         distributed.reduce_scatter(own, list(x.contiguous().unbind(0)), group=group)
+        _record("reduce_scatter", x.nbytes - own.nbytes)
         return own
 
     @staticmethod
@@ -42,7 +79,12 @@ class _ReduceScatter(torch.autograd.Function):
 
 def all_gather(x: Tensor, split: SequenceSplit) -> Tensor:
     """Return the tensors x (*S) of all pieces, (R, *S), in the order of time. Every rank must have the same shape."""
-    gathered = cast("Tensor", _AllGather.apply(x, split.group))  # type: ignore[no-untyped-call]
+    if torch.compiler.is_compiling():
+        from torch.distributed._functional_collectives import all_gather_tensor_autograd
+
+        gathered = all_gather_tensor_autograd(x.contiguous().unsqueeze(0), 0, split.group)
+    else:
+        gathered = cast("Tensor", _AllGather.apply(x, split.group))  # type: ignore[no-untyped-call]
     return gathered.flip(0) if split.is_reversed else gathered
 
 
