@@ -1,6 +1,8 @@
 """Sequences that are split along their length over two, three and four gloo processes give the results of one process."""
 
 import json
+import os
+import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -205,6 +207,36 @@ def test_pieces_on_three_processes_equal_the_whole(tmp_path: Path) -> None:
 @pytest.mark.parametrize("size", [2, 3, 4])
 def test_pieces_with_each_kind_of_masks_equal_the_whole(size: int, tmp_path: Path) -> None:
     check_results(size, tmp_path, list(PIECES), each=True)
+
+
+def lose_a_process(rank: int, size: int, folder: str) -> None:
+    """End the last process between two calls; the others write the type of the error that they get and the seconds until then."""
+    distributed.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=size)
+    layer, x = build("layer s6", {"d_state": 2}), torch.randn(1, 2, WIDTH, dtype=torch.float64)
+    with context_parallel(distributed.group.WORLD):
+        layer(x)
+        if rank == size - 1:
+            os._exit(1)
+        start = time.monotonic()
+        try:
+            layer(x)
+        except RuntimeError as error:
+            Path(folder, f"error-{rank}.json").write_text(json.dumps([str(error), time.monotonic() - start]))
+    os._exit(0)  # without the group, whose destruction would wait for the lost process
+
+
+@pytest.mark.slow
+def test_other_processes_stop_when_one_dies(tmp_path: Path) -> None:
+    workers = [PROCESSES.Process(target=lose_a_process, args=(rank, 3, str(tmp_path))) for rank in range(3)]
+    for process in workers:
+        process.start()
+    for process in workers:
+        process.join(100)
+    assert [process.exitcode for process in workers] == [0, 0, 1]
+    for rank in range(2):
+        message, seconds = json.loads((tmp_path / f"error-{rank}.json").read_text())
+        assert "127.0.0.1" in message
+        assert seconds < 60
 
 
 def test_layers_whose_steps_must_run_one_after_another_are_refused_by_name() -> None:
