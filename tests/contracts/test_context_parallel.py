@@ -4,6 +4,7 @@ import json
 import os
 import time
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from longscan.distributed import SequenceSplit, context_parallel, current_split,
 from longscan.distributed.context import use_split
 from longscan.layers import LAYERS, S4, SequenceModule
 from longscan.layers.state import map_state
-from longscan.models import LanguageModel, SequenceModel
+from longscan.models import Forecaster, LanguageModel, SequenceModel, SiameseModel
 
 TOLERANCE = 1e-10
 PIECES = {"plain": 6, "valid": 2, "seq_idx": 2, "elapsed": 6, "all": 2}  # lengths of the pieces for each kind of masks
@@ -67,6 +68,57 @@ def run_model(model: Any, tokens: bool, masks: dict[str, torch.Tensor], *, poole
     return max(errors.values()) if max(errors.values()) < TOLERANCE else json.dumps(errors)
 
 
+def run_pooled(model: Any, call: Callable[[Callable[[torch.Tensor], torch.Tensor]], torch.Tensor]) -> float | str:
+    """Return the largest error of a model with outputs for whole sequences; `call` runs it on inputs that its argument cuts."""
+    world = distributed.group.WORLD
+
+    def run(cut: Callable[[torch.Tensor], torch.Tensor]) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        model.zero_grad()
+        with context_parallel(world) if cut is not whole else nullcontext():
+            y = call(cut)
+        (y * torch.linspace(-1, 2, y.numel(), dtype=y.dtype).view_as(y)).sum().backward()
+        parameters = {name: parameter.grad for name, parameter in model.named_parameters()}
+        return y, {name: grad.clone() for name, grad in parameters.items() if grad is not None}
+
+    def whole(x: torch.Tensor) -> torch.Tensor:
+        return x
+
+    expected, gradients = run(whole)
+    y, found = run(lambda x: shard_sequence(x, world))
+    errors = {"y": largest_error(y, expected)}
+    for name, grad in found.items():
+        distributed.all_reduce(grad)
+        errors[name] = largest_error(grad / distributed.get_world_size(), gradients[name])
+    return max(errors.values()) if max(errors.values()) < TOLERANCE and found.keys() == gradients.keys() else json.dumps(errors)
+
+
+def make_forecasts() -> dict[str, Callable[[], float | str]]:
+    """Return cases of forecasters and of a model of pairs, with 12 steps."""
+    torch.manual_seed(1)
+    x, elapsed = torch.randn(3, 12, 2, dtype=torch.float64), torch.rand(3, 12, dtype=torch.float64)
+    past, ahead = torch.randn(3, 12, 2, dtype=torch.float64), torch.randn(3, 4, 1, dtype=torch.float64)
+    valid = torch.arange(12) >= torch.tensor([[0], [5], [7]])
+    sizes: dict[str, Any] = {"d_state": 2, "d_model": 4, "d_input": 2}
+    queries = Forecaster.from_spec(
+        "mamba s4d", horizon=4, normalise=True, linear_window=5, d_covariates=2, d_covariates_ahead=1, **sizes
+    )
+    queries, offset = queries.double(), Forecaster.from_spec("mamba s5", horizon=4, mode="offset", **sizes).double()
+    for parameter in queries.parameters():  # the head and the linear forecast are zeros at first
+        torch.nn.init.normal_(parameter, std=0.3)
+    pairs = SiameseModel.from_spec("lru", d_output=2, **sizes).double()
+    return {
+        "forecaster": partial(
+            run_pooled,
+            queries,
+            lambda cut: queries(cut(x), valid=cut(valid), covariates=cut(past), covariates_ahead=ahead),
+        ),
+        "forecaster offset": partial(
+            run_pooled, offset, lambda cut: offset(cut(x), elapsed=cut(elapsed), valid=cut(valid))
+        ),
+        "pairs": partial(run_pooled, pairs, lambda cut: pairs(cut(x), cut(past), valid_first=cut(valid))),
+    }
+
+
 def make_models() -> dict[str, Callable[[], float | str]]:
     torch.manual_seed(0)
     valid = torch.ones(3, 12, dtype=torch.bool)
@@ -78,7 +130,7 @@ def make_models() -> dict[str, Callable[[], float | str]]:
         return SequenceModel.from_spec(spec, d_state=2, **{"d_model": 4, "d_output": 3, **arguments}).double().eval()
 
     language_model = LanguageModel.from_spec("mamba s5", d_state=2, d_model=4, vocab_size=5).double().eval()
-    return {
+    return make_forecasts() | {
         "model mean": partial(run_model, sequence_model("mamba s5 linoss", d_input=2), False, times, pooled=True),
         "model last": partial(
             run_model, sequence_model("lru mamba", d_input=2, pooling="last", norm="post"), False, times, pooled=True

@@ -17,6 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from longscan._types import NonNegativeInt, PositiveInt, Probability
+from longscan.distributed.collectives import gather_steps
+from longscan.distributed.context import SequenceSplit, current_split, use_split
 from longscan.layers.base import mask_padding
 from longscan.layers.checks import values_unavailable
 from longscan.models.base import PretrainedModel
@@ -177,6 +179,9 @@ class Forecaster(PretrainedModel):
             covariates: (B, L, d_covariates), for a model with covariates.
             covariates_ahead: (B, horizon, d_covariates_ahead), for a model with covariates that are known ahead.
 
+        Inside `longscan.distributed.context_parallel` arguments with L steps are pieces, the others are the same on all
+        processes, and all processes return the whole forecast.
+
         Raises ValueError naming an argument that does not fit.
         """
         return self._forecast(inputs, elapsed, valid, elapsed_ahead, covariates, covariates_ahead)[0]
@@ -208,6 +213,12 @@ class Forecaster(PretrainedModel):
     ) -> tuple[Tensor, Tensor]:
         if inputs.ndim != 3 or inputs.shape[-1] != self.d_input or not inputs.shape[1]:
             raise ValueError(f"`inputs` must have shape (batch, length >= 1, {self.d_input}), got {tuple(inputs.shape)}")
+        split = current_split()
+        if split is not None:  # the series, a few numbers a step, are gathered; the blocks read pieces of them
+            inputs = gather_steps(inputs, split)
+            elapsed, valid, covariates = (
+                part if part is None else gather_steps(part, split) for part in (elapsed, valid, covariates)
+            )
         inputs = mask_padding(inputs, valid)
         covariates = self._check("covariates", covariates, inputs, inputs.shape[1], self.d_covariates)
         ahead = self._check("covariates_ahead", covariates_ahead, inputs, self.horizon, self.d_covariates_ahead)
@@ -225,14 +236,18 @@ class Forecaster(PretrainedModel):
         mean, deviation = self._scale(inputs, valid)
         inputs = (inputs - mean) / deviation
         measured = torch.cat([inputs, torch.ones_like(inputs[..., :1]), covariates], -1)
+        series = _piece(measured, split)
+        elapsed, own_valid = (part if part is None else _piece(part, split) for part in (elapsed, valid))
         if self.mode == "queries":
-            _, state = self.backbone(measured, elapsed=elapsed, valid=valid, return_state=True)
+            _, state = self.backbone(series, elapsed=elapsed, valid=own_valid, return_state=True)
             unknown = measured.new_zeros(inputs.shape[0], self.horizon, measured.shape[-1] - self.d_covariates_ahead)
-            y = self.backbone(torch.cat([unknown, ahead], -1), state, elapsed=elapsed_ahead)
+            with use_split(None):  # every process has the state after the series, and all steps of the forecast
+                y = self.backbone(torch.cat([unknown, ahead], -1), state, elapsed=elapsed_ahead)
         else:
             if elapsed_ahead is not None:
                 raise ValueError("`elapsed_ahead` must be None in mode 'offset', which runs no further steps, got times")
-            y = self._last(self.backbone(measured, elapsed=elapsed, valid=valid), valid)
+            y = self.backbone(series, elapsed=elapsed, valid=own_valid)
+            y = self._last(y if split is None else gather_steps(y, split), valid)
         forecast = y[..., : self.d_input] * deviation + (mean if linear is None else linear)
         if not self.quantiles:
             return forecast, forecast.new_zeros(*forecast.shape, 0)
@@ -298,3 +313,15 @@ def _last_steps(x: Tensor, valid: Tensor | None, window: int) -> tuple[Tensor, T
     clamped = taken.clamp(min=0)
     mask = (valid.gather(1, clamped) & (taken >= 0)).unsqueeze(-1).to(x.dtype)
     return x.gather(1, clamped.unsqueeze(-1).expand(-1, -1, x.shape[-1])) * mask, mask
+
+
+def _piece(x: Tensor, split: SequenceSplit | None) -> Tensor:
+    """Return this process's piece of x (B, L, ...), or x itself if sequences are not split.
+
+    Raises ValueError if L is not a multiple of the number of pieces.
+    """
+    if split is None:
+        return x
+    if x.shape[1] % split.size:
+        raise ValueError(f"the blocks must read a multiple of {split.size} steps, one piece for each process, got {x.shape[1]}")
+    return x.chunk(split.size, 1)[split.rank]
