@@ -175,6 +175,22 @@ def count_bytes(size: int) -> float | str:
     return 0.0 if (forward, backward) == (expected, expected) else f"{forward} and {backward} bytes, expected {expected}"
 
 
+def run_twice(model: Any) -> float | str:
+    """Return 0.0 if outputs and gradients of two calls on pieces have the same bits, else the names of those that differ."""
+    results = []
+    for _ in range(2):
+        torch.manual_seed(0)
+        model.zero_grad()
+        x = shard_sequence(torch.randn(2, 120, 2), distributed.group.WORLD)
+        with context_parallel(distributed.group.WORLD):
+            y = model(x)
+        y.square().sum().backward()
+        gradients = {name: parameter.grad.clone() for name, parameter in model.named_parameters() if parameter.grad is not None}
+        results.append({"y": y.detach(), **gradients})
+    different = [name for name, value in results[0].items() if not torch.equal(value, results[1][name])]
+    return ", ".join(different) if different else 0.0
+
+
 def run_compiled(size: int) -> float | str:
     """Return the largest error of outputs and gradients of a model in one compiled graph on pieces."""
     model = SequenceModel.from_spec("mamba s5", d_state=2, d_model=4, d_output=2, d_input=2, pooling="none").double()
@@ -209,7 +225,8 @@ def run_all(rank: int, size: int, folder: str, kinds: list[str], each: bool) -> 
     cases = make_models()
     for name, entry, options, kind in list_modules(kinds, each=each):
         cases[name] = partial(run_module, entry, options, kind, kind in ("plain", "seq_idx"), size * PIECES[kind])
-    cases["bytes"] = partial(count_bytes, size)
+    model = SequenceModel.from_spec("mamba aussm s7 linoss", d_state=2, d_model=4, d_output=2, d_input=2, pooling="none").eval()
+    cases |= {"bytes": partial(count_bytes, size), "same bits": partial(run_twice, model)}
     if each:
         cases["compiled"] = partial(run_compiled, size)
     run_cases(rank, size, folder, cases)
@@ -238,7 +255,7 @@ def check_results(size: int, folder: Path, kinds: list[str], *, each: bool) -> N
     for process in workers:
         process.join(250)
         assert process.exitcode == 0
-    expected: dict[str, str | None] = dict.fromkeys([*make_models(), "bytes", *["compiled"] * each])
+    expected: dict[str, str | None] = dict.fromkeys([*make_models(), "bytes", "same bits", *["compiled"] * each])
     expected |= {name: unsupported(*module) for name, *module in list_modules(kinds, each=each)}
     for rank in range(size):
         results = json.loads((folder / f"results-{rank}.json").read_text())

@@ -14,6 +14,7 @@ from torch import Tensor
 from longscan.distributed.collectives import all_gather_together
 from longscan.distributed.context import SequenceSplit, current_split
 from longscan.ops.arguments import INVALID, RESET, carry_dtype, flag_masks
+from longscan.ops.chunks import long_chunk, run_chunk
 
 Multiply = Callable[[Tensor, Tensor], Tensor]
 
@@ -109,7 +110,8 @@ def product_of_factors(
 ) -> Tensor:
     """Return the product of the factors of a piece's valid steps, (B, *S), or (1, *S) for constant factors without flags.
 
-    The product is formed in float64 and rounded at the end, as a product of many numbers near 1 loses digits in float32.
+    The product is formed in float64 and rounded at the end, as a product of many numbers near 1 loses digits in float32. Factors
+    that change over time are multiplied chunk by chunk, and their products are computed again in the backward pass.
 
     Args:
         factors: (B, L, *S), or (*S) if they do not change over time.
@@ -119,13 +121,24 @@ def product_of_factors(
         multiply: product of two factors, the later one first; matrices do not commute.
         identity: the factor of a step without effect.
     """
-    wide = factors.to(carry_dtype(factors))
-    identity = identity.to(wide.dtype)
+    wide = carry_dtype(factors)
+    identity = identity.to(wide)
     if factors.ndim < ndim:
-        return power(wide, count_steps(flags, length, factors), length, multiply, identity).to(factors.dtype)
-    if flags is not None:
-        wide = torch.where(flag_masks(flags, ndim)[0], identity, wide)
-    return product(wide, multiply, identity).to(factors.dtype)
+        return power(factors.to(wide), count_steps(flags, length, factors), length, multiply, identity).to(factors.dtype)
+
+    def multiply_chunk(factors: Tensor, flags: Tensor | None) -> Tensor:
+        factors = factors.to(wide)
+        if flags is not None:
+            factors = torch.where(flag_masks(flags, ndim)[0], identity, factors)
+        return product(factors, multiply, identity)
+
+    if not length:
+        return multiply_chunk(factors, None).to(factors.dtype)
+    size = long_chunk(factors)
+    chunks = torch.split(factors, size, 1)
+    masks = [None] * len(chunks) if flags is None else torch.split(flags, size, 1)
+    products = [run_chunk(multiply_chunk, chunk) for chunk in zip(chunks, masks, strict=True)]
+    return product(torch.stack(products, 1), multiply, identity).to(factors.dtype)
 
 
 def sum_steps(x: Tensor, flags: Tensor | None) -> Tensor:

@@ -17,6 +17,7 @@ from longscan.ops.arguments import (
     without_autocast,
     zero_invalid,
 )
+from longscan.ops.chunks import run_chunk
 from longscan.ops.dispatch import NATIVE, probe, resolve
 from longscan.ops.pieces import PieceMap, scan_piece, sum_steps
 from longscan.ops.selective_scan import eager, reference
@@ -122,11 +123,12 @@ def selective_scan(
         given = [*tensors[:5], skip, gate, tensors[7], state, *tensors[9:]]
         return _run_backend(given, dt_softplus, paired, seq_idx is not None, chosen)
 
-    def make_map() -> PieceMap:
-        dt, dt_bias, dt_scale = (x if x is None else x.to(wide) for x in (tensors[1], tensors[7], tensors[9]))
-        dt, dt_scale = zero_invalid(flags, dt, dt_scale)
-        steps = reference.step_sizes(dt, dt_bias, dt_scale, dt_softplus)
-        return decay_map(sum_steps(steps, flags).to(wide), tensors[2])
+    def add_step_sizes(dt: Tensor, dt_bias: Tensor | None, dt_scale: Tensor | None) -> Tensor:
+        dt, dt_scale = zero_invalid(flags, dt.to(wide), dt_scale if dt_scale is None else dt_scale.to(wide))
+        return sum_steps(reference.step_sizes(dt, dt_bias, dt_scale, dt_softplus), flags).to(wide)
+
+    def make_map() -> PieceMap:  # stores no step sizes for the backward pass
+        return decay_map(run_chunk(add_step_sizes, (tensors[1], tensors[7], tensors[9])), tensors[2])
 
     with without_autocast(u):
         y, final = scan_piece(run, initial_state, flags, make_map, lambda: run(torch.zeros_like(initial_state), None, None)[1])
