@@ -57,7 +57,7 @@ gpu-test:
 	$(GPU_PYTHON) tests/soak/gpu.py
 
 lint: $(STAMP)
-	$(BIN)/ruff check src tests benchmarks
+	$(BIN)/ruff check src tests benchmarks packaging
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 

@@ -67,7 +67,7 @@ NB_MODULE(_native, module) {
 #endif
   module.def("isa", [] { return std::string(ISA_NAMES[int(isa())]); }, "The instruction set in use.");
   module.def("prefer_huge_pages", &prefer_huge_pages, "address"_a, "bytes"_a, "Advise the system to back an array by huge pages.");
-#if defined(_OPENMP)
+#if defined(LONGSCAN_OPENMP)
   module.attr("openmp") = true;
 #else
   module.attr("openmp") = false;

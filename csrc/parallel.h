@@ -2,7 +2,6 @@
 #pragma once
 
 #include <cstdint>
-#include <cstdlib>
 #include <new>
 #if defined(__SSE2__)
 #include <immintrin.h>
@@ -45,17 +44,17 @@ class FlushDenormals {
 template <class T> class Buffer {
  public:
   explicit Buffer(int64_t count) {
-    size_t bytes = (size_t(count > 0 ? count : 1) * sizeof(T) + 63) / 64 * 64;
-    data_ = static_cast<T*>(::aligned_alloc(64, bytes));
-    if (!data_) throw std::bad_alloc();
+    const size_t bytes = size_t(count > 0 ? count : 1) * sizeof(T);
+    data_ = static_cast<T*>(::operator new(bytes, ALIGNMENT));
   }
-  ~Buffer() { ::free(data_); }
+  ~Buffer() { ::operator delete(data_, ALIGNMENT); }
   Buffer(const Buffer&) = delete;
   Buffer& operator=(const Buffer&) = delete;
   T* data() { return data_; }
   T* slice(int64_t index, int64_t size) { return data_ + index * size; }
 
  private:
+  static constexpr std::align_val_t ALIGNMENT{64};
   T* data_;
 };
 
