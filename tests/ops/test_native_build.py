@@ -114,3 +114,4 @@ def test_wheel_built_with_compiler_has_kernels(source: Path, python: str) -> Non
     install(python, str(wheel))
     output = run([python, "-c", PROBE]).splitlines()
     assert output == ["linear_scan on cpu, torch.float32: cpu (native kernel)", "0", "explicit: runs"]
+    assert "FAILED" not in run([python, str(ROOT / "packaging" / "check_wheel.py")])
