@@ -35,6 +35,7 @@ from longscan.estimators.forecast_series import (
     unify_time_zones,
     usual_step,
 )
+from longscan.estimators.limits import fill_codes, find_codes, find_limits
 from longscan.estimators.linear import WINDOWS, LinearForecast, fit_linear, usable_windows
 from longscan.estimators.quantiles import Calibration, calibrate, pinball_loss
 from longscan.estimators.reading import FittedChannels, Layout, times_presence_error
@@ -48,6 +49,7 @@ PATIENCE = 3  # epochs without an improvement
 CALIBRATION_VALUES = 4_000_000  # windows x horizon x channels, by which quantiles are corrected
 SMALLEST_UNIT = 1e-2  # added to the standard deviation of a window, in units of the channel's
 FORECAST_BATCH = 256  # windows that are forecast together
+FLOAT32_ROUNDING = 1e-5  # bound for the values of a channel, in units of its standard deviation
 SEARCH_TIME = 0.4  # of `minutes`, for the number of epochs; the final training on all steps takes up to 1.25 times as long
 COMPARED = 500  # windows of the part that is held back, evenly spaced
 EPOCH_WINDOWS = 512  # that an epoch shows at most
@@ -76,6 +78,10 @@ class SSMForecaster(SavedEstimator):
     The index of a Series or a frame is its clock, and forecasts are indexed by the time stamps that follow: an hourly
     series until noon gives a forecast indexed from 13:00 on, in its time zone. Clocks are numbers, dates, periods or durations.
     Without `times` steps must be equal: a clock with gaps, of mixed frequency, with duplicates or in another order is refused.
+
+    Numbers such as -9999, which consist of nines and are far from all other values of a channel, are read as missing values: the
+    last value before them takes their place, and a warning is logged. If a channel reaches its smallest or largest value again
+    and again, such as 0 for rain, forecasts do not cross it.
 
     Args:
         horizon: steps of a forecast.
@@ -178,9 +184,19 @@ class SSMForecaster(SavedEstimator):
         random = check_random_state(self.random_state)
         self.n_channels_, self.has_times_ = collection.channels, collection.times is not None
         self.channel_names_ = collection.channel_names
+        self.missing_codes_ = find_codes(collection)
+        for channel, code in enumerate(self.missing_codes_):
+            if code is not None:
+                name = channel if collection.channel_names is None else repr(collection.channel_names[channel])
+                count = int((collection.values[collection.valid][:, channel] == code).sum())
+                _log.warning(
+                    "y: %g in channel %s (%d steps) is read as a missing value, the last one before it", code, name, count
+                )
+        collection = fill_codes(collection, self.missing_codes_, np.zeros(collection.channels))
         self.mean_, self.scale_ = collection.statistics()
+        self.limits_ = find_limits(collection, FLOAT32_ROUNDING * self.scale_)
         self.time_unit_ = collection.time_unit()
-        standardised = collection.standardise(self.mean_, self.scale_, self.time_unit_, "y")
+        standardised = self._standardise(collection)
         seed = int(random.randint(2**31 - 1))
         early = _first_part(standardised, self.horizon)
         candidates = WINDOWS if self.window is None else (self.window,)
@@ -396,7 +412,7 @@ class SSMForecaster(SavedEstimator):
         gaps = None
         if collection.clocks is not None and times_ahead is not None:
             gaps = np.diff(to_seconds(as_clock(collection.clocks[0][-1:].append(stamps[0]), "`times_ahead`")))[None]
-        standardised = collection.standardise(self.mean_, self.scale_, self.time_unit_, "y")
+        standardised = self._standardise(collection)
         ends = np.stack([np.arange(len(collection)), collection.lengths], 1)
         return history, self._forecast(standardised, ends, gaps), stamps
 
@@ -489,7 +505,12 @@ class SSMForecaster(SavedEstimator):
     def _forecast_from(self, series: Collection, ends: np.ndarray) -> np.ndarray:
         """Return forecasts and quantiles (n, horizon, C, 1 + Q) from steps within the series. ends: as in `_forecast`."""
         gaps = None if series.times is None else np.diff(cut_windows(series.times, ends - [0, 1], self.horizon + 1))
-        return self._forecast(series.standardise(self.mean_, self.scale_, self.time_unit_, "y"), ends, gaps)
+        return self._forecast(self._standardise(series), ends, gaps)
+
+    def _standardise(self, series: Collection) -> StandardisedSeries:
+        """Return the series without codes of missing values, in units of each channel."""
+        filled = fill_codes(series, self.missing_codes_, self.mean_)
+        return filled.standardise(self.mean_, self.scale_, self.time_unit_, "y")
 
     def _forecast(self, series: StandardisedSeries, ends: np.ndarray, gaps: np.ndarray | None) -> np.ndarray:
         """Return forecasts and corrected quantiles (n, horizon, C, 1 + Q) in the units of the series.
@@ -500,8 +521,13 @@ class SSMForecaster(SavedEstimator):
         forecasts, unit = self._run(self.model_, series, ends, None if gaps is None else gaps / self.time_unit_)
         if self.calibration_ is not None:
             forecasts[..., 1:] = self.calibration_.apply(forecasts[..., 1:], unit)
+        read = np.minimum(ends[:, 1], self.window_)
+        windows = [series.values[row, end - count : end] for (row, end), count in zip(ends, read, strict=True)]
+        smallest, largest = (np.stack([extreme(window, 0) for window in windows]) for extreme in (np.min, np.max))
         with np.errstate(over="ignore"):
-            return check_predictions(forecasts * self.scale_[:, None] + self.mean_[:, None], "y")
+            forecasts = forecasts * self.scale_[:, None] + self.mean_[:, None]
+            extremes = (smallest * self.scale_ + self.mean_, largest * self.scale_ + self.mean_)
+        return check_predictions(self.limits_.apply(forecasts, *extremes), "y")
 
     def _run(
         self, model: Forecaster, series: StandardisedSeries, ends: np.ndarray, gaps: np.ndarray | None

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from longscan._devices import find_device
 from longscan.estimators.features import FeatureModel
+from longscan.estimators.limits import Limits
 from longscan.estimators.quantiles import Calibration
 from longscan.models import Forecaster, SequenceModel
 from longscan.models.base import PretrainedModel
@@ -31,7 +32,7 @@ FORMAT = 1  # to be raised when a file of this version cannot be read by the cod
 HEADER = "longscan_estimator"
 SavedModel = PretrainedModel | FeatureModel
 MODELS: Mapping[str, type[SavedModel]] = {kind.__name__: kind for kind in (SequenceModel, Forecaster, FeatureModel)}
-RECORDS = {kind.__name__: kind for kind in (Calibration,)}  # named tuples among the attributes
+RECORDS = {kind.__name__: kind for kind in (Calibration, Limits)}  # named tuples among the attributes
 
 
 class SavedEstimator(BaseEstimator):

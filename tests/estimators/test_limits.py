@@ -1,0 +1,78 @@
+"""Numbers that stand for missing values are replaced before a forecast, and hard limits of a channel hold for forecasts."""
+
+import logging
+
+import numpy as np
+import pytest
+
+from longscan.estimators import SSMForecaster
+from longscan.estimators.limits import fill_codes, find_codes, find_limits
+from longscan.estimators.series import Collection, pad_arrays
+
+SMALL = {"d_model": 4, "d_state": 2, "epochs": 1, "device": "cpu", "random_state": 0}
+
+
+def collection_of(*columns: np.ndarray) -> Collection:
+    return pad_arrays([np.stack(columns, 1).astype(float)])
+
+
+def limits_of(x: np.ndarray) -> tuple[float, float]:
+    limits = find_limits(collection_of(x), np.zeros(1))
+    return limits.lower[0], limits.upper[0]
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [(-9999, -9999), (-99.9, -99.9), (999, 999), (-9998, None), (1234, None), (9, None), (-99999, -99999)],
+)
+def test_numbers_of_nines_far_from_all_others_are_codes(value, expected):
+    x = np.sin(np.arange(50))
+    x[[7, 8, 30]] = value
+    assert find_codes(collection_of(x, np.cos(np.arange(50)))) == [expected, None]
+
+
+def test_numbers_of_nines_among_others_are_values():
+    assert find_codes(collection_of(np.arange(990.0, 1000.0))) == [None]
+    assert find_codes(collection_of(np.linspace(0, 60, 20), np.r_[np.linspace(0, 60, 19), 99])) == [None, None]
+    assert find_codes(collection_of(np.full(20, 99.0))) == [None]
+
+
+def test_codes_are_filled_by_the_last_value_before_them():
+    filled = fill_codes(collection_of([-99, -99, 1, 2, -99, -99, 3, -99], np.arange(8)), [-99.0, None], np.zeros(2))
+    np.testing.assert_array_equal(filled.values[0].T, [[1, 1, 1, 2, 2, 2, 3, 3], np.arange(8)])
+    several = pad_arrays([np.array([[-99.0], [-99.0]]), np.array([[4.0], [-99.0], [5.0]])])
+    np.testing.assert_array_equal(
+        fill_codes(several, [-99.0], np.array([7.0])).values[..., 0], [[7, 7, 0], [4, 4, 5]], "padding is left alone"
+    )
+
+
+def test_limits_are_values_that_are_reached_again_and_again():
+    random = np.random.default_rng(0)
+    noise = random.normal(size=400)
+    assert limits_of(noise) == (-np.inf, np.inf)
+    assert limits_of(np.maximum(noise, -0.5)) == (-0.5, np.inf)
+    assert limits_of(np.clip(noise, -1, 2)) == (-1, 2)
+    assert limits_of(np.floor(np.arange(400) / 10)) == (-np.inf, np.inf), "the ends of a trend are no limits"
+    assert limits_of(np.r_[np.maximum(noise[:200], 0), np.abs(noise[200:]) + 1]) == (-np.inf, np.inf), "reached in one half only"
+
+
+def test_forecasts_and_quantiles_keep_within_limits():
+    rain = np.maximum(np.random.default_rng(0).normal(size=400) - 0.5, 0)
+    model = SSMForecaster(4, window=12, quantiles=(0.05, 0.9), **SMALL).fit(rain)
+    assert model.limits_.lower == 0
+    assert model.predict_quantiles(rain).to_numpy().min() == 0
+    below = model.predict_quantiles(rain - 3).to_numpy().min()
+    assert -3 <= below < 0, "the limit extends to the values that were read"
+
+
+def test_codes_do_not_change_the_forecast(caplog):
+    wave = np.sin(np.arange(300) / 5)
+    coded = wave.copy()
+    coded[[20, 100, 299]] = -9999
+    filled = wave.copy()
+    filled[[20, 100, 299]] = wave[[19, 99, 298]]
+    with caplog.at_level(logging.WARNING, logger="longscan"):
+        model = SSMForecaster(4, window=24, **SMALL).fit(coded)
+    assert "-9999 in channel 0 (3 steps)" in caplog.text
+    np.testing.assert_array_equal(model.predict(coded), SSMForecaster(4, window=24, **SMALL).fit(filled).predict(filled))
+    assert model.backtest(coded, start=296)["y"].min() == -9999, "the values of the series are returned as they are"
