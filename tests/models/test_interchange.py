@@ -115,6 +115,23 @@ def test_missing_files_or_another_kind_of_checkpoint_raise(tmp_path):
         from_transformers(tmp_path)
 
 
+def test_a_folder_of_the_other_kind_raises_and_names_the_function_that_reads_it(tmp_path):
+    original = make_transformers_model("mamba", SHAPES["mamba"][0])
+    original.save_pretrained(tmp_path / "theirs")
+    with pytest.raises(ValueError, match=r"a mamba model of transformers; longscan\.models\.from_transformers reads"):
+        LanguageModel.from_pretrained(tmp_path / "theirs")
+    from_transformers(tmp_path / "theirs").save_pretrained(tmp_path / "ours")
+    with pytest.raises(ValueError, match=r"`source` must be .*, got .*ours.*LanguageModel\.from_pretrained"):
+        from_transformers(tmp_path / "ours")
+
+
+@pytest.mark.parametrize("read", [from_transformers, LanguageModel.from_pretrained])
+def test_the_name_of_a_model_on_the_hub_raises_and_says_how_to_get_a_folder(read, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(FileNotFoundError, match=r"nothing is downloaded: .*snapshot_download\(name\)"):
+        read("state-spaces/mamba-130m-hf")
+
+
 def test_infinite_time_step_limit_can_be_written_in_two_ways(tmp_path):
     for infinity in (math.inf, {"__float__": "Infinity"}):
         original = make_transformers_model("mamba2", SHAPES["mamba2"][0])

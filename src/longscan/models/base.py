@@ -90,6 +90,11 @@ class PretrainedModel(Marked):
         """
         config, tensors = read_model(Path(folder))
         path, parameters = Path(folder) / CONFIG, inspect.signature(cls).parameters
+        if "model_type" in config:
+            raise ValueError(
+                f"{path} must have settings of {cls.__name__}, got those of a {config['model_type']} model of transformers; "
+                "longscan.models.from_transformers reads such a folder"
+            )
         version = config.pop("spec_version", 1)  # the names of layers and blocks are the same in both versions
         if version not in (1, SPEC_VERSION):
             raise ValueError(f"{path}: `spec_version` must be at most {SPEC_VERSION}, got {version!r}; a later version wrote it")

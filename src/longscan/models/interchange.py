@@ -17,6 +17,7 @@ from torch import Tensor
 
 from longscan.blocks.residual import EPSILON
 from longscan.models.language_model import LanguageModel
+from longscan.models.saving import NO_DOWNLOAD
 from longscan.ops.dispatch import Backend
 
 INDEX = "model.safetensors.index.json"
@@ -38,6 +39,11 @@ def from_transformers(source: Any, *, backend: Backend = "auto") -> LanguageMode
         config, tensors = _read(Path(source))
     else:
         config, tensors = source.config.to_dict(), source.state_dict()
+    if "model_type" not in config and "blocks" in config:
+        raise ValueError(
+            f"`source` must be a checkpoint of transformers, got {source}, which `save_pretrained` of this package wrote; the "
+            "`from_pretrained` of its class, such as LanguageModel.from_pretrained, reads it"
+        )
     kind = config.get("model_type")
     if kind not in _CONVERTERS:
         raise ValueError(f"`model_type` must be one of {', '.join(_CONVERTERS)}, got {kind!r}")
@@ -130,7 +136,8 @@ def _read(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     single, index = folder / "model.safetensors", folder / INDEX
     for path in (folder / "config.json", index if index.is_file() else single):
         if not path.is_file():
-            raise FileNotFoundError(f"{path} does not exist; a checkpoint is a folder with config.json and model.safetensors")
+            text = f"{path} does not exist; a checkpoint is a folder with config.json and model.safetensors"
+            raise FileNotFoundError(text if folder.is_dir() else text + NO_DOWNLOAD)
     shards = set(json.loads(index.read_text())["weight_map"].values()) if index.is_file() else {single.name}
     tensors = {name: tensor for shard in sorted(shards) for name, tensor in load_file(folder / shard).items()}
     return json.loads((folder / "config.json").read_text()), tensors

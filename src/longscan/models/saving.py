@@ -12,6 +12,10 @@ from torch import Tensor
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 HEADER = "longscan"  # entry in the header of the weights, with the configuration and the checksum
+NO_DOWNLOAD = (
+    "; nothing is downloaded: for a name on the Hugging Face hub, pass the folder in its cache that "
+    "huggingface_hub.snapshot_download(name) returns"
+)
 
 
 def _plain_number(value: object) -> Any:
@@ -68,7 +72,8 @@ def read_model(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
 
     for name in (CONFIG, WEIGHTS):
         if not (folder / name).is_file():
-            raise FileNotFoundError(f"{folder / name} does not exist; a saved model is a folder with {CONFIG} and {WEIGHTS}")
+            text = f"{folder / name} does not exist; a saved model is a folder with {CONFIG} and {WEIGHTS}"
+            raise FileNotFoundError(text if folder.is_dir() else text + NO_DOWNLOAD)
     try:
         with safe_open(folder / WEIGHTS, "pt") as file:
             metadata = json.loads((file.metadata() or {}).get(HEADER, "{}"))
