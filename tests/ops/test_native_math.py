@@ -94,9 +94,12 @@ def test_functions_of_nan_infinity_and_overflow(run: Run, dtype: type) -> None:
 
 
 def load_native_module(isa: str) -> subprocess.CompletedProcess[str]:
-    """Load the compiled module without torch, in a process whose environment names the instruction set."""
+    """Load the compiled module without the package, in a process whose environment names the instruction set.
+
+    torch comes first: the module uses its OpenMP library.
+    """
     return subprocess.run(
-        [sys.executable, "-c", "import _native; print(_native.isa())"],
+        [sys.executable, "-c", "import torch, _native; print(_native.isa())"],
         cwd=Path(_native.__file__).parent, env={**os.environ, "LONGSCAN_CPU_ISA": isa}, capture_output=True, text=True,
     )  # fmt: skip
 
