@@ -32,6 +32,7 @@ from longscan.numerics.hippo import legs_dplr
 from longscan.numerics.initialisers import complex_normal
 from longscan.numerics.pairs import constant
 from longscan.numerics.timescales import initial_dt
+from longscan.ops._types import OptionalTensor
 from longscan.ops.arguments import carry_dtype, flag_masks, step_flags
 from longscan.ops.chunks import CHUNK, scan_chunks
 from longscan.ops.dispatch import Backend
@@ -100,7 +101,7 @@ class S4(ConvolutionLayer):
         readout = self.C * constant(self.C, 2.0, -2.0)
         flags = step_flags(u.shape[0], u.shape[1], info.valid, info.seq_idx, u)
 
-        def chunk(u: Tensor, elapsed: Tensor | None, flags: Tensor | None, state: Tensor) -> tuple[Tensor, Tensor]:
+        def chunk(u: Tensor, elapsed: OptionalTensor, flags: OptionalTensor, state: Tensor) -> tuple[Tensor, Tensor]:
             u, length = record_length(u)
             dt = self.log_dt.exp()
             if elapsed is not None:
@@ -158,7 +159,7 @@ class S4(ConvolutionLayer):
             readout = (self.C * constant(self.C, 2.0, -2.0)).to(wide).flatten(-2)
             return decay(A_bar, readout, initial.to(wide).flatten(-2), length).to(narrow)
 
-        def final(u: Tensor, initial: Tensor | None, count: Tensor) -> Tensor:
+        def final(u: Tensor, initial: OptionalTensor, count: Tensor) -> Tensor:
             start = None if initial is None else initial.to(wide).flatten(-2)
             ssm = final_state(A_bar, B_bar, u.to(wide), start, count)
             return ssm.view(u.shape[0], self.d_model, self.d_state // 2, 2).to(self.state_dtype)

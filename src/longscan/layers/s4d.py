@@ -27,6 +27,7 @@ from longscan.numerics.initialisers import complex_normal, diagonal_eigenvalues,
 from longscan.numerics.kernels import diagonal_final_state, diagonal_kernel, power
 from longscan.numerics.pairs import constant, divide, exponential, multiply
 from longscan.numerics.timescales import initial_dt
+from longscan.ops._types import OptionalTensor
 from longscan.ops.arguments import step_flags
 from longscan.ops.chunks import scan_chunks
 from longscan.ops.dispatch import Backend, resolve
@@ -101,7 +102,7 @@ class S4D(ConvolutionLayer):
         backend = resolve("linear_scan", self.backend, u, NATIVE_BACKENDS)
 
         def chunk(
-            u: Tensor, elapsed: Tensor | None, flags: Tensor | None, readout: Tensor, state: Tensor
+            u: Tensor, elapsed: OptionalTensor, flags: OptionalTensor, readout: Tensor, state: Tensor
         ) -> tuple[Tensor, Tensor]:
             dt = self.log_dt.exp().unsqueeze(-1)
             if elapsed is not None:
@@ -132,7 +133,7 @@ class S4D(ConvolutionLayer):
         def propagate(state: Tensor, count: Tensor) -> Tensor:
             return multiply(power(log_a, count.view(-1, 1, 1)), state)
 
-        def final_state(u: Tensor, initial: Tensor | None, count: Tensor) -> Tensor:
+        def final_state(u: Tensor, initial: OptionalTensor, count: Tensor) -> Tensor:
             ssm = multiply(diagonal_final_state(log_a, u), b)
             return ssm if initial is None else ssm + propagate(initial, count)
 

@@ -32,6 +32,7 @@ from longscan.numerics.initialisers import diagonal_eigenvalues
 from longscan.numerics.pairs import constant, divide, exponential_minus_one, multiply
 from longscan.numerics.timescales import initial_dt
 from longscan.ops import selective_scan
+from longscan.ops._types import OptionalTensor
 from longscan.ops.arguments import step_flags, without_autocast
 from longscan.ops.chunks import scan_chunks
 from longscan.ops.dispatch import Backend, resolve
@@ -178,8 +179,8 @@ class S6(SequenceLayer):
             dt: Tensor,
             B: Tensor,
             C: Tensor,
-            elapsed: Tensor | None,
-            flags: Tensor | None,
+            elapsed: OptionalTensor,
+            flags: OptionalTensor,
             A: Tensor,
             dt_bias: Tensor,
             state: Tensor,

@@ -13,6 +13,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from longscan.ops._types import OptionalTensor
 from longscan.ops.arguments import carry_dtype
 from longscan.ops.tracing import fix_length
 
@@ -38,11 +39,11 @@ def affine_scan(
     below 1 loses its last term, (1 - d)^2 = 1 - 2d + d^2, always in the same direction, and long memories drift.
     """
 
-    def apply(a: Tensor, x: Tensor, b: Tensor, reset: Tensor | None) -> Tensor:
+    def apply(a: Tensor, x: Tensor, b: Tensor, reset: OptionalTensor) -> Tensor:
         x = _zero_where(reset, x)
         return multiply(a, x) + b if affine is None else affine(a, x, b)
 
-    def scan(a: Tensor, b: Tensor, reset: Tensor | None) -> Tensor:
+    def scan(a: Tensor, b: Tensor, reset: OptionalTensor) -> Tensor:
         # a is 0 wherever `reset` is True, so that no factor of an earlier sequence is multiplied with a later gradient
         length, factor, wide = b.shape[1], a.to(b.dtype), carry_dtype(b)
         if length == 1:

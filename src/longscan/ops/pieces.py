@@ -13,6 +13,7 @@ from torch import Tensor
 
 from longscan.distributed.collectives import all_gather_together
 from longscan.distributed.context import SequenceSplit, current_split
+from longscan.ops._types import OptionalTensor
 from longscan.ops.arguments import INVALID, RESET, carry_dtype, flag_masks
 from longscan.ops.chunks import long_chunk, run_chunk
 
@@ -126,7 +127,7 @@ def product_of_factors(
     if factors.ndim < ndim:
         return power(factors.to(wide), count_steps(flags, length, factors), length, multiply, identity).to(factors.dtype)
 
-    def multiply_chunk(factors: Tensor, flags: Tensor | None) -> Tensor:
+    def multiply_chunk(factors: Tensor, flags: OptionalTensor) -> Tensor:
         factors = factors.to(wide)
         if flags is not None:
             factors = torch.where(flag_masks(flags, ndim)[0], identity, factors)

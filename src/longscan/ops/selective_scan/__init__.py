@@ -7,6 +7,7 @@ from torch import Tensor
 
 from longscan.numerics.pairs import multiply
 from longscan.ops._native_op import NativeOp, keeps_chunk_states
+from longscan.ops._types import OptionalTensor
 from longscan.ops.arguments import (
     check_complex,
     check_real,
@@ -119,11 +120,11 @@ def selective_scan(
     ] + [flags]
     initial_state = tensors[8]
 
-    def run(state: Tensor, skip: Tensor | None = tensors[5], gate: Tensor | None = tensors[6]) -> tuple[Tensor, Tensor]:
+    def run(state: Tensor, skip: OptionalTensor = tensors[5], gate: OptionalTensor = tensors[6]) -> tuple[Tensor, Tensor]:
         given = [*tensors[:5], skip, gate, tensors[7], state, *tensors[9:]]
         return _run_backend(given, dt_softplus, paired, seq_idx is not None, chosen)
 
-    def add_step_sizes(dt: Tensor, dt_bias: Tensor | None, dt_scale: Tensor | None) -> Tensor:
+    def add_step_sizes(dt: Tensor, dt_bias: OptionalTensor, dt_scale: OptionalTensor) -> Tensor:
         dt, dt_scale = zero_invalid(flags, dt.to(wide), dt_scale if dt_scale is None else dt_scale.to(wide))
         return sum_steps(reference.step_sizes(dt, dt_bias, dt_scale, dt_softplus), flags).to(wide)
 

@@ -10,6 +10,7 @@ from torch.nn.functional import silu
 from longscan.numerics.rotary import rotate_pairs
 from longscan.ops._native_op import NativeOp, keeps_chunk_states
 from longscan.ops._signature import Sizes
+from longscan.ops._types import OptionalTensor
 from longscan.ops.arguments import check_real, state_dtype, step_flags, without_autocast, zero_invalid
 from longscan.ops.dispatch import NATIVE, probe, resolve
 from longscan.ops.pieces import PieceMap, scan_piece, sum_steps
@@ -143,7 +144,7 @@ def ssd_scan(
     ]
     tensors.append(flags)
 
-    def run(state: Tensor, skip: Tensor | None = tensors[5], gate: Tensor | None = tensors[6]) -> tuple[Tensor, Tensor]:
+    def run(state: Tensor, skip: OptionalTensor = tensors[5], gate: OptionalTensor = tensors[6]) -> tuple[Tensor, Tensor]:
         return _run_backend([*tensors[:5], skip, gate, state, *tensors[8:]], native, seq_idx is not None, chosen)
 
     with without_autocast(x):

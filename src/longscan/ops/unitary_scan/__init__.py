@@ -8,6 +8,7 @@ from torch import Tensor
 
 from longscan.numerics.pairs import multiply, polar
 from longscan.ops._native_op import NativeOp, keeps_chunk_states
+from longscan.ops._types import OptionalTensor
 from longscan.ops.arguments import (
     carry_dtype,
     check_complex,
@@ -130,7 +131,7 @@ def unitary_scan(
     for i in (4, 5):  # B and C, one for every channel
         tensors[i] = tensors[i].expand(channels, states, 2)
 
-    def run(state: Tensor, skip: Tensor | None = tensors[6], gate: Tensor | None = tensors[7]) -> tuple[Tensor, Tensor]:
+    def run(state: Tensor, skip: OptionalTensor = tensors[6], gate: OptionalTensor = tensors[7]) -> tuple[Tensor, Tensor]:
         return _run_backend([*tensors[:6], skip, gate, state, flags], phase_dt, seq_idx is not None, chosen)
 
     with without_autocast(u):

@@ -35,6 +35,7 @@ from torch import Tensor
 
 from longscan.ops import _triton_launch as launch
 from longscan.ops._triton import fast_sincos, row_of, segmented_add_pair, silu, silu_slope, sincos, wrap
+from longscan.ops._types import OptionalTensor
 
 U_STEP = tl.constexpr(16.0)  # u is divided by it, and W multiplied, before they become half precision: inf beyond 65504
 
@@ -1050,7 +1051,7 @@ def backward(
         weights = W, bias, B, C
         arrays, resume = _Slice(p, u, most, True), None
 
-        def tile_states(first: int, stop: int) -> Tensor | None:
+        def tile_states(first: int, stop: int) -> OptionalTensor:
             """The states before the tiles of the splits [first, stop), where they cannot be found by subtraction."""
             if flags is None:
                 return None
