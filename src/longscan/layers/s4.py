@@ -20,6 +20,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from longscan._tensor_types import OptionalTensor
 from longscan._types import EvenInt, PositiveFloat, PositiveInt
 from longscan.layers._registry import LAYERS
 from longscan.layers._settings import check_backend
@@ -32,7 +33,6 @@ from longscan.numerics.hippo import legs_dplr
 from longscan.numerics.initialisers import complex_normal
 from longscan.numerics.pairs import constant
 from longscan.numerics.timescales import initial_dt
-from longscan.ops._types import OptionalTensor
 from longscan.ops.arguments import carry_dtype, flag_masks, step_flags
 from longscan.ops.chunks import CHUNK, scan_chunks
 from longscan.ops.dispatch import Backend

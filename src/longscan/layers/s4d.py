@@ -16,6 +16,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from longscan._tensor_types import OptionalTensor
 from longscan._types import EvenInt, PositiveFloat, PositiveInt
 from longscan.layers._registry import LAYERS
 from longscan.layers._settings import check_backend
@@ -27,7 +28,6 @@ from longscan.numerics.initialisers import complex_normal, diagonal_eigenvalues,
 from longscan.numerics.kernels import diagonal_final_state, diagonal_kernel, power
 from longscan.numerics.pairs import constant, divide, exponential, multiply
 from longscan.numerics.timescales import initial_dt
-from longscan.ops._types import OptionalTensor
 from longscan.ops.arguments import step_flags
 from longscan.ops.chunks import scan_chunks
 from longscan.ops.dispatch import Backend, resolve

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear, silu, softplus
 
+from longscan._tensor_types import OptionalTensor
 from longscan._types import PositiveFloat, PositiveInt
 from longscan.layers._registry import LAYERS
 from longscan.layers._settings import check_backend
@@ -32,7 +33,6 @@ from longscan.numerics.initialisers import diagonal_eigenvalues
 from longscan.numerics.pairs import constant, divide, exponential_minus_one, multiply
 from longscan.numerics.timescales import initial_dt
 from longscan.ops import selective_scan
-from longscan.ops._types import OptionalTensor
 from longscan.ops.arguments import step_flags, without_autocast
 from longscan.ops.chunks import scan_chunks
 from longscan.ops.dispatch import Backend, resolve

@@ -13,7 +13,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from longscan.ops._types import OptionalTensor
+from longscan._tensor_types import OptionalTensor
 from longscan.ops.arguments import carry_dtype
 from longscan.ops.tracing import fix_length
 

@@ -11,9 +11,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from longscan._tensor_types import OptionalTensor
 from longscan.distributed.collectives import all_gather_together
 from longscan.distributed.context import SequenceSplit, current_split
-from longscan.ops._types import OptionalTensor
 from longscan.ops.arguments import INVALID, RESET, carry_dtype, flag_masks
 from longscan.ops.chunks import long_chunk, run_chunk
 

@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import silu
 
+from longscan._tensor_types import OptionalTensor
 from longscan.numerics.rotary import rotate_pairs
 from longscan.ops._native_op import NativeOp, keeps_chunk_states
 from longscan.ops._signature import Sizes
-from longscan.ops._types import OptionalTensor
 from longscan.ops.arguments import check_real, state_dtype, step_flags, without_autocast, zero_invalid
 from longscan.ops.dispatch import NATIVE, probe, resolve
 from longscan.ops.pieces import PieceMap, scan_piece, sum_steps

@@ -6,9 +6,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from longscan._tensor_types import OptionalTensor
 from longscan.numerics.pairs import multiply, polar
 from longscan.ops._native_op import NativeOp, keeps_chunk_states
-from longscan.ops._types import OptionalTensor
 from longscan.ops.arguments import (
     carry_dtype,
     check_complex,

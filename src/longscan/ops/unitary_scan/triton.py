@@ -33,9 +33,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from longscan._tensor_types import OptionalTensor
 from longscan.ops import _triton_launch as launch
 from longscan.ops._triton import fast_sincos, row_of, segmented_add_pair, silu, silu_slope, sincos, wrap
-from longscan.ops._types import OptionalTensor
 
 U_STEP = tl.constexpr(16.0)  # u is divided by it, and W multiplied, before they become half precision: inf beyond 65504
 
