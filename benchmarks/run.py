@@ -86,7 +86,7 @@ def main() -> int:
     parser.add_argument("--runs", type=int, default=None, help="runs of each implementation (5; 2 with --quick)")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--limit", type=float, default=float("inf"), metavar="SECONDS", help="start no shape after this time")
-    parser.add_argument("--out", type=Path, default=None, help="folder of the files, called bench, forecasts or automata")
+    parser.add_argument("--out", type=Path, default=None, help="folder of the files, of the name under results/")
     parser.add_argument("--name", default=None, help="name of the files, in place of the name of the suite")
     parser.add_argument(
         "--set", nargs="*", default=[], metavar="OP=STEPS,LANES,WARPS[,STAGES]", help="launches of Triton kernels; no files"

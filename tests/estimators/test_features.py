@@ -5,7 +5,14 @@ import pytest
 import torch
 
 from longscan.estimators import SSMClassifier, SSMRegressor
-from longscan.estimators.features import FEWEST_OUTPUTS, FeatureModel, StateFeatures, calibrated_features, choose_outputs
+from longscan.estimators.features import (
+    FEWEST_OUTPUTS,
+    LARGEST_FEATURE,
+    FeatureModel,
+    StateFeatures,
+    calibrated_features,
+    choose_outputs,
+)
 from longscan.estimators.ridge import fit_ridge
 from longscan.estimators.series import StandardisedSeries
 
@@ -66,6 +73,17 @@ def test_classifier_without_settings_learns_and_is_deterministic(tmp_path):
     times = [np.arange(len(row)) * 0.5 for row in ragged]
     even, timed = SSMClassifier(**DEFAULT).fit(ragged, y), SSMClassifier(**DEFAULT).fit(ragged, y, times)
     np.testing.assert_allclose(timed.predict_proba(ragged, times), even.predict_proba(ragged), atol=2e-3)
+
+
+def test_a_feature_far_beyond_those_of_the_fit_has_a_limited_effect():
+    X, y = make_waves(40)
+    model = SSMClassifier(**DEFAULT).fit(X, y).network()
+    inputs = torch.from_numpy(X[:1, :, None].astype(np.float32))
+    with torch.no_grad():
+        before = model(inputs)
+        model.scale[0] = 1e9  # a feature that was nearly constant
+        change = (model(inputs) - before).abs()
+    assert (change <= 2 * LARGEST_FEATURE * model.head.weight[:, 0].abs() + 1e-4).all()
 
 
 def test_regressor_without_settings_beats_the_constant():

@@ -15,7 +15,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 import harness
 import page
 import run as command
-from cases import CASES, blocks, forecasts, loaders, systems
+from cases import CASES, blocks, classification, forecasts, loaders, systems
 
 ROOT = Path(__file__).parents[2]
 
@@ -206,3 +206,31 @@ def test_page_of_forecasts_has_the_recorded_rows():
     path = ROOT / "results" / "forecasts" / "forecasts.jsonl"
     tables = forecasts.PAGE.read_text("utf-8").partition(forecasts.BEGIN)[2].partition(forecasts.END)[0]
     assert tables.strip() == (forecasts.tables(read_records(path)).strip() if path.exists() else "")
+
+
+def test_classification_has_a_row_for_each_case_and_is_not_measured_twice(monkeypatch, tmp_path):
+    random = np.random.default_rng(0)
+    folder = tmp_path / "uea" / "BasicMotions"
+    folder.mkdir(parents=True)
+    for part in ("TRAIN", "TEST"):
+        waves = [np.sin((0.4 + 0.5 * (row % 2)) * np.arange(20 + row) + random.uniform(0, 6)) for row in range(12)]
+        lines = [",".join(f"{value:.4f}" for value in wave) + f":{row % 2}" for row, wave in enumerate(waves)]
+        (folder / f"BasicMotions_{part}.ts").write_text("@classLabel true 0 1\n@data\n" + "\n".join(lines) + "\n")
+    monkeypatch.setenv("LONGSCAN_DATA", str(tmp_path))
+    classification.read_set.cache_clear()
+    out = tmp_path / "classification"
+    assert run(monkeypatch, out, "--only", "classification/SSMClassifier", "classification/constant") == 0
+    rows = read_records(out / "classification.jsonl")
+    assert {row["method"]: row["accuracy"] > 0.8 for row in rows} == {"SSMClassifier": True, "constant": False}
+    text = (out / "classification.md").read_text("utf-8")
+    assert all(f"| {row['method']} | 1 | {row['accuracy']:.3f} |" in text for row in rows)
+    options = type("Options", (), {"quick": False, "end": float("inf"), "runs": 1, "out": out, "name": None})
+    monkeypatch.setattr(classification, "SETS", ("BasicMotions",))
+    assert list(classification.rows_of(options, name="constant")) == []
+    classification.read_set.cache_clear()
+
+
+def test_table_of_classification_has_the_recorded_rows():
+    path = ROOT / "results" / "classification" / "classification.jsonl"
+    written = classification.PAGE.read_text("utf-8").partition(classification.BEGIN)[2].partition(classification.END)[0]
+    assert written.strip() == (classification.table(read_records(path)).strip() if path.exists() else "")

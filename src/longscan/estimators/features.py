@@ -40,6 +40,7 @@ WORK = 4.6e8  # steps of all series times outputs from which outputs are fewer; 
 MANY_SERIES, THEIR_OUTPUTS = 3000, 320  # the cost of the regression grows with the cube of the smaller of series and features
 STEPS_AT_ONCE = 8192  # of the series of a batch
 CALIBRATION_STEPS = 32768
+LARGEST_FEATURE = 20.0  # deviations from the mean; one that is nearly constant in the fit can be thousands elsewhere
 
 
 class _Systems(nn.Module):
@@ -199,7 +200,7 @@ class StateFeatures(nn.Module):
 
 
 class FeatureModel(nn.Module):
-    """A linear map of standardised `StateFeatures`.
+    """A linear map of standardised `StateFeatures`, which are limited to `LARGEST_FEATURE` on both sides of 0.
 
     Args:
         channels, outputs: of the features.
@@ -235,7 +236,8 @@ class FeatureModel(nn.Module):
 
     def forward(self, inputs: Tensor, valid: Tensor | None = None, elapsed: Tensor | None = None) -> Tensor:
         """Return the outputs (n, d_output) for series inputs (n, L, C), see `StateFeatures.forward`."""
-        return cast("Tensor", self.head((self.features(inputs, valid, elapsed) - self.mean) * self.scale))
+        features = (self.features(inputs, valid, elapsed) - self.mean) * self.scale
+        return cast("Tensor", self.head(features.clamp(-LARGEST_FEATURE, LARGEST_FEATURE)))
 
 
 def choose_outputs(count: int, length: int) -> int:

@@ -210,6 +210,33 @@ class ForecastRecord(Provenance):
 
 
 @dataclass(frozen=True, kw_only=True)
+class ClassificationRecord(Provenance):
+    """A row of results/classification/*.jsonl: a method fitted to the training part of a set, and its score on the test part.
+
+    Attributes:
+        set: name of the data set.
+        method: name of the method, with default settings.
+        accuracy: share of right labels of the `n_test` test series.
+        n_train, n_test: numbers of series of both parts.
+        fit_seconds, predict_seconds: time of the fit, and of the predictions for all test series.
+        threads: number of threads of torch.
+        aeon: version of the package, for its methods.
+    """
+
+    set: NonEmptyStr
+    method: NonEmptyStr
+    seed: NonNegativeInt
+    accuracy: Fraction
+    n_train: PositiveInt
+    n_test: PositiveInt
+    fit_seconds: NonNegativeFloat
+    predict_seconds: NonNegativeFloat
+    threads: PositiveInt
+    aeon: NonEmptyStr | Missing = MISSING
+    torch: NonEmptyStr
+
+
+@dataclass(frozen=True, kw_only=True)
 class AutomataRecord(Provenance):
     """A row of results/automata/*.jsonl. `KINDS` lists the fields that each kind of row needs, in this order:
 

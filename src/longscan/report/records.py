@@ -7,14 +7,23 @@ from typing import Any
 from longscan._specs import upgrade_record
 from longscan._types import parse_value
 from longscan.report.parsing import RecordType
-from longscan.report.record_types import AutomataRecord, BenchRecord, ForecastRecord, RunRecord, SeedsRecord, SweepRecord
+from longscan.report.record_types import (
+    AutomataRecord,
+    BenchRecord,
+    ClassificationRecord,
+    ForecastRecord,
+    RunRecord,
+    SeedsRecord,
+    SweepRecord,
+)
 
 Record = dict[str, Any]
 
-_FOLDERS = ("automata", "bench", "forecasts", "runs")  # whose files have rows of the kind of the folder's name
+_FOLDERS = ("automata", "bench", "classification", "forecasts", "runs")  # whose files have rows of the kind of the folder's name
 _TYPES: dict[str, type[RecordType]] = {
     "automata": AutomataRecord,
     "bench": BenchRecord,
+    "classification": ClassificationRecord,
     "forecasts": ForecastRecord,
     "runs": RunRecord,
     "seeds": SeedsRecord,
@@ -26,7 +35,7 @@ _MAX_ERRORS = 8  # fields that a message names
 def check_record(kind: str, row: Record) -> None:
     """Raise ValueError naming the fields of a row that do not match the type of its kind, their values and what was needed.
 
-    Kinds: `runs`, `bench`, `forecasts`, `automata` for rows, and `sweep` and `seeds` for whole files.
+    Kinds: `runs`, `bench`, `classification`, `forecasts`, `automata` for rows, and `sweep` and `seeds` for whole files.
     """
     _, errors = parse_value(row, _TYPES[kind])
     if errors:
