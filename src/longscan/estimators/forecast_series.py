@@ -56,9 +56,6 @@ def read_series(y: Any, times: Any, layout: Layout | None, known: FittedChannels
         return History(read_collection([y], times, layout=layout, known=known, argument="y"), form, y)
     given = y
     if form == "long":
-        others = [repr(name) for name in y.columns if name not in LONG_COLUMNS]
-        if others:
-            raise ValueError(f"`y` must have no columns besides unique_id, ds and y, got {', '.join(others)}")
         y = index_long(y, ["y"])
     return History(read_collection(y, times, layout=layout, known=known, argument="y"), form, given)
 
@@ -157,6 +154,7 @@ def truncate(collection: Collection, moment: Any) -> Collection:
         values=np.where(valid[..., None], collection.values[kept, :longest], 0),
         lengths=lengths,
         times=None if collection.times is None else collection.times[kept, :longest],
+        covariates=None if collection.covariates is None else collection.covariates[kept, :longest],
         cases=None if collection.cases is None else collection.cases[kept],
         clocks=collection.clocks and tuple(collection.clocks[row][:n] for row, n in zip(kept, lengths, strict=True)),
     )

@@ -4,6 +4,7 @@ import copy
 import logging
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from time import monotonic
 from typing import Any, Literal, Self, cast
 
@@ -21,6 +22,7 @@ from longscan._types import NonNegativeFloat, PositiveFloat, PositiveInt, Probab
 from longscan.engine import Callback
 from longscan.estimators.backtesting import build_frame, find_cutoffs
 from longscan.estimators.clock import as_clock, season_of, to_seconds
+from longscan.estimators.covariates import CovariateEffect, fit_effect, read_covariates, split_columns
 from longscan.estimators.fitting import BlockOptions, Jobs, Spec, check_settings, minimise, seeded
 from longscan.estimators.forecast_series import (
     History,
@@ -36,7 +38,7 @@ from longscan.estimators.forecast_series import (
     usual_step,
 )
 from longscan.estimators.limits import fill_codes, find_codes, find_limits
-from longscan.estimators.linear import WINDOWS, LinearForecast, fit_linear, usable_windows
+from longscan.estimators.linear import FOLDS, WINDOWS, LinearForecast, fit_linear, usable_windows
 from longscan.estimators.quantiles import Calibration, calibrate, pinball_loss
 from longscan.estimators.reading import FittedChannels, Layout, times_presence_error
 from longscan.estimators.saving import SavedEstimator
@@ -53,7 +55,7 @@ FLOAT32_ROUNDING = 1e-5  # bound for the values of a channel, in units of its st
 SEARCH_TIME = 0.4  # of `minutes`, for the number of epochs; the final training on all steps takes up to 1.25 times as long
 COMPARED = 500  # windows of the part that is held back, evenly spaced
 EPOCH_WINDOWS = 512  # that an epoch shows at most
-SMALLEST_GAIN = 0.005  # in the error on the part that is held back, for which the blocks are used
+SMALLEST_GAIN = 0.005  # in the error on later steps, for which the blocks are used, and covariates
 BLOCK_WINDOW = 96  # steps that the blocks read at most next to a linear forecast
 
 _log = logging.getLogger("longscan")
@@ -82,6 +84,11 @@ class SSMForecaster(SavedEstimator):
     Numbers such as -9999, which consist of nines and are far from all other values of a channel, are read as missing values: the
     last value before them takes their place, and a warning is logged. If a channel reaches its smallest or largest value again
     and again, such as 0 for rain, forecasts do not cross it.
+
+    Covariates are series that are known ahead, such as holidays, prices or a weather forecast. Their effect on each channel is
+    linear, without a delay, and estimated by generalised least squares; the series without it are forecast as described above,
+    and the effect of the steps ahead is added. It is used if it lowers the squared error of the linear forecast in later parts
+    of the series by .5 %. Series that are not known ahead are channels of `y`.
 
     Args:
         horizon: steps of a forecast.
@@ -116,7 +123,9 @@ class SSMForecaster(SavedEstimator):
         have none, None without dates. step_: the time between the stamps of the series' clock, None without a clock or with
         `times`. n_channels_, channel_names_, has_times_: of the series in `fit`. coverage_: with `quantiles`, the share of values
         of the held-back part that are at most as large as each of them, a Series by quantile, where one half of the part is
-        corrected by the errors on the other. calibration_: the correction, None without quantiles.
+        corrected by the errors on the other. calibration_: the correction, None without quantiles. n_covariates_,
+        covariate_names_: of the covariates in `fit`. covariate_effect_: their effect, with `weight` (K, C), the change of each
+        channel for a change of a covariate by 1; None without covariates, or if they are left out.
     """
 
     def __init__(
@@ -158,15 +167,21 @@ class SSMForecaster(SavedEstimator):
         self.callbacks = callbacks
         self.verbose = verbose
 
-    def fit(self, y: Any, times: Any = None) -> Self:
+    def fit(self, y: Any, times: Any = None, covariates: Any = None) -> Self:
         """Fit to a series, or to a list of them.
 
-        times: of the steps, (L,), or "index" of a frame; for a list, a list of these or "index". ValueError where no series is
-        longer than the horizon.
+        Args:
+            y: the series. Columns of a long frame besides unique_id, ds and y are covariates.
+            times: of the steps, (L,), or "index" of a frame; for a list, a list of these or "index".
+            covariates: of the same steps, in the form of `y`: for a series an array (L,) or (L, K), a Series or a frame. They
+                cannot be combined with `times`.
+
+        Raises ValueError if no series is longer than the horizon, or if all are too short for a linear forecast and there are
+        covariates.
         """
         check_settings(self)
-        self._fit_collection(self._read(y, times, fitting=True).collection, regular=times is None)
-        self._last_fit_data = y, times
+        self._fit_collection(self._read(y, times, covariates, fitting=True).collection, regular=times is None)
+        self._last_fit_data = y, times, covariates
         return self
 
     def _fit_collection(self, collection: Collection, *, regular: bool) -> None:
@@ -196,12 +211,22 @@ class SSMForecaster(SavedEstimator):
         self.mean_, self.scale_ = collection.statistics()
         self.limits_ = find_limits(collection, FLOAT32_ROUNDING * self.scale_)
         self.time_unit_ = collection.time_unit()
+        self.n_covariates_ = 0 if collection.covariates is None else int(collection.covariates.shape[2])
+        self.covariate_names_ = collection.covariate_names
+        self.covariate_effect_: CovariateEffect | None = None
         standardised = self._standardise(collection)
         seed = int(random.randint(2**31 - 1))
         early = _first_part(standardised, self.horizon)
         candidates = WINDOWS if self.window is None else (self.window,)
         windows = [] if self.has_times_ else usable_windows(early.lengths, self.horizon, candidates)
         linear = fit_linear(list(early.trimmed()), self.horizon, windows) if windows else None
+        if self.n_covariates_:
+            if linear is None:
+                raise ValueError(
+                    f"`y` must have a series long enough for a linear forecast with a horizon of {self.horizon} and covariates, "
+                    f"got series of at most {longest} steps"
+                )
+            standardised, early, linear = self._choose_effect(collection, standardised, early, linear, windows)
         window = self._longest_window(longest, early) if linear is None else linear.window
         self.window_: int = window
         held = _later_starts(standardised.lengths, early.lengths, window, self.horizon)
@@ -236,12 +261,48 @@ class SSMForecaster(SavedEstimator):
                     partial_model, _ = self._train(early, linear, 0, seed, copy.deepcopy(random))
                 partial_model.scale_blocks(validation.shares[best])
                 self._calibrate(partial_model, standardised, held)
+            if self.covariate_effect_ is not None:
+                self.covariate_effect_ = fit_effect(collection, collection.lengths)
+                standardised = self._standardise(collection)
             final = fit_linear(list(standardised.trimmed()), self.horizon, windows)
             self.model_, self.loss_curve_ = self._train(
                 standardised, final, best, seed, random, seconds=seconds(1), schedule_epochs=schedule
             )
             self.model_.scale_blocks(validation.shares[best])
         self.n_epochs_ = len(self.loss_curve_)
+
+    def _choose_effect(
+        self,
+        collection: Collection,
+        standardised: StandardisedSeries,
+        early: StandardisedSeries,
+        linear: LinearForecast,
+        windows: list[int],
+    ) -> tuple[StandardisedSeries, StandardisedSeries, LinearForecast]:
+        """Set the effect of the covariates if it lowers the error of the linear forecast; return what is left of the series.
+
+        The effect that is compared is fitted to the steps before those that the linear forecast is compared on.
+
+        Args:
+            collection: the series with their covariates. standardised: as the model reads them. early: their first part.
+            linear: the linear forecast of `early` without covariates.
+            windows: of the linear forecast.
+
+        Returns:
+            `standardised`, `early` and `linear`, without the effect if it is used.
+        """
+        before = np.floor(FOLDS[0] * early.lengths).astype(int)
+        self.covariate_effect_ = fit_effect(collection, before if before.any() else early.lengths)
+        compared = self._standardise(collection)._replace(lengths=early.lengths)
+        found = fit_linear(list(compared.trimmed()), self.horizon, windows)
+        if found.error >= (1 - SMALLEST_GAIN) * linear.error:
+            self.covariate_effect_ = None
+            _log.info("covariates: they lower the squared error by less than %g %% and are left out", 100 * SMALLEST_GAIN)
+            return standardised, early, linear
+        self.covariate_effect_ = fit_effect(collection, early.lengths)
+        standardised = self._standardise(collection)
+        early = standardised._replace(lengths=early.lengths)
+        return standardised, early, fit_linear(list(early.trimmed()), self.horizon, windows)
 
     def _longest_window(self, longest: int, early: StandardisedSeries) -> int:
         """Return the window for series of at most `longest` steps without a linear forecast; log it if it is shorter than set."""
@@ -362,13 +423,24 @@ class SSMForecaster(SavedEstimator):
         self.calibration_ = calibrate(forecasts[..., 1:], true, unit, quantiles, later)
         self.coverage_ = pd.Series(self.calibration_.coverage, pd.Index(quantiles, name="quantile"), name="coverage")
 
-    def predict(self, y: Any = None, times: Any = None, times_ahead: Any = None) -> Any:
+    def predict(
+        self,
+        y: Any = None,
+        times: Any = None,
+        times_ahead: Any = None,
+        covariates: Any = None,
+        covariates_ahead: Any = None,
+    ) -> Any:
         """Return the forecast of the `horizon` steps after the last step of each series.
 
         Args:
             y: the measured series, of which the last `window_` steps are read, in any form of `fit`; None: those of `fit`.
             times: of its steps, if `fit` had times.
             times_ahead: (horizon,), the times of the forecast of one series; None: equal steps of `time_unit_`.
+            covariates: of its steps, if `fit` had covariates, in any form of `fit`; None if `y` is None or a long frame that has
+                them as columns.
+            covariates_ahead: of the steps of the forecast, if `fit` had covariates: in the form of covariates, `horizon` steps of
+                each series.
 
         Returns:
             For an array (horizon,) or (horizon, C). For a Series a Series of its name, for a frame a frame with its columns,
@@ -376,10 +448,17 @@ class SSMForecaster(SavedEstimator):
             horizon, C) or a frame indexed by (case, time), as they were given. For a long frame a frame with the columns
             unique_id, ds, forecast and, with `quantiles`, q0.1 and so on.
         """
-        history, forecasts, stamps = self._predict(y, times, times_ahead)
+        history, forecasts, stamps = self._predict(y, times, times_ahead, covariates, covariates_ahead)
         return as_given(history, forecasts, stamps, self.quantiles or ())
 
-    def predict_quantiles(self, y: Any = None, times: Any = None, times_ahead: Any = None) -> Any:
+    def predict_quantiles(
+        self,
+        y: Any = None,
+        times: Any = None,
+        times_ahead: Any = None,
+        covariates: Any = None,
+        covariates_ahead: Any = None,
+    ) -> Any:
         """Return the quantiles of the forecast of the `horizon` steps after the last step of each series.
 
         The arguments are those of `predict`. Raises ValueError if the estimator has no `quantiles`.
@@ -392,17 +471,19 @@ class SSMForecaster(SavedEstimator):
         check_is_fitted(self, "model_")
         if self.calibration_ is None:
             raise ValueError("`quantiles` must be probabilities such as (0.1, 0.5, 0.9) when the forecaster is fitted, got None")
-        history, forecasts, stamps = self._predict(y, times, times_ahead)
+        history, forecasts, stamps = self._predict(y, times, times_ahead, covariates, covariates_ahead)
         if history.form == "long":
             return as_given(history, forecasts, stamps, self.quantiles or ())
         return quantile_frames(history, forecasts[..., 1:], stamps, self.quantiles or ())
 
-    def _predict(self, y: Any, times: Any, times_ahead: Any) -> tuple[History, np.ndarray, list[pd.Index | None]]:
+    def _predict(
+        self, y: Any, times: Any, times_ahead: Any, covariates: Any, covariates_ahead: Any
+    ) -> tuple[History, np.ndarray, list[pd.Index | None]]:
         """Return series, their forecasts and quantiles (n, horizon, C, 1 + Q), and the time stamps of these."""
         check_is_fitted(self, "model_")
         if y is None:
-            y, times = self._last_fit_data
-        history = self._read(y, times, fitting=False)
+            y, times, covariates = self._last_fit_data
+        history = self._read(y, times, covariates, fitting=False)
         collection = history.collection
         if times_ahead is not None and not self.has_times_:
             raise ValueError("`times_ahead` must be None, as fit had no times, got times")
@@ -412,18 +493,23 @@ class SSMForecaster(SavedEstimator):
         gaps = None
         if collection.clocks is not None and times_ahead is not None:
             gaps = np.diff(to_seconds(as_clock(collection.clocks[0][-1:].append(stamps[0]), "`times_ahead`")))[None]
-        standardised = self._standardise(collection)
+        ahead = None
+        if (covariates_ahead is None) == (self.n_covariates_ > 0):
+            raise self._presence_error("covariates_ahead")
+        if covariates_ahead is not None:
+            steps = np.full(len(collection), self.horizon)
+            ahead = self._read_covariates(covariates_ahead, collection, stamps, steps, "covariates_ahead").values
         ends = np.stack([np.arange(len(collection)), collection.lengths], 1)
-        return history, self._forecast(standardised, ends, gaps), stamps
+        return history, self._forecast(collection, ends, gaps, ahead), stamps
 
-    def score(self, y: Any, times: Any = None) -> float:
+    def score(self, y: Any, times: Any = None, covariates: Any = None) -> float:
         """Return the skill over persistence, 1 - (mean absolute error) / (mean absolute error of repeating the last value).
 
         Forecasts start at every `horizon` steps of each series from `window_` on. Raises ValueError if a series is too short for
         one.
         """
         check_is_fitted(self, "model_")
-        series = self._read(y, times, fitting=False).collection
+        series = self._read(y, times, covariates, fitting=False).collection
         if times is None:
             common_step(series)
         ends = []
@@ -443,6 +529,7 @@ class SSMForecaster(SavedEstimator):
         self,
         y: Any = None,
         times: Any = None,
+        covariates: Any = None,
         *,
         start: Any = None,
         stride: PositiveInt | None = None,
@@ -454,6 +541,7 @@ class SSMForecaster(SavedEstimator):
         Args:
             y: one or several series, as in `predict`; None: those of `fit`, from whose values the model was chosen.
             times: of the steps, if `fit` had times.
+            covariates: of the steps, if `fit` had covariates; those of the steps ahead are known at each cutoff.
             start: the number of steps before the first forecast, or the time stamp of the first step that is forecast. None:
                 `window_` steps, or with `refit` half of the shortest series.
             stride: steps from one cutoff to the next; None: the horizon, so that each step is forecast once.
@@ -470,8 +558,8 @@ class SSMForecaster(SavedEstimator):
         check_is_fitted(self, "model_")
         stride = self.horizon if stride is None else checked_value(stride, PositiveInt, "stride")
         if y is None:
-            y, times = self._last_fit_data
-        history = self._read(y, times, fitting=False)
+            y, times, covariates = self._last_fit_data
+        history = self._read(y, times, covariates, fitting=False)
         collection = history.collection
         step = common_step(collection, self.step_) if times is None else None
         season = season_of(step) if season is None else checked_value(season, PositiveInt, "season")
@@ -490,8 +578,9 @@ class SSMForecaster(SavedEstimator):
             forecasts[chosen] = model._forecast_from(collection, cutoffs[chosen])
         return build_frame(history, cutoffs, forecasts, self.quantiles or (), season)
 
-    def _read(self, y: Any, times: Any, *, fitting: bool) -> History:
-        """Return one or several series as a collection, with clocks in the time zone of fit."""
+    def _read(self, y: Any, times: Any, covariates: Any, *, fitting: bool) -> History:
+        """Return one or several series as a collection with their covariates, with clocks in the time zone of fit."""
+        y, covariates = split_columns(y, covariates)
         known = None if fitting else FittedChannels(self.n_channels_, self.channel_names_)
         history = read_series(y, times, cast("Any", self.layout), known)
         zone = None if fitting else self.time_zone_
@@ -500,34 +589,70 @@ class SSMForecaster(SavedEstimator):
             self.time_zone_: Any = zone
         elif (collection.times is not None) != self.has_times_:
             raise times_presence_error(self.has_times_)
+        if not fitting and (covariates is None) == (self.n_covariates_ > 0):
+            raise self._presence_error("covariates")
+        if covariates is not None:
+            if times is not None:
+                raise ValueError("`covariates` must be None with `times`, got both")
+            stamps = collection.clocks or [None] * len(collection)
+            found = self._read_covariates(covariates, collection, stamps, collection.lengths, "covariates", fitting=fitting)
+            collection = replace(collection, covariates=found.values, covariate_names=found.channel_names)
         return history._replace(collection=collection)
+
+    def _read_covariates(
+        self,
+        given: Any,
+        series: Collection,
+        stamps: Sequence[pd.Index | None],
+        lengths: np.ndarray,
+        argument: str,
+        *,
+        fitting: bool = False,
+    ) -> Collection:
+        known = None if fitting else FittedChannels(self.n_covariates_, self.covariate_names_)
+        layout = cast("Any", self.layout)
+        return read_covariates(given, series, stamps, lengths, layout=layout, known=known, argument=argument)
+
+    def _presence_error(self, argument: str) -> ValueError:
+        """Return the error for covariates that are missing although `fit` had some, or given although it had none."""
+        if not self.n_covariates_:
+            return ValueError(f"`{argument}` must be None, as fit had no covariates, got some")
+        names = self.covariate_names_ or (f"{self.n_covariates_} without names",)
+        return ValueError(f"`{argument}` must be given, as fit had covariates ({', '.join(names)}), got None")
 
     def _forecast_from(self, series: Collection, ends: np.ndarray) -> np.ndarray:
         """Return forecasts and quantiles (n, horizon, C, 1 + Q) from steps within the series. ends: as in `_forecast`."""
         gaps = None if series.times is None else np.diff(cut_windows(series.times, ends - [0, 1], self.horizon + 1))
-        return self._forecast(self._standardise(series), ends, gaps)
+        ahead = None if series.covariates is None else cut_windows(series.covariates, ends, self.horizon)
+        return self._forecast(series, ends, gaps, ahead)
 
     def _standardise(self, series: Collection) -> StandardisedSeries:
-        """Return the series without codes of missing values, in units of each channel."""
+        """Return the series without codes of missing values and without the effect of covariates, in units of each channel."""
         filled = fill_codes(series, self.missing_codes_, self.mean_)
+        filled = filled if self.covariate_effect_ is None else self.covariate_effect_.remove(filled)
         return filled.standardise(self.mean_, self.scale_, self.time_unit_, "y")
 
-    def _forecast(self, series: StandardisedSeries, ends: np.ndarray, gaps: np.ndarray | None) -> np.ndarray:
+    def _forecast(
+        self, collection: Collection, ends: np.ndarray, gaps: np.ndarray | None, ahead: np.ndarray | None
+    ) -> np.ndarray:
         """Return forecasts and corrected quantiles (n, horizon, C, 1 + Q) in the units of the series.
 
         ends: (n, 2), number of the series and of the steps that are known. gaps: (n, horizon) times between the steps of the
-        forecasts, None for equal steps.
+        forecasts, None for equal steps. ahead: (n, horizon, K), the covariates of these steps, None without any.
         """
+        series = self._standardise(collection)
         forecasts, unit = self._run(self.model_, series, ends, None if gaps is None else gaps / self.time_unit_)
         if self.calibration_ is not None:
             forecasts[..., 1:] = self.calibration_.apply(forecasts[..., 1:], unit)
         read = np.minimum(ends[:, 1], self.window_)
-        windows = [series.values[row, end - count : end] for (row, end), count in zip(ends, read, strict=True)]
+        values = fill_codes(collection, self.missing_codes_, self.mean_).values
+        windows = [values[row, end - count : end] for (row, end), count in zip(ends, read, strict=True)]
         smallest, largest = (np.stack([extreme(window, 0) for window in windows]) for extreme in (np.min, np.max))
         with np.errstate(over="ignore"):
             forecasts = forecasts * self.scale_[:, None] + self.mean_[:, None]
-            extremes = (smallest * self.scale_ + self.mean_, largest * self.scale_ + self.mean_)
-        return check_predictions(self.limits_.apply(forecasts, *extremes), "y")
+            if self.covariate_effect_ is not None:
+                forecasts = forecasts + self.covariate_effect_.of(cast("np.ndarray", ahead))[..., None]
+        return check_predictions(self.limits_.apply(forecasts, smallest, largest), "y")
 
     def _run(
         self, model: Forecaster, series: StandardisedSeries, ends: np.ndarray, gaps: np.ndarray | None

@@ -21,6 +21,7 @@ from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
 from longscan._devices import find_device
+from longscan.estimators.covariates import CovariateEffect
 from longscan.estimators.features import FeatureModel
 from longscan.estimators.limits import Limits
 from longscan.estimators.quantiles import Calibration
@@ -32,7 +33,7 @@ FORMAT = 1  # to be raised when a file of this version cannot be read by the cod
 HEADER = "longscan_estimator"
 SavedModel = PretrainedModel | FeatureModel
 MODELS: Mapping[str, type[SavedModel]] = {kind.__name__: kind for kind in (SequenceModel, Forecaster, FeatureModel)}
-RECORDS = {kind.__name__: kind for kind in (Calibration, Limits)}  # named tuples among the attributes
+RECORDS = {kind.__name__: kind for kind in (Calibration, CovariateEffect, Limits)}  # named tuples among the attributes
 
 
 class SavedEstimator(BaseEstimator):

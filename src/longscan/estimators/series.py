@@ -19,7 +19,8 @@ class Collection:
 
     values: (n, L, C) float64 with zeros in the padding on the right. lengths: (n,). times: (n, L) float64, or None for equal
     steps. cases: the index of the cases, None if the input has none. channel_names: None for channels without names. is_long:
-    whether the input was a frame indexed by (case, time). clocks: the time stamps of each series, None without any.
+    whether the input was a frame indexed by (case, time). clocks: the time stamps of each series, None without any. covariates:
+    (n, L, K) float64, of the same steps, None without any; covariate_names: their names, None without.
     """
 
     values: np.ndarray
@@ -29,6 +30,8 @@ class Collection:
     channel_names: tuple[str, ...] | None = None
     is_long: bool = False
     clocks: tuple[pd.Index, ...] | None = None
+    covariates: np.ndarray | None = None
+    covariate_names: tuple[str, ...] | None = None
 
     def __len__(self) -> int:
         return len(self.values)
@@ -53,6 +56,7 @@ class Collection:
             times=None if self.times is None else self.times[rows, :longest],
             cases=None if self.cases is None else self.cases[rows],
             clocks=None if self.clocks is None else tuple(self.clocks[row] for row in rows),
+            covariates=None if self.covariates is None else self.covariates[rows, :longest],
         )
 
     def statistics(self, weights: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
