@@ -15,6 +15,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 import harness
 import page
 import run as command
+import stack_share
 from cases import CASES, blocks, classification, forecasts, loaders, systems
 
 ROOT = Path(__file__).parents[2]
@@ -234,3 +235,13 @@ def test_table_of_classification_has_the_recorded_rows():
     path = ROOT / "results" / "classification" / "classification.jsonl"
     written = classification.PAGE.read_text("utf-8").partition(classification.BEGIN)[2].partition(classification.END)[0]
     assert written.strip() == (classification.table(read_records(path)).strip() if path.exists() else "")
+
+
+def test_share_of_a_stack_is_large_where_it_is_right_and_zero_where_it_is_wrong():
+    labels = np.arange(30) % 2
+    right = np.eye(2)[labels] * 0.8 + 0.1
+    unsure, wrong = np.full((30, 2), 0.5), right[:, ::-1]
+    assert stack_share.combine(unsure, right, labels)[1] == 1
+    combined, weight = stack_share.combine(right, wrong, labels)
+    assert weight == 0
+    np.testing.assert_allclose(combined, right)
