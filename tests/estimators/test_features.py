@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from longscan.estimators import SSMClassifier, SSMRegressor
+from longscan.estimators.aeon import AeonSSMClassifier
 from longscan.estimators.features import (
     FEWEST_OUTPUTS,
     LARGEST_FEATURE,
@@ -102,3 +103,12 @@ def test_there_are_fewer_outputs_for_more_data_and_less_time():
     series = StandardisedSeries(np.random.default_rng(0).normal(size=(4, 50, 1)).astype(np.float32), np.full(4, 50), None)
     features = calibrated_features(series, CPU, np.random.RandomState(0), seconds=1e-9)
     assert sum(group.mixture.shape[1] for group in features.first) == FEWEST_OUTPUTS
+
+
+def test_classifier_of_aeon_without_settings_of_a_stack_is_the_default():
+    X, y = make_waves(30)
+    model = AeonSSMClassifier(minutes=1.0, n_jobs=1, **DEFAULT).fit(X[:, None], y)
+    assert model.estimator_.minutes == 1.0
+    assert isinstance(model.estimator_.network(), FeatureModel)
+    stack = AeonSSMClassifier("mamba", d_model=4, epochs=1, block_options={"mamba": {"expand": 1}}, **DEFAULT).fit(X[:, None], y)
+    assert stack.estimator_.network().config["d_model"] == 4

@@ -12,13 +12,14 @@ from aeon.forecasting.base import BaseForecaster
 from aeon.regression.base import BaseRegressor
 
 from longscan.estimators.classifier import SSMClassifier
-from longscan.estimators.fitting import Spec
+from longscan.estimators.fitting import BlockOptions, Spec
 from longscan.estimators.forecaster import SSMForecaster
 from longscan.estimators.regressor import SSMRegressor
 
 COLLECTION_TAGS = {
     "capability:multivariate": True,
     "capability:unequal_length": True,
+    "capability:multithreading": True,
     "X_inner_type": ["np-list", "numpy3D"],
     "python_dependencies": "torch",
 }
@@ -26,7 +27,10 @@ TEST_PARAMS = {"d_model": 4, "d_state": 2, "epochs": 2, "device": "cpu"}  # for 
 
 
 class _CollectionEstimator:
-    """The settings of `longscan.estimators.SSMClassifier` and `SSMRegressor`, and the parameters of aeon's checks."""
+    """The settings of `longscan.estimators.SSMClassifier` and `SSMRegressor`, and the parameters of aeon's checks.
+
+    `n_jobs` is 1 by default, as aeon requires of every estimator.
+    """
 
     _tags = COLLECTION_TAGS
 
@@ -36,23 +40,33 @@ class _CollectionEstimator:
         *,
         d_model: int | None = None,
         d_state: int | None = None,
+        block_options: BlockOptions | None = None,
         pooling: Literal["mean", "last"] | None = None,
         epochs: int | None = None,
         batch_size: int | None = None,
         lr: float | None = None,
         weight_decay: float | None = None,
+        validation_fraction: float | None = None,
+        patience: int = 10,
+        minutes: float | None = None,
         device: str = "auto",
+        n_jobs: int = 1,
         random_state: Any = None,
     ) -> None:
         self.spec = spec
         self.d_model = d_model
         self.d_state = d_state
+        self.block_options = block_options
         self.pooling = pooling
         self.epochs = epochs
         self.batch_size = batch_size
         self.lr = lr
         self.weight_decay = weight_decay
+        self.validation_fraction = validation_fraction
+        self.patience = patience
+        self.minutes = minutes
         self.device = device
+        self.n_jobs = n_jobs
         self.random_state = random_state
         super().__init__()
 
