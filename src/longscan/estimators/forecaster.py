@@ -116,16 +116,23 @@ class SSMForecaster(SavedEstimator):
         verbose: 1 for a progress bar of each training, or a line for each epoch where there is no terminal.
 
     Attributes:
-        model_: the fitted `Forecaster`. loss_curve_: mean loss of each epoch. n_epochs_: number of epochs, 0 if the blocks
-        were left out. validation_curve_: mean squared error in the last fifth, in units of the channels' variance, of
-        the linear forecast and after each epoch; None without a linear forecast. mean_, scale_: of the channels. time_unit_:
-        the median time between steps. window_: the window that was used. time_zone_: of the dates of `fit`; "naive" where these
-        have none, None without dates. step_: the time between the stamps of the series' clock, None without a clock or with
-        `times`. n_channels_, channel_names_, has_times_: of the series in `fit`. coverage_: with `quantiles`, the share of values
-        of the held-back part that are at most as large as each of them, a Series by quantile, where one half of the part is
-        corrected by the errors on the other. calibration_: the correction, None without quantiles. n_covariates_,
-        covariate_names_: of the covariates in `fit`. covariate_effect_: their effect, with `weight` (K, C), the change of each
-        channel for a change of a covariate by 1; None without covariates, or if they are left out.
+        model_: the fitted `Forecaster`.
+        loss_curve_: mean loss of each epoch.
+        n_epochs_: number of epochs, 0 if the blocks were left out.
+        validation_curve_: mean squared error in the last fifth, in units of the channels' variance, of the linear forecast and
+            after each epoch; None without a linear forecast.
+        mean_, scale_: of the channels.
+        time_unit_: the median time between steps.
+        window_: the window that was used.
+        time_zone_: of the dates of `fit`; "naive" where these have none, None without dates.
+        step_: the time between the stamps of the series' clock, None without a clock or with `times`.
+        n_channels_, channel_names_, has_times_: of the series in `fit`.
+        coverage_: with `quantiles`, the share of values of the held-back part that are at most as large as each of them, a
+            Series by quantile, where one half of the part is corrected by the errors on the other.
+        calibration_: the correction, None without quantiles.
+        n_covariates_, covariate_names_: of the covariates in `fit`.
+        covariate_effect_: their effect, with `weight` (K, C), the change of each channel for a change of a covariate by 1; None
+            without covariates, or if they are left out.
     """
 
     def __init__(
