@@ -2,10 +2,12 @@
 
 import pytest
 import torch
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.functional import normalize
 
 from longscan.ops import delta_scan, ssd_scan
 from longscan.ops._tolerances import largest_error
+from longscan.ops.delta_scan.eager import LONGEST_OPEN, _inverse
 from op_examples import randn64
 
 B, L, H, P, N = 2, 70, 3, 2, 4
@@ -82,3 +84,15 @@ def test_decay_of_zero_clears_the_state(backend):
     restarted, _ = delta_scan(*(x[:, 20:] for x in inputs), backend=backend)
     torch.testing.assert_close(y[:, 20:], restarted)
     assert all(grad.isfinite().all() for grad in torch.autograd.grad(y.sum(), inputs))
+
+
+def test_graph_of_an_open_length_inverts_longer_chunks_or_raises():
+    """make_fx records no check that the traced steps are one chunk: the graph must be right for more steps than that."""
+    lower = torch.randn(2, 5, 5, dtype=torch.float64).tril(-1)
+    graph = make_fx(lambda x: _inverse(x, None), tracing_mode="symbolic")(lower)
+    for length in (1, 64, 65, 200):
+        x = 0.1 * torch.randn(2, length, length, dtype=torch.float64).tril(-1)
+        expected = torch.linalg.inv(torch.eye(length, dtype=torch.float64) + x)
+        torch.testing.assert_close(graph(x), expected, rtol=1e-10, atol=1e-10)
+    with pytest.raises(RuntimeError, match=f"{LONGEST_OPEN}"):
+        graph(torch.zeros(1, 1, 1).expand(1, LONGEST_OPEN + 1, LONGEST_OPEN + 1))

@@ -15,6 +15,8 @@ from longscan.ops.chunks import CHUNK, scan_chunks
 from longscan.ops.masked_products import masked_products, masked_sums
 from longscan.ops.tracing import record_length
 
+LONGEST_OPEN = 2**12  # steps of a chunk in a graph of make_fx whose length is open
+
 
 def _products(a: Tensor, b: Tensor, mask: Tensor | None) -> Tensor:
     return a @ b.mT if mask is None else masked_products(a, b, mask)
@@ -30,7 +32,13 @@ def _inverse(lower: Tensor, mask: Tensor | None) -> Tensor:
     mask: True for pairs of steps of one sequence; None if all are.
     """
     lower, length = record_length(lower, -1)
-    largest = CHUNK if is_symbolic(length) else length  # the number of doublings must not depend on an open length
+    largest = length
+    if is_symbolic(length):  # the number of doublings must not depend on it
+        largest = CHUNK
+        if not torch.compiler.is_compiling():
+            # Graphs of make_fx hold no check that the steps are one chunk, but `narrow` raises in every graph for more.
+            largest = LONGEST_OPEN
+            lower = lower + lower.new_zeros(1).expand(largest).narrow(0, 0, length)
     steps = torch.arange(length, device=lower.device)
     inverse = torch.eye(length, dtype=lower.dtype, device=lower.device).expand_as(lower)
     size = 1  # of the diagonal blocks whose inverses are known
