@@ -77,7 +77,7 @@ class HeadsBlock(SequenceModule):
             inner, conv = convolve(inner, self.conv_weight, self.conv_bias, conv, "silu", info, self.backend)
         selected = torch.cat([inner[..., self.d_inner :], rest], -1)
         before = None if state is None else state.layer
-        y, after = heads.forward_impl(inner[..., : self.d_inner], selected, before, info._replace(gate=z))
+        y, after = heads(inner[..., : self.d_inner], selected, before, info._replace(gate=z))
         if self.norm_weight is not None:
             width = self.d_inner // heads.groups
             y = rms_norm(y.reshape(*y.shape[:-1], heads.groups, width), (width,), eps=EPSILON).flatten(-2) * self.norm_weight

@@ -19,7 +19,7 @@ from typing import Annotated, NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.nn.functional import linear, pad, scaled_dot_product_attention
+from torch.nn.functional import linear, pad, scaled_dot_product_attention, silu
 
 from longscan._types import PositiveFloat, PositiveInt, Rule
 from longscan.distributed.collectives import gather_steps
@@ -122,6 +122,17 @@ class Attention(SequenceLayer):
 
     def forward_impl(self, x: Tensor, state: State, info: SequenceInfo) -> tuple[Tensor, State]:
         """Return the outputs (B, L, D) and the state after the last step by the equations at the top of the file."""
+        return self._attend_pieces(x, None, state, info)
+
+    def map_values(self, x: Tensor, values: Tensor, state: State, info: SequenceInfo) -> Tensor:
+        """See `SequenceLayer.map_values`; the weights of the softmax are coefficients."""
+        y, _ = self._attend_pieces(x, values, state, info)
+        return y if info.gate is None else y * silu(info.gate)
+
+    def _attend_pieces(
+        self, x: Tensor, value_inputs: Tensor | None, state: State, info: SequenceInfo
+    ) -> tuple[Tensor, State]:
+        """Return the outputs and the final state, computed in pieces. The values are those of `value_inputs`, None for x."""
         if state is None:
             state = self._empty_state(x.shape[0], 0) if x.shape[1] else self.initial_state(x.shape[0])
         split = current_split()
@@ -135,20 +146,30 @@ class Attention(SequenceLayer):
         for start in range(0, x.shape[1], size):
             piece = slice(start, start + size)
             elapsed, valid, seq_idx = (None if part is None else part[:, piece] for part in info[:3])
-            y, state = self._attend(x[:, piece], state, SequenceInfo(elapsed, valid, seq_idx))
+            own = None if value_inputs is None else value_inputs[:, piece]
+            y, state = self._attend(x[:, piece], state, SequenceInfo(elapsed, valid, seq_idx), value_inputs=own)
             outputs.append(y)
             state = state if self.window is None else self._windowed(state)
         return (torch.cat(outputs, 1) if outputs else x.clone()), state
 
     def _attend(
-        self, x: Tensor, state: AttentionState, info: SequenceInfo, split: SequenceSplit | None = None
+        self,
+        x: Tensor,
+        state: AttentionState,
+        info: SequenceInfo,
+        split: SequenceSplit | None = None,
+        value_inputs: Tensor | None = None,
     ) -> tuple[Tensor, AttentionState]:
         """Return the outputs (B, L, D) for the steps x (B, L, D), and the state with these steps appended.
 
+        The values are those of `value_inputs` (B, L, D), or of x if it is None.
         For a piece of split sequences keys, values and masks of all pieces are gathered; the state is that after the last piece.
         """
         (batch, length), n_slots = x.shape[:2], state.age.shape[1]
         q, k, v = linear(x, self.in_proj, self.in_bias).view(batch, length, 3, self.heads, self.head_dim).unbind(2)
+        if value_inputs is not None:
+            bias = None if self.in_bias is None else self.in_bias[2 * self.d_model :]
+            v = linear(value_inputs, self.in_proj[2 * self.d_model :], bias).view_as(v)
         own, own_valid = slice(0, length), info.valid  # the steps of x among all steps with keys
         if split is not None:
             k, v = gather_steps(torch.stack([k, v], 2), split).unbind(2)

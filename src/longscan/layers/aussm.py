@@ -20,17 +20,17 @@ from typing import Annotated, Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import linear, softplus
+from torch.nn.functional import linear, silu, softplus
 
 from longscan._types import PositiveFloat, PositiveInt, at_least
 from longscan.layers._registry import LAYERS
 from longscan.layers._settings import check_backend
-from longscan.layers.base import SequenceInfo, SequenceLayer, start_state
+from longscan.layers.base import SequenceInfo, SequenceLayer, mask_padding, start_state
 from longscan.layers.parameters import mark
 from longscan.layers.state import PhaseState, ScanState, State, no_sequence, restarted_rows, zero_rows
 from longscan.numerics.initialisers import complex_normal
-from longscan.numerics.pairs import polar
-from longscan.ops import unitary_scan
+from longscan.numerics.pairs import multiply, polar
+from longscan.ops import linear_scan, unitary_scan
 from longscan.ops.dispatch import Backend
 
 AtLeastTwo = Annotated[int, at_least(2)]
@@ -111,10 +111,7 @@ class AUSSM(SequenceLayer):
         if self.phase_grid is not None and state is not None:
             rows, _ = restarted_rows(state.last_seq_idx, info.valid, info.seq_idx)
             initial = (initial, zero_rows(rows, state.phase))
-        raw = linear(linear(x, self.x_proj), self.dt_proj).to(self.dt_bias.dtype)
-        dt = softplus(raw + (2 * self.dt_bias if self.dt_bias_twice else self.dt_bias))
-        if info.elapsed is not None:
-            dt = dt * info.elapsed.unsqueeze(-1).to(dt.dtype)
+        dt = self._step_sizes(x, info)
         B, C = (polar(softplus(pairs[..., 0]), pairs[..., 1]) for pairs in (self.B, self.C))
         y, final = unitary_scan(
             x,
@@ -136,6 +133,41 @@ class AUSSM(SequenceLayer):
             return y, ScanState(final, last_seq_idx)
         ssm, phase = final
         return y, PhaseState(ssm, phase, last_seq_idx)
+
+    def _step_sizes(self, x: Tensor, info: SequenceInfo) -> Tensor:
+        """Return dt (B, L, D) for inputs x (B, L, D)."""
+        raw = linear(linear(x, self.x_proj), self.dt_proj).to(self.dt_bias.dtype)
+        dt = softplus(raw + (2 * self.dt_bias if self.dt_bias_twice else self.dt_bias))
+        return dt if info.elapsed is None else dt * info.elapsed.unsqueeze(-1).to(dt.dtype)
+
+    def map_values(self, x: Tensor, values: Tensor, state: State, info: SequenceInfo) -> Tensor:
+        """See `SequenceLayer.map_values`; of SiLU, x sigmoid(x), the sigmoid is a coefficient.
+
+        `unitary_scan` computes angles and values from one input. So a `linear_scan` runs here, which stores all states.
+        """
+        initial, _ = start_state(state, x.shape[0], info, x.device)
+        dt, angle = self._step_sizes(x, info), self.angles(x)
+        if self.phase_grid is not None:
+            spacing = 2 * math.pi / self.phase_grid
+            angle = torch.round(angle / spacing) * spacing
+            if initial is not None:
+                initial = multiply(polar(torch.ones_like(initial[..., 0]), spacing * state.phase.to(dt.dtype)), initial)
+        elif self.phase_dt:
+            angle = angle * dt.unsqueeze(-1)
+        B, C = (polar(softplus(pairs[..., 0]), pairs[..., 1]) for pairs in (self.B, self.C))
+        u = values.to(dt.dtype) * torch.sigmoid(x.to(dt.dtype))
+        states, _ = linear_scan(
+            polar(torch.ones_like(angle), angle),
+            (dt * u)[..., None, None] * B,
+            initial,
+            valid=info.valid,
+            seq_idx=info.seq_idx,
+            pairs=True,
+            backend=self.backend,
+        )
+        y = multiply(states, C)[..., 0].sum(-1) + self.D * u
+        y = y if info.gate is None else y * silu(info.gate.to(y.dtype))
+        return mask_padding(y.to(x.dtype), info.valid)
 
     def initial_state(self, batch: int) -> ScanState | PhaseState:
         """Return zeros: ssm (batch, D, N, 2)."""

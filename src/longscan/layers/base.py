@@ -213,7 +213,13 @@ class SequenceModule(Marked, ABC):
 
 
 class SequenceLayer(SequenceModule):
-    """Base of sequence layers: a layer has the parameters of one paper's recurrence and calls one op of `longscan.ops`."""
+    """Base of sequence layers: a layer has the parameters of one paper's recurrence and calls one op of `longscan.ops`.
+
+    Attributes:
+        time_invariant: y is a linear map of x that does not depend on x.
+    """
+
+    time_invariant: bool = False
 
     def forward(
         self,
@@ -228,6 +234,32 @@ class SequenceLayer(SequenceModule):
     ) -> Any:
         """Map a batch of sequences x to y as in `SequenceModule.forward`, times silu(gate) for a `gate` (B, L, d_model)."""
         return self._checked_forward(x, state, SequenceInfo(elapsed, valid, seq_idx, gate, return_state))
+
+    def require_linear_state(self) -> None:
+        """Raise TypeError unless the next state and the output are linear in the state and the values (`map_values`)."""
+        if not self.time_invariant and type(self).map_values is SequenceLayer.map_values:
+            raise TypeError(
+                f"the layer must be linear in its state, got {type(self).__name__}, "
+                "whose next state is a nonlinear function of the last one"
+            )
+
+    def map_values(self, x: Tensor, values: Tensor, state: State, info: SequenceInfo) -> Tensor:  # noqa: ARG002 - see subclasses
+        """Return the outputs (B, L, D) for other values, with the coefficients that the layer computes from x.
+
+        The coefficients are all that multiplies a state or a value: step sizes, decays, input and output maps, attention
+        weights, gates and norms. The result is affine in `values` and equals the layer's output where values = x.
+
+        Args:
+            x: (B, L, D), the inputs from which the coefficients are computed.
+            values: (B, L, D), which take the place of x as the input of the state and of the skip.
+            state: the state before the first step; None at the start of the sequences.
+            info: the other arguments of the call.
+
+        Raises TypeError if the layer is not linear in its state.
+        """
+        self.require_linear_state()
+        y, _ = self.forward_impl(values, state, info)
+        return y if info.gate is None else y * silu(info.gate)
 
 
 def start_state(

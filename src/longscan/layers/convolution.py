@@ -102,6 +102,7 @@ class ConvolutionLayer(SequenceLayer):
     """
 
     context_parallel = True
+    time_invariant = True
     C: nn.Parameter
     D: nn.Parameter
     d_state: int

@@ -49,6 +49,12 @@ class GatedDeltaNetHeads(Heads):
 
     def forward_impl(self, x: Tensor, selected: Tensor, state: State, info: SequenceInfo) -> tuple[Tensor, State]:
         """Return the outputs (B, L, D) and the state after the last step by the equations at the top of the file."""
+        y, state = self.scan(x, selected, state, info)
+        y = (rms_norm(y, (self.head_dim,), eps=NORM_EPSILON) * self.norm_weight).flatten(2).to(x.dtype)
+        return y if info.gate is None else y * silu(info.gate), state
+
+    def scan(self, x: Tensor, selected: Tensor, state: State, info: SequenceInfo) -> tuple[Tensor, State]:
+        """Return the outputs before the norm, (B, L, H, P), and the state after the last step."""
         initial, last_seq_idx = start_state(state, x.shape[0], info, x.device)
         keys_and_queries, dt, b = torch.split(selected.to(self.dt_bias.dtype), [self.convolved, self.heads, self.heads], -1)
         kq = keys_and_queries.reshape(*x.shape[:2], 2, self.heads, self.d_state)
@@ -67,8 +73,14 @@ class GatedDeltaNetHeads(Heads):
             seq_idx=info.seq_idx,
             backend=plain_backend(self.backend),
         )
-        y = (rms_norm(y, (self.head_dim,), eps=NORM_EPSILON) * self.norm_weight).flatten(2).to(x.dtype)
-        return y if info.gate is None else y * silu(info.gate), ScanState(ssm, last_seq_idx)
+        return y, ScanState(ssm, last_seq_idx)
+
+    def map_values(self, x: Tensor, selected: Tensor, values: Tensor, state: State, info: SequenceInfo) -> Tensor:
+        """See `Heads.map_values`; the factor of the norm is a coefficient."""
+        plain, _ = self.scan(x, selected, state, info)
+        scale = (plain.square().mean(-1, keepdim=True) + NORM_EPSILON).rsqrt() * self.norm_weight
+        y = (self.scan(values, selected, state, info)[0] * scale).flatten(2).to(x.dtype)
+        return y if info.gate is None else y * silu(info.gate)
 
 
 @LAYERS.register("gated_deltanet")

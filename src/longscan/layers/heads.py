@@ -50,6 +50,14 @@ class Heads(Marked, ABC):
     def forward_impl(self, x: Tensor, selected: Tensor, state: State, info: SequenceInfo) -> tuple[Tensor, State]:
         """Return y (B, L, D) and the state after the last step, from x (B, L, D) and selected features (B, L, `selected`)."""
 
+    def forward(self, x: Tensor, selected: Tensor, state: State, info: SequenceInfo) -> tuple[Tensor, State]:
+        """Return `forward_impl(x, selected, state, info)`, the call of a block, which runs forward hooks."""
+        return self.forward_impl(x, selected, state, info)
+
+    def map_values(self, x: Tensor, selected: Tensor, values: Tensor, state: State, info: SequenceInfo) -> Tensor:  # noqa: ARG002
+        """Return the outputs for other values (B, L, D), with the coefficients of x and `selected`. See `SequenceLayer`."""
+        return self.forward_impl(values, selected, state, info)[0]
+
     def initial_state(self, batch: int) -> State:
         """Return the state before the first step of `batch` sequences: zeros, ssm (batch, H, P, N)."""
         like = self.dt_bias
@@ -77,6 +85,10 @@ class HeadsLayer(SequenceLayer):
     def forward_impl(self, x: Tensor, state: State, info: SequenceInfo) -> tuple[Tensor, State]:
         """Return the output of the heads and their state."""
         return self.heads.forward_impl(x, linear(x, self.x_proj), state, info)
+
+    def map_values(self, x: Tensor, values: Tensor, state: State, info: SequenceInfo) -> Tensor:
+        """See `SequenceLayer.map_values`."""
+        return self.heads.map_values(x, linear(x, self.x_proj), values, state, info)
 
     def initial_state(self, batch: int) -> State:
         """Return the initial state of the heads."""

@@ -45,6 +45,7 @@ class LinOSS(SequenceLayer):
     """
 
     context_parallel = True
+    time_invariant = True
     op_names = ("block2_scan",)
 
     def __init__(

@@ -40,6 +40,7 @@ class LRU(SequenceLayer):
     """
 
     context_parallel = True
+    time_invariant = True
     op_names = ("linear_scan",)
 
     def __init__(

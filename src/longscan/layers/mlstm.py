@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import linear, logsigmoid, pad
+from torch.nn.functional import linear, logsigmoid, pad, silu
 
 from longscan._types import PositiveInt
 from longscan.distributed.collectives import all_gather_together
@@ -143,6 +143,15 @@ class MLSTM(SequenceLayer):
 
     def forward_impl(self, x: Tensor, state: State, info: SequenceInfo) -> tuple[Tensor, State]:
         """Return the outputs (B, L, D) and the state after the last step by the equations at the top of the file."""
+        return self._scan(x, None, state, info)
+
+    def map_values(self, x: Tensor, values: Tensor, state: State, info: SequenceInfo) -> Tensor:
+        """See `SequenceLayer.map_values`; gates, keys, queries and the normaliser are coefficients."""
+        y, _ = self._scan(x, values, state, info)
+        return y if info.gate is None else y * silu(info.gate)
+
+    def _scan(self, x: Tensor, values: Tensor | None, state: State, info: SequenceInfo) -> tuple[Tensor, State]:
+        """Return the outputs and the final state for values (B, L, D), None for x, with the coefficients of x (B, L, D)."""
         state = self.initial_state(x.shape[0]) if state is None else state
         rows, last_seq_idx = restarted_rows(state.last_seq_idx, info.valid, info.seq_idx)
         memory, start = zero_rows(rows, state.memory), zero_rows(rows, state.stabiliser)
@@ -163,6 +172,9 @@ class MLSTM(SequenceLayer):
 
         projected = linear(x, self.in_proj, self.in_bias)
         q, k, v = (part.reshape(*x.shape[:2], self.heads, self.head_dim) for part in projected.chunk(4, -1)[:3])
+        if values is not None:
+            own = slice(2 * self.d_model, 3 * self.d_model)  # the rows of the projection that compute values
+            v = linear(values, self.in_proj[own], self.in_bias[own]).view_as(v)
         y, memory = ssd_scan(
             pad(v.to(wide), (0, 1), value=1.0),
             decay,

@@ -58,6 +58,7 @@ class S5(SequenceLayer):
     """
 
     context_parallel = True
+    time_invariant = True
     op_names = ("linear_scan",)
 
     def __init__(

@@ -127,14 +127,23 @@ class S6(SequenceLayer):
         """Return the outputs (B, L, D) and the state after the last step by the equations at the top of the file."""
         return self.scan(x, self.select(x), state, info)
 
+    def map_values(self, x: Tensor, values: Tensor, state: State, info: SequenceInfo) -> Tensor:
+        """See `SequenceLayer.map_values`; of SiLU, x sigmoid(x), the sigmoid is a coefficient."""
+        u = values * torch.sigmoid(x) if self.activates_input else values
+        return self._scan(u, self.select(x), state, info)[0]
+
     def scan(self, x: Tensor, selected: tuple[Tensor, Tensor, Tensor], state: State, info: SequenceInfo) -> tuple[Tensor, State]:
         """Return the outputs and the final state for inputs x (B, L, D) with given Delta, B and C.
 
         selected: Delta (B, L, D) before bias and softplus, B and C, as `select` returns them, of x or of another sequence.
         """
-        initial, last_seq_idx = start_state(state, x.shape[0], info, x.device)
+        return self._scan(silu(x) if self.activates_input else x, selected, state, info)
+
+    def _scan(self, u: Tensor, selected: tuple[Tensor, Tensor, Tensor], state: State, info: SequenceInfo) -> tuple[Tensor, State]:
+        """Return what `scan` returns, for inputs u (B, L, D) after the activation."""
+        initial, last_seq_idx = start_state(state, u.shape[0], info, u.device)
         dt, B, C = selected
-        u, dt_bias = silu(x) if self.activates_input else x, 2 * self.dt_bias if self.dt_bias_twice else self.dt_bias
+        dt_bias = 2 * self.dt_bias if self.dt_bias_twice else self.dt_bias
         if self.discretisation == "zoh":
             y, ssm = self._scan_with_hold(u, (dt, B, C), dt_bias, initial, info)
             return y, ScanState(ssm, last_seq_idx)

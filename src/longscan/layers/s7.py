@@ -31,7 +31,7 @@ from typing import Annotated, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import linear, softplus
+from torch.nn.functional import linear, silu, softplus
 
 from longscan._types import PositiveFloat, PositiveInt, Rule
 from longscan.layers._registry import LAYERS
@@ -173,10 +173,19 @@ class S7(SequenceLayer):
 
     def forward_impl(self, x: Tensor, state: State, info: SequenceInfo) -> tuple[Tensor, State]:
         """Return the outputs (B, L, D) and the state after the last step by the equations at the top of the file."""
+        return self._scan(x, x, state, info)
+
+    def map_values(self, x: Tensor, values: Tensor, state: State, info: SequenceInfo) -> Tensor:
+        """See `SequenceLayer.map_values`."""
+        y, _ = self._scan(x, values, state, info)
+        return y if info.gate is None else y * silu(info.gate)
+
+    def _scan(self, x: Tensor, values: Tensor, state: State, info: SequenceInfo) -> tuple[Tensor, State]:
+        """Return the outputs and the final state for values (B, L, D), with the coefficients of x (B, L, D)."""
         initial, last_seq_idx = start_state(state, x.shape[0], info, x.device)
-        drive = linear(x, self.B)
+        drive = linear(values, self.B)
         if self.select_B is not None:
-            drive = drive + self.select_B(x, x)
+            drive = drive + self.select_B(values, x)
         states, ssm = linear_scan(
             self.factors(x, info.elapsed),
             drive.to(self.bias.dtype) + self.bias,
@@ -190,7 +199,7 @@ class S7(SequenceLayer):
         if self.select_C is not None:
             y = y + self.select_C(states, x)
         skip = self.D if self.select_D is None else self.D + linear(x, self.select_D).to(self.D.dtype)
-        return mask_padding((y + skip * x).to(x.dtype), info.valid), ScanState(ssm, last_seq_idx)
+        return mask_padding((y + skip * values).to(x.dtype), info.valid), ScanState(ssm, last_seq_idx)
 
     def initial_state(self, batch: int) -> ScanState:
         """Return zeros: ssm (batch, P)."""

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from longscan.inspection import gradient_times_input
 from longscan.report.svg import thin
 from longscan.tasks import Batch, Task
 from longscan.tasks.base import Split
@@ -205,23 +206,16 @@ def relevance(model: nn.Module, batch: Batch, score: Callable[[Tensor], Tensor])
     if batch.inputs.shape[1] > MAX_GRADIENT_STEPS:
         return None
     batch = batch.to(next(model.parameters()).device)
-    encoded: list[Tensor] = []
-    with torch.enable_grad():
-        if batch.inputs.is_floating_point():
-            source = batch.inputs.clone().requires_grad_()
-            output = predict(model, batch._replace(inputs=source))
-        else:
-            encoder: Any = model.encoder
-            hook = encoder.register_forward_hook(lambda module, given, result: encoded.append(result))  # noqa: ARG005
-            try:
-                output = predict(model, batch)
-            finally:
-                hook.remove()
-            source = encoded[0]
-        (gradient,) = torch.autograd.grad(score(output.float()), source)
-    products = (gradient * source).detach().float().cpu()[0]
-    products = products if batch.inputs.is_floating_point() else products.sum(-1, keepdim=True)
-    return products.T.double().nan_to_num().numpy()
+    products = gradient_times_input(
+        model,
+        batch.inputs,
+        lambda output: score(output.float()),
+        elapsed=batch.elapsed,
+        valid=batch.valid,
+        seq_idx=batch.seq_idx,
+    )
+    channels = products[0].float().cpu().view(batch.inputs.shape[1], -1)
+    return channels.T.double().nan_to_num().numpy()
 
 
 def _find_forecasts(

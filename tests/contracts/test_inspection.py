@@ -1,0 +1,322 @@
+"""`longscan.inspect` on every layer of the registry, with every setting that the contract tests of layers use."""
+
+from typing import Any
+
+import pytest
+import torch
+from layer_properties import assert_close
+from test_layers import OPTIONS, WIDTH, build
+from torch import Tensor
+
+import longscan
+from longscan._specs import STANDARD_BLOCKS
+from longscan.inspection import (
+    InspectedLayer,
+    ablate_state,
+    gradient_times_input,
+    patch_state,
+    states_over_time,
+    time_scales,
+)
+from longscan.layers import LAYERS, SequenceLayer
+from longscan.layers.base import SequenceInfo
+from longscan.layers.state import State, map_state, state_tensors
+
+NONLINEAR = {"gru", "lstm", "slstm"}
+LENGTH = 7
+CASES = [(name, options) for name in sorted(LAYERS) for options in OPTIONS[f"layer {name}"]]
+LINEAR = [(name, options) for name, options in CASES if name not in NONLINEAR]
+
+
+def build_layer(name: str, options: dict[str, Any]) -> SequenceLayer:
+    """Return a layer in float64 whose biases are not zero."""
+    layer = build(f"layer {name}", options)
+    assert isinstance(layer, SequenceLayer)
+    with torch.no_grad():
+        for parameter_name, parameter in layer.named_parameters():
+            if "bias" in parameter_name:
+                parameter.add_(0.3 * torch.randn_like(parameter))
+    return layer
+
+
+def record_call(layer: SequenceLayer, masked: bool, carried: bool = False) -> InspectedLayer:
+    """Return a call with random inputs, with a gate, elapsed times, padding and packed sequences if `masked`.
+
+    carried: start with the state after other steps, if the layer has one.
+    """
+    x = torch.randn(2, LENGTH, WIDTH, dtype=torch.float64)
+    info = SequenceInfo()
+    if masked:
+        elapsed = torch.rand(2, LENGTH, dtype=torch.float64) + 0.2 if layer.irregular else None
+        valid, seq_idx = torch.ones(2, LENGTH, dtype=torch.bool), torch.zeros(2, LENGTH, dtype=torch.int64)
+        valid[1, -2:], seq_idx[1, 3:] = False, 1
+        info = SequenceInfo(elapsed, valid, seq_idx, torch.randn_like(x))
+    state = None
+    with torch.no_grad():
+        if carried and layer.streaming:
+            _, state = layer(torch.randn_like(x), return_state=True)
+        y = layer(x, state, **{key: value for key, value in info._asdict().items() if isinstance(value, Tensor)})
+    return InspectedLayer("", layer, x, y, state, info)
+
+
+def attention_matrix(call: InspectedLayer, row: int) -> Tensor:
+    """Return the effective attention matrix of one sequence, (L, D, L, D), made of all its rows."""
+    (length, width) = call.y.shape[1:]
+    return torch.stack([torch.stack([call.attention_row(t, c, row) for c in range(width)]) for t in range(length)])
+
+
+@pytest.mark.parametrize(("name", "options"), LINEAR, ids=str)
+@pytest.mark.parametrize("masked", [False, True])
+def test_rows_of_the_attention_matrix_give_the_output(name: str, options: dict[str, Any], masked: bool) -> None:
+    call = record_call(build_layer(name, options), masked)
+    row = 1
+    matrix = attention_matrix(call, row)
+    bias = call.bias(row)
+    assert_close(torch.einsum("tcsd,sd->tc", matrix, call.x[row]) + bias, call.y[row])
+    parts = torch.einsum("tcsd,sd->tsc", matrix, call.x[row]).norm(dim=-1)
+    assert_close(call.attention_map(row=row), parts)
+    has_bias = name in ("s7", "mlstm") or bool(options.get("bias"))
+    assert bool((bias != 0).any()) == has_bias
+    if call.layer.causal:
+        later = torch.ones(LENGTH, LENGTH, dtype=torch.bool).triu(1)
+        weights = matrix.transpose(1, 2)[later]  # the FFT of S4 and S4D leaves rounding errors of 1e-18
+        assert_close(weights, torch.zeros_like(weights))
+
+
+@pytest.mark.parametrize(("name", "options"), LINEAR, ids=str)
+def test_the_state_before_the_first_step_belongs_to_the_bias(name: str, options: dict[str, Any]) -> None:
+    call = record_call(build_layer(name, options), masked=True, carried=True)
+    row = 0
+    total = torch.einsum("csd,sd->c", torch.stack([call.attention_row(-1, c, row) for c in range(WIDTH)]), call.x[row])
+    assert_close(total + call.bias(row)[-1], call.y[row, -1])
+    if call.layer.streaming:
+        start = InspectedLayer("", call.layer, call.x, call.y, None, call.info)
+        assert not torch.allclose(call.bias(row), start.bias(row))
+
+
+def test_attention_map_of_segments() -> None:
+    call = record_call(build_layer("s6", {"d_state": 3}), masked=False)
+    matrix, x = attention_matrix(call, 0), call.x[0]
+    segments = [(0, 3), (3, 5), (5, 7)]  # seven steps in three segments
+    for i, (first, last) in enumerate(segments):
+        for j, (start, stop) in enumerate(segments):
+            added = torch.einsum("tcsd,sd->tc", matrix[first:last, :, start:stop], x[start:stop])
+            assert_close(call.attention_map(segments=3)[i, j], added.norm(dim=-1).mean())
+    with pytest.raises(ValueError, match="`segments` must be at least 1, got 0"):
+        call.attention_map(segments=0)
+
+
+@pytest.mark.parametrize(("name", "options"), LINEAR, ids=str)
+def test_outputs_are_affine_in_the_values(name: str, options: dict[str, Any]) -> None:
+    layer = build_layer(name, options)
+    x, first, second = torch.randn(3, 2, LENGTH, WIDTH, dtype=torch.float64)
+    with torch.no_grad():
+        mixed, one, other = (layer.map_values(x, v, None, SequenceInfo()) for v in (3 * first - 2 * second, first, second))
+    assert_close(mixed, 3 * one - 2 * other)
+
+
+@pytest.mark.parametrize("name", sorted(NONLINEAR))
+def test_nonlinear_layers_refuse_by_name(name: str) -> None:
+    call = record_call(build_layer(name, {}), False)
+    message = f"linear in its state, got {LAYERS[name].__name__}"
+    with pytest.raises(TypeError, match=message):
+        call.attention_row(0, 0)
+    with pytest.raises(TypeError, match=message):
+        call.bias()
+    with pytest.raises(TypeError, match=message):
+        call.eigenvalues()
+
+
+HAS_EIGENVALUES = [
+    ("s4", {"d_state": 4}), ("s4d", {"d_state": 4}), ("lru", {"d_state": 5}), ("s5", {"d_state": 4}), ("linoss", {"d_state": 3}),
+    ("s6", {"d_state": 3}), ("s7", {"d_state": 3}), ("aussm", {"d_state": 3}), ("mamba2", {"d_state": 3, "head_dim": 2}),
+    ("gated_deltanet", {"d_state": 3, "head_dim": 2}), ("mamba3", {"d_state": 4, "head_dim": 2}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "options"), HAS_EIGENVALUES, ids=str)
+def test_eigenvalues_are_those_of_the_recurrence(name: str, options: dict[str, Any]) -> None:
+    """Their sums of powers are the traces of powers of the state's Jacobian, computed by autograd from any state."""
+    call = record_call(build_layer(name, options), False)
+    step = 3
+    state = call.layer.initial_state(1)
+    start = torch.randn_like(state.ssm).requires_grad_()
+    after = call.layer.step(call.x[:1, step], state._replace(ssm=start))[1].ssm.flatten()
+    jacobian = torch.stack([torch.autograd.grad(value, start, retain_graph=True)[0].flatten() for value in after])
+    eigenvalues = call.eigenvalues(step)
+    assert len(eigenvalues) == len(jacobian)
+    for power in (1, 2, 3):
+        total = eigenvalues.pow(power).sum()
+        assert_close(torch.stack([total.real, total.imag]), torch.stack([jacobian.matrix_power(power).trace(), torch.zeros(())]))
+    assert_close(eigenvalues.abs().square().log().sum(), 2 * torch.linalg.slogdet(jacobian)[1])
+    assert (eigenvalues.abs() < 1 + 1e-9).all()
+    if name == "aussm":
+        assert_close(eigenvalues.abs(), torch.ones(len(eigenvalues), dtype=torch.float64))
+    if name == "lru":
+        expected = (-call.layer.nu.exp()).exp()  # type: ignore[operator]
+        assert_close(eigenvalues.abs().sort()[0], expected.repeat_interleave(2).sort()[0])
+
+
+@pytest.mark.parametrize(("name", "options"), [("attention", {}), ("mlstm", {}), ("aussm", {"phase_grid": 12})], ids=str)
+def test_other_states_have_no_eigenvalues(name: str, options: dict[str, Any]) -> None:
+    with pytest.raises(TypeError, match=f"vector or matrix of a recurrence, got {LAYERS[name].__name__} with"):
+        record_call(build_layer(name, options), False).eigenvalues()
+
+
+def test_eigenvalues_use_the_elapsed_time_of_the_step() -> None:
+    call = record_call(build_layer("s6", {"d_state": 3}), masked=True)
+    assert call.info.elapsed is not None
+    times = call.info.elapsed.clone()
+    times[0, 2] *= 2
+    slower = call._replace(info=call.info._replace(elapsed=times))
+    assert_close(slower.eigenvalues(2).real.log().sum(), 2 * call.eigenvalues(2).real.log().sum())
+    assert_close(slower.eigenvalues(3), call.eigenvalues(3))
+    assert_close(call.eigenvalues(-1), call.eigenvalues(LENGTH - 1))
+
+
+def test_time_scales() -> None:
+    values = time_scales(torch.tensor([0.0, 1.0, 0.5j, 2.0], dtype=torch.complex128))
+    assert values[0] == 0
+    assert values[1] == torch.inf
+    assert_close(torch.exp(-1 / values[2]), torch.tensor(0.5, dtype=torch.float64))
+    assert values[3] < 0
+
+
+STREAMING = [(name, OPTIONS[f"layer {name}"][0]) for name in sorted(LAYERS)]
+
+
+def assert_states_close(found: State, expected: State) -> None:
+    for one, other in zip(state_tensors(found), state_tensors(expected), strict=True):
+        assert_close(one, other)
+
+
+@pytest.mark.parametrize(("name", "options"), STREAMING, ids=str)
+@pytest.mark.parametrize("every", [1, 3])
+def test_states_are_those_of_single_steps(name: str, options: dict[str, Any], every: int) -> None:
+    call = record_call(build_layer(name, options), masked=False, carried=True)
+    assert isinstance(call.layer, SequenceLayer)
+    state, expected = call.state.select_rows(slice(1, 2)), {}
+    for t in range(LENGTH):
+        _, state = call.layer.step(call.x[1:, t], state)
+        expected[t + 1] = state
+    found = dict(call.states(row=1, every=every))
+    assert list(found) == ([1, 2, 3, 4, 5, 6, 7] if every == 1 else [3, 6, 7])
+    for steps, one in found.items():
+        assert_states_close(one, expected[steps])
+    from_start = dict(states_over_time(call.layer, call.x, every=every))
+    _, after = call.layer(call.x[:, :6], return_state=True)
+    assert_states_close(from_start[6], after)
+
+
+@pytest.mark.parametrize(("name", "options"), STREAMING, ids=str)
+def test_changed_states(name: str, options: dict[str, Any]) -> None:
+    layer = build_layer(name, options)
+    x = torch.randn(2, LENGTH, WIDTH, dtype=torch.float64)
+    whole = layer(x)
+    assert_close(patch_state(layer, x, 4, lambda state: state), whole[:, 4:])
+    assert_close(ablate_state(layer, x, 4), layer(x[:, 4:]))
+    assert not torch.allclose(ablate_state(layer, x, 4), whole[:, 4:])
+
+    def swap(state: State) -> State:
+        return map_state(lambda part: part.flip(0), state)
+
+    swapped = patch_state(layer, x, 4, swap)  # each sequence continues with the past of the other one
+    assert_close(swapped, layer(torch.cat([x[:, :4].flip(0), x[:, 4:]], 1))[:, 4:])
+
+
+@pytest.mark.parametrize("name", sorted(LAYERS))
+def test_gradient_times_input_is_that_of_finite_differences(name: str) -> None:
+    layer = build_layer(name, OPTIONS[f"layer {name}"][0])
+    x = torch.randn(1, 4, WIDTH, dtype=torch.float64)
+    weights = torch.randn(4, WIDTH, dtype=torch.float64)
+    products = gradient_times_input(layer, x, lambda y: (y * weights).sum((1, 2)))
+    assert products.shape == x.shape
+    size = 1e-5
+    with torch.no_grad():
+        for t, channel in ((0, 1), (2, 3), (3, 0)):
+            change = torch.zeros_like(x)
+            change[0, t, channel] = size
+            difference = ((layer(x + change) - layer(x - change)) * weights).sum() / (2 * size)
+            torch.testing.assert_close(products[0, t, channel], difference * x[0, t, channel], rtol=1e-6, atol=1e-8)
+
+
+def test_gradient_times_input_of_tokens_is_that_of_their_embeddings() -> None:
+    model = longscan.SequenceModel.from_spec("s4d", d_model=8, d_output=3, vocab_size=5).double()
+    tokens = torch.tensor([[1, 2, 3, 4, 0]])
+    valid = torch.tensor([[True, True, True, True, False]])
+    products = gradient_times_input(model, tokens, lambda y: y[:, 2], valid=valid)
+    assert products.shape == (1, 5)
+    assert products[0, 4] == 0
+    assert model.training
+    size = 1e-6  # each token occurs once, so that the embedding's change by a small factor is that of one input
+    with torch.no_grad():
+        for t in range(4):
+            row = model.encoder.weight[tokens[0, t]]
+            kept = row.clone()
+            row *= 1 + size
+            above = model(tokens, valid=valid)[0, 2]
+            row.copy_(kept * (1 - size))
+            difference = (above - model(tokens, valid=valid)[0, 2]) / (2 * size)
+            row.copy_(kept)
+            torch.testing.assert_close(products[0, t], difference, rtol=1e-6, atol=1e-8)
+
+
+@pytest.mark.parametrize("name", sorted(name for name, (layer, _) in STANDARD_BLOCKS.items() if layer is not None))
+@pytest.mark.parametrize("initial_state", ["zero", "learned"])
+def test_inspect_finds_the_layer_of_each_block(name: str, initial_state: str) -> None:
+    model = longscan.SequenceModel.from_spec(name, d_model=8, d_output=3, d_input=2, initial_state=initial_state).double()
+    with torch.no_grad():
+        for parameter in model.start:
+            parameter.add_(torch.randn_like(parameter))
+    x = torch.randn(2, LENGTH, 2, dtype=torch.float64)
+    valid = torch.ones(2, LENGTH, dtype=torch.bool)
+    valid[1, 5:] = False
+    call = next(iter(longscan.inspect(model, x, valid=valid).values()))
+    if STANDARD_BLOCKS[name][0] in NONLINEAR:
+        return
+    for row, step in ((0, -1), (1, 4), (1, 6)):
+        total = (call.attention_row(step, 3, row) * call.x[row]).sum()
+        assert_close(total + call.bias(row)[step, 3], call.y[row, step, 3])
+    if getattr(call.layer, "streaming", True):
+        assert [steps for steps, _ in call.states(every=3)] == [3, 6, 7]
+    if name in ("mamba2", "mamba3", "gated_deltanet"):
+        assert (call.eigenvalues(2).abs() < 1 + 1e-9).all()
+
+
+def test_inspect_finds_the_layers_of_a_model() -> None:
+    model = longscan.SequenceModel.from_spec("mamba s4d gru", d_model=8, d_output=3, d_input=2, pooling="none").double()
+    x = torch.randn(2, LENGTH, 2, dtype=torch.float64)
+    model.train()
+    calls = longscan.inspect(model, x)
+    assert model.training
+    assert all(module.training for module in model.modules())
+    assert [type(call.layer).__name__ for call in calls.values()] == ["S6", "S4D", "GRU"]
+    assert all(model.get_submodule(name) is call.layer for name, call in calls.items())
+    first = next(iter(calls.values()))
+    assert_close((first.attention_row(-1, 5, 1) * first.x[1]).sum() + first.bias(1)[-1, 5], first.y[1, -1, 5])
+    assert [steps for steps, _ in first.states(every=3)] == [3, 6, 7]
+
+
+def test_ablating_one_block_of_a_model() -> None:
+    model = longscan.SequenceModel.from_spec("s4d*2", d_model=8, d_output=3, d_input=2, pooling="none").double().eval()
+    x = torch.randn(2, LENGTH, 2, dtype=torch.float64)
+    everything = ablate_state(model, x, 4)
+    assert_close(everything, model(x[:, 4:]))
+    one = ablate_state(model, x, 4, block=1)
+    assert not torch.allclose(one, everything)
+    assert not torch.allclose(one, model(x)[:, 4:])
+
+
+def test_wrong_arguments_raise() -> None:
+    model = longscan.SequenceModel.from_spec("s4d", d_model=8, d_output=3, d_input=2)
+    x = torch.randn(1, LENGTH, 2)
+    with pytest.raises(ValueError, match="`step` must be from 0 to 6, got 7"):
+        ablate_state(model, x, 7)
+    with pytest.raises(ValueError, match="`block` must be from 0 to 0, got 1"):
+        ablate_state(model, x, 2, block=1)
+    with pytest.raises(ValueError, match="`every` must be at least 1, got 0"):
+        next(states_over_time(model, x, 0))
+    with pytest.raises(ValueError, match="`model` must call a layer"):
+        longscan.inspect(torch.nn.Linear(2, 2), x)
+    with pytest.raises(ValueError, match="at most 16384 numbers, got"):
+        longscan.inspect(LAYERS["s6"](2048), torch.randn(1, 3, 2048))[""].eigenvalues()
