@@ -1,4 +1,4 @@
-"""The command `longscan`: train, sweep, eval, predict, record, automata, data, tasks, layers, report and others.
+"""The command `longscan`: train, sweep, eval, predict, inspect, record, automata, data, tasks, layers, report and others.
 
 Each command is a function whose parameters are its arguments (`longscan.cli._arguments`) and which returns the exit code. An
 error that the user can correct (a setting, a file, a folder) is one line on stderr with exit code 2; a run whose loss is not
@@ -22,13 +22,14 @@ from longscan.cli.fitting import sweep, train
 from longscan.cli.listing import layers, show, tasks
 from longscan.cli.machine import doctor, explain
 from longscan.cli.reproduction import reproduce
-from longscan.cli.runs import baselines, evaluate, predict, record, report
+from longscan.cli.runs import baselines, evaluate, inspect, predict, record, report
 
 COMMANDS: dict[str, Callable[..., int]] = {
     "train": train,
     "sweep": sweep,
     "eval": evaluate,
     "predict": predict,
+    "inspect": inspect,
     "record": record,
     "automata": automata,
     "data": data,

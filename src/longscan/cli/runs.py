@@ -1,4 +1,4 @@
-"""The commands that read runs: eval, predict, record, baselines and report."""
+"""The commands that read runs: eval, predict, inspect, record, baselines and report."""
 
 import csv
 import sys
@@ -112,6 +112,26 @@ def _open_table(path: str) -> Any:
         return Path(path).open("w", encoding="utf-8", newline="")
     except OSError as error:
         raise SettingError(f"`--out` must be a file that can be written, got {path} ({error.strerror})") from None
+
+
+def inspect(
+    run: RunFolder,
+    *,
+    row: Annotated[int, Doc("number of the example in the split, from 0")] = 0,
+    split: Annotated[Literal["train", "valid", "test"], Doc("part of the task's data")] = "test",
+    checkpoint: Checkpoint = "selected",
+    out: Annotated[str | None, Doc("folder of the pictures; inspection in the folder of the run without it")] = None,
+) -> int:
+    """Draw what a run's model does with one example: attention, states, eigenvalues, what the answer depends on."""
+    from longscan.training.pictures import draw_inspection
+    from longscan.training.run import Run, check_out
+
+    folder = Path(out) if out is not None else Path(run) / "inspection"
+    opened = Run(run)
+    check_out(folder)
+    for picture in draw_inspection(opened, folder, row, split=split, which=checkpoint):
+        echo(f"picture: {picture}")
+    return 0
 
 
 def record(

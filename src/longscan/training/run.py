@@ -1,7 +1,7 @@
 """The folder of a run: its settings, model, description and result, scores on any split, predictions.
 
 settings.yaml, metrics.jsonl, metrics.csv, tensorboard/, checkpoints/{last,best,average}/, result.json, angles.json,
-baselines.json, examples.json, report.html.
+baselines.json, examples.json, inspection/, report.html.
 """
 
 import json
@@ -44,7 +44,7 @@ _FILES = (
     *(SETTINGS, "metrics.jsonl", "metrics.csv", "result.json", "angles.json"),
     *("baselines.json", "examples.json", "report.html"),
 )
-_FOLDERS = ("tensorboard", "checkpoints")
+_FOLDERS = ("tensorboard", "inspection", "checkpoints")
 _OF_PAIRS = {"head": "mlp", "initial_state": "zero", "positions": "none"}  # settings of a model for pairs of sequences
 
 
