@@ -1,7 +1,10 @@
 """Tasks on a user's series with one answer each: a class or a number."""
 
+import warnings
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, cast
 
@@ -14,6 +17,7 @@ from longscan._types import Doc, NonEmptyStr
 from longscan.tasks._sparklines import sparkline
 from longscan.tasks.base import TASKS, Batch, Split, check_request, rows_of_step
 from longscan.tasks.classification import ClassificationTask, majority_share
+from longscan.tasks.fitted import RIDGE_FEATURES, RIDGE_SERIES, aeon_accuracies, resample, ridge_predictions
 from longscan.tasks.regression import RegressionTask
 from longscan.tasks.series.base import (
     PART,
@@ -32,6 +36,8 @@ from longscan.tasks.series.reading import ReadOptions, SeriesStore, read_series
 from longscan.tasks.series.splits import split_series, split_units
 
 MIN_SERIES = 3  # of a class: one for each of train, valid and test
+ROCKET_VALUES = 3e7  # largest number of values of the series that aeon's methods are fitted on
+WARPING_CELLS = 1e10  # largest number of cells of the tables of dynamic time warping
 FEW_CLASSES = 2  # whole numbers of so many values are classes
 
 
@@ -114,6 +120,27 @@ class LabelledSeries(SeriesFile):
         targets = torch.from_numpy(data.targets[rows])
         targets = targets if data.classes is not None else targets.float()[:, None]
         return self._to_batch(data.store, rows)._replace(targets=targets)
+
+    def _scaled_series(self, rows: np.ndarray) -> Iterator[np.ndarray]:
+        """Yield scaled series (L, C) float64, with the mask as channels, one at a time."""
+        for row in rows:
+            yield self._to_batch(self._data.store, np.array([row])).inputs[0].double().numpy()
+
+    def _ridge_predictions(self, targets: np.ndarray, split: Split) -> np.ndarray:
+        """Return the predictions (N, K) on a split of a ridge regression to the targets (n, K) of the training series.
+
+        The features are the values of the series, resampled to their median length or, if that is more, 4096 / C steps. At most
+        2,000 training series, at equal distances in the file, are read.
+        """
+        data = self._data
+        train = data.rows["train"]
+        chosen = np.linspace(0, len(train) - 1, min(len(train), RIDGE_SERIES)).round().astype(int)
+        length = max(1, min(int(np.median(data.store.lengths[train])), RIDGE_FEATURES // self.d_input))
+        features = [
+            np.stack([resample(series, length).ravel() for series in self._scaled_series(rows)])
+            for rows in (train[chosen], data.rows[split])
+        ]
+        return ridge_predictions(features[0], targets[chosen], features[1])
 
     def _to_batch(self, store: SeriesStore, rows: np.ndarray) -> Batch:
         statistics, unit = self._data.statistics, self._data.unit if self.uneven == "elapsed" else None
@@ -224,6 +251,27 @@ class SeriesClasses(LabelledSeries, ClassificationTask):
         check_request(self, split)
         return majority_share(self._data.targets[self._data.rows[split]])
 
+    def baselines(self, split: Split = "test") -> dict[str, float]:
+        """Return the accuracy of the most frequent class and, as "ridge", of a ridge regression on the values of the series."""
+        check_request(self, split)
+        return dict(_class_baselines(self, split))
+
+    def fitted_baselines(self, split: Split = "test", seed: int = 0) -> dict[str, float]:
+        """Return the accuracy of aeon's MiniRocket and of the nearest neighbour by dynamic time warping, both fitted on train.
+
+        It is empty without aeon and above 3 * 10^7 values of all series; warping is left out above 10^10 cells.
+        """
+        check_request(self, split)
+        data = self._data
+        rows = data.rows["train"], data.rows[split]
+        if find_spec("aeon") is None or data.store.lengths[np.concatenate(rows)].sum() * self.d_input > ROCKET_VALUES:
+            return {}
+        train, test = ([np.ascontiguousarray(series.T) for series in self._scaled_series(part)] for part in rows)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # numba's, about code that aeon compiles
+            labels, targets = (data.targets[part] for part in rows)
+            return aeon_accuracies(train, labels, test, targets, seed=seed, largest_table=WARPING_CELLS)
+
     def decode(self, output: Tensor, batch: Batch) -> list[dict[str, str | float]]:  # noqa: ARG002
         """Return a row for each series: the most probable class, its probability, and the probabilities of all classes."""
         rows: list[dict[str, str | float]] = []
@@ -268,6 +316,11 @@ class SeriesValues(LabelledSeries, RegressionTask):
         check_request(self, split)
         return float(self._data.targets[self._data.rows[split]].var())
 
+    def baselines(self, split: Split = "test") -> dict[str, float]:
+        """Return the mean squared error of the mean and, as "ridge", of a ridge regression on the values of the series."""
+        check_request(self, split)
+        return dict(_value_baselines(self, split))
+
     def decode(self, output: Tensor, batch: Batch) -> list[dict[str, str | float]]:  # noqa: ARG002
         """Return a row for each series: its number, in the units of the file."""
         data = self._data
@@ -305,6 +358,21 @@ def _as_floats(words: list[str]) -> list[float] | None:
     except ValueError:
         return None
     return numbers if np.isfinite(numbers).all() else None
+
+
+@lru_cache(maxsize=8)
+def _class_baselines(task: SeriesClasses, split: Split) -> dict[str, float]:
+    data = task._data
+    signs = 2 * np.eye(task.num_classes)[data.targets[data.rows["train"]]] - 1
+    found = task._ridge_predictions(signs, split).argmax(1)
+    return {"constant": task.constant_score(split), "ridge": float((found == data.targets[data.rows[split]]).mean())}
+
+
+@lru_cache(maxsize=8)
+def _value_baselines(task: SeriesValues, split: Split) -> dict[str, float]:
+    data = task._data
+    found = task._ridge_predictions(data.targets[data.rows["train"]][:, None], split)[:, 0]
+    return {"constant": task.constant_score(split), "ridge": float(((found - data.targets[data.rows[split]]) ** 2).mean())}
 
 
 @lru_cache(maxsize=4)

@@ -21,6 +21,7 @@ from longscan.tasks._sparklines import sparkline
 from longscan.tasks._store import default_data_folder
 from longscan.tasks.base import TASKS, Batch, Split, ValidFraction, check_request, rows_of_step
 from longscan.tasks.classification import ClassificationTask, majority_share
+from longscan.tasks.fitted import aeon_accuracies
 from longscan.tasks.timeseries import protocols
 from longscan.tasks.timeseries.files import (
     Missing,
@@ -220,29 +221,14 @@ def _load(task: Uea) -> _SeriesData:
 
 
 def _aeon_scores(loaded: _SeriesData, split: Split, seed: int) -> dict[str, float]:
-    from aeon.classification.convolution_based import MiniRocketClassifier
-    from aeon.classification.distance_based import KNeighborsTimeSeriesClassifier
-
-    parts = {}
-    for name, rows in (("train", loaded.partition.rows["train"]), (split, loaded.partition.rows[split])):
-        parts[name] = loaded.inputs[torch.from_numpy(rows)].transpose(1, 2).double().numpy(), loaded.targets[rows].numpy()
-    (train, labels), (inputs, targets) = parts["train"], parts[split]
-    scores = {}
-    if train.shape[2] >= 9:
-        rocket = MiniRocketClassifier(random_state=seed).fit(train, labels)
-        scores["minirocket"] = float((rocket.predict(inputs) == targets).mean())
-    if len(train) * len(inputs) * train.shape[2] ** 2 <= 1e11:
-        if loaded.valid is None:
-            series = list(train), list(inputs)
-        else:
-            lengths = {name: loaded.valid[loaded.partition.rows[name]].sum(1).tolist() for name in parts}  # type: ignore[index]
-            series = tuple(  # type: ignore[assignment]
-                [item[:, :length] for item, length in zip(values, lengths[name], strict=True)]
-                for name, values in (("train", train), (split, inputs))
-            )
-        nearest = KNeighborsTimeSeriesClassifier(distance="dtw", n_neighbors=1).fit(series[0], labels)
-        scores["dtw_1nn"] = float((nearest.predict(series[1]) == targets).mean())
-    return scores
+    parts = []
+    for name in ("train", split):
+        rows = torch.from_numpy(loaded.partition.rows[name])
+        inputs = loaded.inputs[rows].transpose(1, 2).double().numpy()
+        lengths = [inputs.shape[2]] * len(rows) if loaded.valid is None else loaded.valid[rows].sum(1).tolist()
+        series = [item[:, :length] for item, length in zip(inputs, lengths, strict=True)]
+        parts.append((series, loaded.targets[rows].numpy()))
+    return aeon_accuracies(*parts[0], *parts[1], seed=seed, largest_table=1e11)
 
 
 def _build_arrays(
