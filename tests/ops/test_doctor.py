@@ -1,19 +1,24 @@
 """`longscan doctor` on correct kernels and on wrong ones, and the backend that `auto` chooses after a failure."""
 
 import os
+import platform
+import re
 from concurrent.futures import Future
 from concurrent.futures.process import BrokenProcessPool
 from importlib import import_module
 from pathlib import Path
 
+import numpy
 import pytest
 import torch
 
+import longscan
 from fork_server import PROCESSES
-from longscan import doctor
+from longscan import doctor, system
 from longscan.cli import main
 from longscan.ops import OPS, dispatch, explain, linear_scan
-from longscan.ops.dispatch import failed_doctor, read_verdicts, recorded_choices, unsupported_reason
+from longscan.ops.dispatch import failed_doctor, read_verdicts, recorded_choices, unsupported_reason, write_verdicts
+from longscan.system import describe_system
 
 CPU = torch.device("cpu")
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
@@ -167,6 +172,50 @@ def test_unreadable_file_of_verdicts_is_ignored(verdicts_file):
     verdicts_file.write_text("{")
     assert read_verdicts() == {}
     assert failed_doctor("linear_scan", "cpu", CPU) is None
+
+
+def test_description_of_the_system_comes_first_and_alone_on_request(verdicts_file, monkeypatch, capsys):
+    monkeypatch.setattr(doctor, "SIZES", ((2, 5, 3, 2),))
+    monkeypatch.setattr(doctor, "LARGE", ())
+    monkeypatch.setenv("LONGSCAN_BACKEND", "auto")
+    monkeypatch.setenv("SECRET_TOKEN", "do not print")
+    assert main(["doctor", "--system"]) == 0
+    block = capsys.readouterr().out
+    assert "kernels on cpu" not in block
+    assert "do not print" not in block
+    for row in (
+        f"longscan +{longscan.__version__}",
+        f"Python +{platform.python_version()} ",
+        f"torch +{re.escape(torch.__version__)}",
+        f"numpy +{numpy.__version__}",
+        "triton +",
+        f"threads +.*torch uses {torch.get_num_threads()}",
+        "CPU flags +",
+        "GPUs +",
+        "CPU kernels +active, instruction set ",
+        r"ops +cpu: .*\blinear_scan\b",
+        "verdicts +cpu: none saved for these versions",
+        "(environment)? +LONGSCAN_BACKEND=auto$",
+    ):
+        assert re.search(f"^{row}", block, re.MULTILINE), row
+    write_verdicts(CPU, {"linear_scan": {"cpu": "y: error 1"}, "short_conv": {"cpu": "passed"}})
+    assert "cpu: 1 passed; linear_scan (cpu) y: error 1" in describe_system()
+
+
+def test_doctor_prints_the_description_before_the_checks(verdicts_file, monkeypatch, capsys):
+    monkeypatch.setattr(doctor, "kernels", lambda _: iter([]))
+    assert main(["doctor", "--device", "cpu"]) == 0
+    printed = capsys.readouterr().out
+    assert printed.index("CPU kernels") < printed.index("cpu: no native kernels")
+
+
+def test_driver_is_unknown_if_its_program_fails(monkeypatch):
+    monkeypatch.setattr(system.shutil, "which", lambda _: None)
+    assert system._driver() == "unknown (no nvidia-smi)"
+    monkeypatch.setattr(system.shutil, "which", lambda _: "/bin/false")
+    assert system._driver() == "unknown (nvidia-smi: CalledProcessError)"
+    monkeypatch.setattr(system.shutil, "which", lambda _: "/bin/echo")
+    assert "--query-gpu=driver_version" in system._driver()
 
 
 def test_doctor_on_a_missing_device_fails(capsys):

@@ -1,4 +1,4 @@
-"""The commands about this machine's kernels: doctor and explain."""
+"""The commands about this machine and its kernels: doctor and explain."""
 
 from typing import TYPE_CHECKING, Annotated
 
@@ -32,18 +32,24 @@ def explain(
 def doctor(
     *,
     device: Annotated[str | None, Doc("cpu, cuda, cuda:1, ...; all that there are without it")] = None,
+    system: Annotated[bool, Doc("print only the description of this machine, for a bug report")] = False,
 ) -> int:
-    """Test every kernel on this machine, forward and backward, against float64; `auto` uses the result."""
+    """Describe this machine, then test every kernel, forward and backward, against float64; `auto` uses the result."""
     import torch
 
     from longscan._devices import find_device
     from longscan.doctor import kernels
+    from longscan.system import describe_system
 
     names = ["cpu", *(f"cuda:{i}" for i in range(torch.cuda.device_count()))] if device is None else [device]
     try:
         devices = [find_device(name, "--device") for name in names]
     except ValueError as error:
         raise SettingError(str(error)) from None
+    echo(describe_system())
+    if system:
+        return 0
+    echo("")
     faults = 0
     for one in devices:
         if list(kernels(one)):
