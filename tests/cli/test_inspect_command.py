@@ -30,10 +30,11 @@ def recall(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 def test_each_layer_has_a_picture(recall: str, tmp_path: Path, run_command: Callable[..., str]) -> None:
     lines = run_command("inspect", recall, "--row", "3", "--split", "valid", "--out", tmp_path / "pictures").splitlines()
-    names = ["row_3", "row_3_blocks_0_block_heads", "row_3_blocks_1_block", "row_3_blocks_2_block"]
+    names = ["valid_3", "valid_3_blocks_0_block_heads", "valid_3_blocks_1_block", "valid_3_blocks_2_block"]
     assert lines == [f"picture: {tmp_path / 'pictures' / name}.png" for name in names]
     assert all((tmp_path / "pictures" / f"{name}.png").read_bytes().startswith(b"\x89PNG") for name in names)
     assert not (Path(recall) / "inspection").exists()
+    assert "attends to in time" not in (Path(recall) / "report.html").read_text("utf-8")
 
 
 @pytest.mark.parametrize(
@@ -48,7 +49,10 @@ def test_pictures_of_other_tasks_and_models(task: str, spec: str, count: int, tm
     sizes = [f"--task.{name}=4" for name in ("train_size", "valid_size", "test_size") if name in TASKS[task].__dataclass_fields__]
     run = train_run(tmp_path / "run", "--task", task, "--model.spec", spec, *sizes)
     assert main(["inspect", run]) == 0
-    assert len(list((tmp_path / "run" / "inspection").glob("row_0*.png"))) == count
+    assert len(list((tmp_path / "run" / "inspection").glob("test_0*.png"))) == count
+    page = (tmp_path / "run" / "report.html").read_text("utf-8")
+    assert page.count('src="data:image/png;base64,') == count
+    assert "<h3>Test example 0</h3>" in page
 
 
 def test_the_answer_is_that_of_the_example_without_padding(tmp_path: Path, tiny_argv: list[str]) -> None:

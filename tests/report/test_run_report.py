@@ -294,3 +294,23 @@ def test_thinned_line_keeps_its_extremes():
 def test_ticks_are_round_numbers(low, high, texts):
     count = {3: 3, 4: 3}.get(len(texts), 5)
     assert [text for _, text in svg.linear_ticks(low, high, count)] == texts
+
+
+def test_pictures_of_inspect_are_in_the_order_of_examples_and_layers(make_run, tmp_path):
+    folder = make_run(tmp_path / "run")
+    assert "attends to in time" not in read_page(run_report(folder))
+    (folder / "inspection").mkdir()
+    for name in ("test_10", "test_2_blocks_10_block_layer", "test_2_blocks_9_block_layer", "test_2", "notes"):
+        (folder / "inspection" / f"{name}.png").write_bytes(b"\x89PNG")
+    text = read_page(run_report(folder))
+    assert "What the model attends to in time" in headings(text)
+    assert re.findall(r'alt="(.*?)"', text) == [
+        "Test example 2",
+        "Test example 2, blocks 9 block layer",
+        "Test example 2, blocks 10 block layer",
+        "Test example 10",
+    ]
+    assert re.findall(r"<h3>(Test example .*?)</h3>", text) == ["Test example 2", "Test example 10"]
+    checker = TagChecker()
+    checker.feed(text)
+    assert checker.open == []

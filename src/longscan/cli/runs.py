@@ -122,7 +122,11 @@ def inspect(
     checkpoint: Checkpoint = "selected",
     out: Annotated[str | None, Doc("folder of the pictures; inspection in the folder of the run without it")] = None,
 ) -> int:
-    """Draw what a run's model does with one example: attention, states, eigenvalues, what the answer depends on."""
+    """Draw what a run's model does with one example: attention, states, eigenvalues, what the answer depends on.
+
+    Pictures in the folder of the run also become a section of its report.
+    """
+    from longscan.report import run_report
     from longscan.training.pictures import draw_inspection
     from longscan.training.run import Run, check_out
 
@@ -131,6 +135,9 @@ def inspect(
     check_out(folder)
     for picture in draw_inspection(opened, folder, row, split=split, which=checkpoint):
         echo(f"picture: {picture}")
+    if out is None:
+        with errors_as_lines():
+            echo(f"report: {run_report(run)}")
     return 0
 
 

@@ -16,7 +16,8 @@ NUMBER = "number"  # the class of a column of numbers
 _environment = Environment(loader=PackageLoader("longscan.report"), autoescape=True, undefined=StrictUndefined)
 _macros: Any = _environment.get_template("page.html").module
 heading, paragraph, code = _macros.heading, _macros.paragraph, _macros.code
-group, tiles, table, figure, letters = _macros.group, _macros.tiles, _macros.table, _macros.figure, _macros.letters
+group, tiles, table, letters = _macros.group, _macros.tiles, _macros.table, _macros.letters
+figure, picture = _macros.figure, _macros.picture
 # In words: suites of formal languages and protocols of other data sets. Suites of tasks outside this package keep their names.
 _PROTOCOLS = {
     "clean": "protocol of longscan",

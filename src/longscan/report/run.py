@@ -13,6 +13,7 @@ from longscan._specs import upgrade_record, upgrade_settings
 from longscan._yaml import flatten
 from longscan.report import figures, page
 from longscan.report.examples import class_section, example_section
+from longscan.report.inspection import inspection_section
 from longscan.report.page import duration_text, number_text, protocol_text, words
 
 _NOT_METRICS = {"step", "split", "loss", "lr", "seconds"}
@@ -23,8 +24,8 @@ def run_report(run_dir: str | Path) -> Path:
     """Write `report.html` into a run's directory and return its path.
 
     The page is one file without scripts that opens offline. It reads settings.yaml, metrics.jsonl, result.json, and where they
-    exist baselines.json, examples.json and angles.json. Raises FileNotFoundError if the directory does not exist, ValueError if a
-    file cannot be read.
+    exist baselines.json, examples.json, angles.json and the pictures in inspection/. Raises FileNotFoundError if the directory
+    does not exist, ValueError if a file cannot be read.
     """
     folder = Path(run_dir)
     if not folder.is_dir():
@@ -48,6 +49,7 @@ def run_report(run_dir: str | Path) -> Path:
         *_lengths(result),
         *_curves(rows, result),
         *_angles(angles),
+        *inspection_section(folder / "inspection"),
         *_settings(settings),
         *_origin(folder, result),
     ]

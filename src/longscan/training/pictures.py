@@ -1,5 +1,6 @@
 """Pictures of what the model of a run does with one example, drawn by matplotlib from `longscan.inspection`."""
 
+import io
 from pathlib import Path
 from textwrap import wrap
 from typing import Any, NamedTuple
@@ -23,6 +24,7 @@ ABLATIONS = 24  # steps after which the states are cleared
 MAX_CHANNELS = 6  # of a series that are shown
 MAX_NAMED = 60  # tokens that are shown by their names
 SIZE = 110  # dots per inch
+COLOURS = 128  # of a picture
 _BESIDE: dict[str, Any] = {"fontsize": 7, "loc": "upper left", "bbox_to_anchor": (1, 1)}  # where legends are
 
 
@@ -48,8 +50,8 @@ class Example(NamedTuple):
 def draw_inspection(run: Run, folder: str | Path, row: int, *, split: Split = "test", which: str = "selected") -> list[Path]:
     """Draw pictures of one example of a run into PNG files and return their paths.
 
-    The first one, row_N.png, shows the input, its gradient times input, and the answer after the state of each block was
-    cleared. One more for each layer, row_N_LAYER.png, shows its effective attention, its state over time, and its eigenvalues
+    The first one, test_N.png, shows the input, its gradient times input, and the answer after the state of each block was
+    cleared. One more for each layer, test_N_LAYER.png, shows its effective attention, its state over time, and its eigenvalues
     with their time scales at the middle step.
 
     Args:
@@ -85,11 +87,10 @@ def draw_inspection(run: Run, folder: str | Path, row: int, *, split: Split = "t
         tokens = [task.symbols[token] for token in example.inputs[0].tolist()]
         axes[-1].set_xticks(range(len(tokens)), tokens, fontsize=8, family="monospace", parse_math=False)
     axes[-1].set_xlabel("step")
-    paths = [folder / f"row_{row}.png"]
-    figure.savefig(paths[0], dpi=SIZE, format="png")
+    paths = [_save(figure, folder / f"{split}_{row}.png")]
     for name, call in inspect(model, example.inputs, elapsed=example.elapsed).items():
-        paths.append(folder / f"row_{row}_{name.replace('.', '_')}.png")
-        _draw_layer(call, f"{title}: {name} ({type(call.layer).__name__})").savefig(paths[-1], dpi=SIZE, format="png")
+        drawn = _draw_layer(call, f"{title}: {name} ({type(call.layer).__name__})")
+        paths.append(_save(drawn, folder / f"{split}_{row}_{name.replace('.', '_')}.png"))
     return paths
 
 
@@ -119,6 +120,16 @@ def find_example(model: SequenceModel, task: Task, split: Split, row: int, seed:
         return Example(inputs, elapsed, step, 0, None)
     column = int(output.argmax())
     return Example(inputs, elapsed, step, column, str(column) if task.classes is None else task.classes[column])
+
+
+def _save(figure: Any, path: Path) -> Path:
+    """Write a figure as a PNG file with at most COLOURS colours, a third of the size of one with all, and return its path."""
+    from PIL import Image
+
+    content = io.BytesIO()
+    figure.savefig(content, dpi=SIZE, format="png")
+    Image.open(content).convert("RGB").quantize(COLOURS, dither=Image.Dither.NONE).save(path, optimize=True)
+    return path
 
 
 def _scored_steps(batch: Batch) -> Tensor:
