@@ -14,9 +14,13 @@ ROOT = Path(__file__).parents[2]
 _FENCE = re.compile(r"^```(\w+)[^\n]*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
-def read_blocks(path: Path, language: str) -> list[str]:
-    """Return the code blocks of a page in one language."""
-    return [code for name, code in _FENCE.findall(path.read_text("utf-8")) if name == language]
+def read_blocks(path: Path, language: str, until: str | None = None) -> list[str]:
+    """Return the code blocks of a page in one language; those before the line `until`, if it is given."""
+    text = path.read_text("utf-8")
+    if until is not None:
+        assert f"\n{until}\n" in text, f"{path} has no line {until!r}"
+        text = text.partition(f"\n{until}\n")[0]
+    return [code for name, code in _FENCE.findall(text) if name == language]
 
 
 @dataclass
@@ -29,13 +33,16 @@ class Page:
 
 @pytest.fixture
 def run_page(tmp_path, monkeypatch):
-    """Return a function that runs the Python blocks of a page in an empty directory: run_page("docs/scans.md")."""
+    """Return a function that runs the Python blocks of a page in an empty directory: run_page("docs/scans.md").
 
-    def run(path: str) -> Page:
+    With `until="## Heading"` it runs only those above this line.
+    """
+
+    def run(path: str, until: str | None = None) -> Page:
         monkeypatch.chdir(tmp_path)
         torch.manual_seed(0)
         page = Page()
-        for number, code in enumerate(read_blocks(ROOT / path, "python"), 1):
+        for number, code in enumerate(read_blocks(ROOT / path, "python", until), 1):
             output = io.StringIO()
             with contextlib.redirect_stdout(output):
                 exec(compile(code, f"{path}, block {number}", "exec"), page.names)
@@ -66,7 +73,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Parametrise `page` with all pages, and `executed_page` with pages whose Python blocks no other test runs."""
     if "executed_page" in metafunc.fixturenames:
         theory = (f"docs/theory/{name}.md" for name in ("expressivity", "derivation", "rotations", "rounding", "work"))
-        own = ("README.md", "docs/scans.md", *theory)
+        own = ("README.md", "docs/scans.md", "docs/annotated/mamba.md", "docs/annotated/aussm.md", *theory)
         metafunc.parametrize("executed_page", [p for p in list_pages() if read_blocks(ROOT / p, "python") and p not in own])
     if "page" in metafunc.fixturenames:
         metafunc.parametrize("page", list_pages())

@@ -1,0 +1,26 @@
+"""The annotated pages: their own code computes what the package computes, and the models on them learn."""
+
+import re
+
+import pytest
+
+
+def read_differences(page):
+    """Return the differences that a page prints, by the name of what it compares."""
+    found = re.findall(r"^(.+): largest difference (\S+),", "\n".join(page.printed), re.MULTILINE)
+    return {name: float(difference) for name, difference in found}
+
+
+def test_mamba_page_computes_what_the_package_computes(run_page):
+    differences = read_differences(run_page("docs/annotated/mamba.md", until="## A trained model"))
+    assert differences.keys() == {"loop", "parallel scan", "layer", "block"}
+    assert max(differences.values()) < 4e-6
+
+
+@pytest.mark.slow
+def test_mamba_page_trains_a_model(run_page):
+    page = run_page("docs/annotated/mamba.md")
+    assert page.names["accuracies"][24] > 0.95
+    assert page.names["accuracies"][96] > 0.9
+    assert page.names["step_ratio"] > 3
+    assert "<svg" in page.printed[-1]
