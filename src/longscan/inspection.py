@@ -18,9 +18,10 @@ from longscan.layers import PhaseState, SequenceLayer, SequenceModule
 from longscan.layers.base import SequenceInfo, mask_padding
 from longscan.layers.heads import Heads
 from longscan.layers.state import State, map_state, state_tensors
-from longscan.models import SequenceModel
+from longscan.models import LanguageModel, SequenceModel
 
 MAX_STATES = 16_384  # real numbers of one sequence's state whose transition matrix is computed
+ROUNDING = 1e-12  # entries of it that are smaller, relative to the state after a step from zeros, are rounding errors
 UNIT_STATES = 256  # of such a matrix, the number of columns that one call computes
 MAX_LOG_MODULUS = 1e-9  # |log|a|| of eigenvalues that count as |a| = 1, which have rounding errors
 
@@ -162,6 +163,7 @@ class InspectedLayer(NamedTuple):
             states = origin.new_zeros(count, size)
             states[:, start : start + count] = unit[:count, :count]
             change = next_states(states) - origin
+            change = torch.where(change.abs() > ROUNDING * origin.abs(), change, 0)
             column, entry = change.nonzero(as_tuple=True)
             rows.append(entry)
             columns.append(column + start)
@@ -284,7 +286,7 @@ def gradient_times_input(
     It is, to first order, how much smaller the score would be if this input were zero. Dropout is off during the call.
 
     Args:
-        model: a model with the module `encoder`, such as `SequenceModel`; for vectors also any other module.
+        model: a `LanguageModel`, or a model with the module `encoder`, as `SequenceModel`; for vectors also any other module.
         x: tokens (B, L) or vectors (B, L, C).
         score: function of the model's output, such as `lambda y: y[:, 2]`; the sum of what it returns is differentiated.
         elapsed: (B, L), time since the previous step; None for 1 at every step.
@@ -301,7 +303,7 @@ def gradient_times_input(
             source = x.detach().clone().requires_grad_()
             output = model(source, **arguments)
         else:
-            encoder = cast("nn.Module", model.encoder)
+            encoder = cast("nn.Module", model.backbone.encoder if isinstance(model, LanguageModel) else model.encoder)
             hook = encoder.register_forward_hook(lambda module, args, result: encoded.append(result))  # noqa: ARG005
             try:
                 output = model(x, **arguments)

@@ -97,6 +97,11 @@ def test_wrong_arguments(recall: str, run_failing_command: Callable[..., str], m
     assert "the examples of the task must be single sequences" in run_failing_command("inspect", recall)
 
 
+def test_a_model_without_layers(tmp_path: Path, run_failing_command: Callable[..., str]) -> None:
+    run = train_run(tmp_path / "run", "--task", "parity", "--model.spec", "feed_forward")
+    assert "`model` must call a layer of longscan, got SequenceModel" in run_failing_command("inspect", run)
+
+
 def test_models_of_pairs_have_no_pictures(
     recall: str, run_failing_command: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -21,6 +21,7 @@ from longscan.inspection import (
 from longscan.layers import LAYERS, SequenceLayer
 from longscan.layers.base import SequenceInfo
 from longscan.layers.state import State, map_state, state_tensors
+from longscan.models import LanguageModel
 
 NONLINEAR = {"gru", "lstm", "slstm"}
 LENGTH = 7
@@ -157,6 +158,17 @@ def test_eigenvalues_are_those_of_the_recurrence(name: str, options: dict[str, A
         assert_close(eigenvalues.abs().sort()[0], expected.repeat_interleave(2).sort()[0])
 
 
+def test_rounding_errors_do_not_couple_states() -> None:
+    layer = LAYERS["s6"](64, d_state=16)  # type: ignore[call-arg]
+    call = longscan.inspect(layer, torch.randn(1, 3, 64))[""]
+    eigenvalues = call.eigenvalues(1)
+    assert (eigenvalues.imag == 0).all()
+    with torch.no_grad():
+        dt = torch.nn.functional.softplus(layer.select(call.x)[0][0, 1] + layer.dt_bias)  # type: ignore[operator]
+        expected = (dt[:, None] * -layer.A_log.exp()).exp().double().flatten()  # type: ignore[operator]
+    torch.testing.assert_close(eigenvalues.real.sort()[0], expected.sort()[0], rtol=1e-5, atol=1e-6)
+
+
 @pytest.mark.parametrize(("name", "options"), [("attention", {}), ("mlstm", {}), ("aussm", {"phase_grid": 12})], ids=str)
 def test_other_states_have_no_eigenvalues(name: str, options: dict[str, Any]) -> None:
     with pytest.raises(TypeError, match=f"vector or matrix of a recurrence, got {LAYERS[name].__name__} with"):
@@ -259,6 +271,15 @@ def test_gradient_times_input_of_tokens_is_that_of_their_embeddings() -> None:
             difference = (above - model(tokens, valid=valid)[0, 2]) / (2 * size)
             row.copy_(kept)
             torch.testing.assert_close(products[0, t], difference, rtol=1e-6, atol=1e-8)
+
+
+def test_gradient_times_input_of_a_language_model() -> None:
+    model = LanguageModel.from_spec("mamba", d_model=8, vocab_size=5).double().eval()
+    tokens = torch.tensor([[1, 2, 3, 4]])
+    products = gradient_times_input(model, tokens, lambda y: y[:, 2, 1])
+    assert products.shape == (1, 4)
+    assert (products[0, :3] != 0).all()
+    assert products[0, 3] == 0
 
 
 @pytest.mark.parametrize("name", sorted(name for name, (layer, _) in STANDARD_BLOCKS.items() if layer is not None))

@@ -133,7 +133,9 @@ def inspect(
     folder = Path(out) if out is not None else Path(run) / "inspection"
     opened = Run(run)
     check_out(folder)
-    for picture in draw_inspection(opened, folder, row, split=split, which=checkpoint):
+    with errors_as_lines():
+        pictures = draw_inspection(opened, folder, row, split=split, which=checkpoint)
+    for picture in pictures:
         echo(f"picture: {picture}")
     if out is None:
         with errors_as_lines():
