@@ -147,6 +147,7 @@ def _draw_input(axes: Any, inputs: Tensor, names: list[str]) -> None:
     if inputs.ndim == 1:
         axes.plot(inputs.numpy(), "o", ms=3, color="C0")
         axes.set_ylabel("token")
+        axes.yaxis.get_major_locator().set_params(integer=True)
         return
     changes = inputs.float().std(0, correction=0)
     shown = sorted(changes.argsort(descending=True)[:MAX_CHANNELS].tolist())
@@ -161,8 +162,9 @@ def _draw_products(axes: Any, products: Tensor, example: Example) -> None:
     total = (products if products.ndim == 1 else products.sum(-1)).numpy()
     answer = "answer" if example.label is None else f"score of {example.label!r}"
     axes.set_title(f"gradient of the {answer} times the input", fontsize=10, loc="left", parse_math=False)
-    axes.fill_between(range(len(total)), total.clip(min=0), step="mid", color="C0", lw=0)
-    axes.fill_between(range(len(total)), total.clip(max=0), step="mid", color="C1", lw=0)
+    edges = torch.arange(len(total) + 1).numpy() - 0.5
+    axes.stairs(total.clip(min=0), edges, fill=True, color="C0")
+    axes.stairs(total.clip(max=0), edges, fill=True, color="C1")
     axes.axhline(0, color="0.5", lw=0.6)
 
 
