@@ -18,6 +18,7 @@ from rich.console import Console
 import longscan
 from longscan.cli import COMMANDS, main
 from longscan.layers import LAYERS
+from longscan.models import STANDARD_BLOCKS
 from longscan.tasks import TASKS
 from longscan.training import ModelSettings, Run, Settings, TrainingSettings, parse_settings, train
 from longscan.training.checkpoint import read_tensors
@@ -170,37 +171,38 @@ def test_predict_writes_a_table(run_command: Callable[..., str], run: Path, tmp_
         assert list(csv.DictReader(file)) == rows
 
 
-def test_tasks_and_layers_commands_list_every_name(run_command: Callable[..., str]) -> None:
-    tasks = run_command("tasks")
-    assert "…" not in tasks
-    assert [line.split()[0] for line in tasks.splitlines()[1:-1]] == sorted(TASKS), "one row for each task, with its full name"
-    assert all(name in tasks for name in TASKS)
-    assert "accuracy about 0.5 " in tasks, "the score of a constant answer on a small sample"
-    assert "endless / 1,000 / 10,000" in tasks
-    settings = run_command("tasks", "--settings")
-    assert "train_lengths (None)" in settings
-    assert [line.split()[0] for line in settings.splitlines()[1:]] == sorted(TASKS)
-    layers = run_command("layers")
-    assert all(name in layers for name in LAYERS)
-    bidirectional, mamba = (
-        next(line for line in layers.splitlines() if f" {block} " in line) for block in ("bidirectional", "mamba")
-    )
-    assert "causal, streaming" in mamba
-    assert "causal" not in bidirectional
-    assert "irregular" in bidirectional
+def listed_names(text: str) -> list[str]:
+    """Return the names of a list in groups."""
+    return re.findall(r"^  (\w+) ", text, re.MULTILINE)
 
 
-@pytest.mark.parametrize("argv", [["tasks"], ["tasks", "--settings"]])
-def test_names_are_not_truncated_on_a_narrow_terminal(
+def test_tasks_and_layers_commands_list_every_name_in_groups(run_command: Callable[..., str]) -> None:
+    tasks, settings, layers = run_command("tasks"), run_command("tasks", "--settings"), run_command("layers")
+    assert sorted(listed_names(tasks)) == sorted(TASKS), "one entry for each task, with its full name"
+    assert sorted(listed_names(settings)) == sorted(TASKS)
+    assert sorted(listed_names(layers)) == sorted({*STANDARD_BLOCKS, *LAYERS})
+    assert max(len(line) for text in (tasks, settings, layers) for line in text.splitlines()) <= 100
+    assert tasks.startswith("Your own series\n  series_classes ")
+    assert layers.split()[6] == "mamba"
+    assert "Others" not in tasks + layers, "every task and layer of the package is in a group"
+    words = " ".join(tasks.split())
+    assert "endless / 1,000 / 10,000; 2 classes; length 255; constant accuracy about 0.51" in words
+    assert "train_lengths (None)" in " ".join(settings.split())
+    entries = dict(zip(listed_names(layers), re.split(r"^  \w+ ", layers, flags=re.MULTILINE)[1:], strict=True))
+    assert "causal, streaming" in entries["mamba"]
+    assert "causal" not in entries["bidirectional"]
+    assert "irregular" in entries["bidirectional"]
+
+
+@pytest.mark.parametrize("argv", [["tasks"], ["tasks", "--settings"], ["layers"]])
+def test_lists_fit_a_narrow_terminal(
     run_command: Callable[..., str], monkeypatch: pytest.MonkeyPatch, argv: list[str]
 ) -> None:
     console = Console(width=80, force_terminal=True, soft_wrap=True, no_color=True)
-    for module in ("_console", "listing"):
-        monkeypatch.setattr(f"longscan.cli.{module}.stdout", lambda: console)
-    text = run_command(*argv)
-    assert [name for name in TASKS if f" {name} " not in text] == []
-    assert "…" not in text
-    assert max(map(len, re.sub(r"\x1b\[\d*m", "", text.partition("Data:")[0]).splitlines())) <= 80
+    monkeypatch.setattr("longscan.cli._console.stdout", lambda: console)
+    text = run_command(*argv).partition("Sizes are")[0].partition("block[layer]")[0]
+    assert sorted(listed_names(text)) == sorted({*STANDARD_BLOCKS, *LAYERS} if argv == ["layers"] else TASKS)
+    assert max(map(len, text.splitlines())) <= 80
 
 
 def test_closed_output_pipe_ends_the_command_without_error_message(run: Path, tmp_path: Path) -> None:

@@ -114,3 +114,22 @@ def test_options_of_a_file_need_one(capsys):
     assert "`--label` must be left out, unless a FILE comes first" in capsys.readouterr().err
     assert main(["train", "nowhere.csv", "--label", "kind"]) == 2
     assert "`FILE` must be a file or folder that exists, got 'nowhere.csv'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("options", "setting"),
+    [
+        (["--target", "x", "--horizon", "2"], "--task.context"),
+        (["--label", "kind"], "--task.test_fraction"),
+        (["--label", "kind", "--label-kind", "number"], "--task.label"),
+    ],
+)
+def test_help_of_a_file_has_every_setting_of_its_task(tmp_path, capsys, options, setting):
+    rows = [f"{series},{step},{step / 2},{'ab'[series % 2]}" for series in range(8) for step in range(6)]
+    (tmp_path / "mine.csv").write_text("\n".join(["id,time,x,kind", *rows]) + "\n")
+    assert main(["train", str(tmp_path / "mine.csv"), *options, "--help"]) == 0
+    text = capsys.readouterr().out
+    assert setting in text
+    assert "--training.lr" in text
+    assert main(["train", str(tmp_path / "none.csv"), *options, "--help"]) == 2
+    assert "FILE" in capsys.readouterr().err

@@ -22,6 +22,7 @@ from longscan._types import checked_value, find_doc, matches_type, type_hints
 
 Command = Callable[..., int]
 COMMAND_LINE = "command_line"
+OWN_FILE_COMMANDS = ("train", "show")  # the help of FILE has the settings of the task that fits it
 
 
 class Argument(NamedTuple):
@@ -84,6 +85,10 @@ def run_command(name: str, command: Command, argv: Sequence[str]) -> int:
     parser = _parser([one for one in arguments if not (takes_settings and one.is_positional)])
     given, rest = parse_known(parser, argv[len(first) :])
     if given.help:
+        if first and name in OWN_FILE_COMMANDS:
+            from longscan.cli.own_data import task_arguments
+
+            rest = [*task_arguments(first[0], vars(given)), *rest]
         _print_help(name, command, rest if takes_settings else None)
         return 0
     if rest and not takes_settings:

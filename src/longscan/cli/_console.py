@@ -3,12 +3,16 @@
 import io
 import os
 import sys
+import textwrap
+from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
+
+MAX_WIDTH = 100  # columns of lists of entries
 
 
 def print_error(text: str) -> None:
@@ -57,3 +61,19 @@ def print_table(table: "Table") -> None:
     with wide.capture() as captured:
         wide.print(table)
     sys.stdout.writelines(f"{line.rstrip()}\n" for line in captured.get().splitlines())
+
+
+def print_entries(groups: Mapping[str, Mapping[str, Sequence[str]]]) -> None:
+    """Print groups of names with paragraphs to the right of each name, within the terminal and 100 columns.
+
+    groups: by title, the paragraphs by name. A group without names is not printed.
+    """
+    indent = 4 + max(len(name) for names in groups.values() for name in names)
+    width = min(stdout().width, MAX_WIDTH) if stdout().is_terminal else MAX_WIDTH
+    for title, names in groups.items():
+        if names:
+            echo(title)
+        for name, paragraphs in names.items():
+            lines = [line for text in paragraphs for line in textwrap.wrap(text, width - indent, break_on_hyphens=False)]
+            for number, line in enumerate(lines):
+                echo(f"  {'' if number else name:{indent - 2}}{line}")

@@ -1,6 +1,5 @@
 """The commands that list what exists: tasks, layers and examples of a task."""
 
-from collections.abc import Sequence
 from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -8,10 +7,25 @@ from typing import Annotated, Any, Literal
 from longscan._types import Doc
 from longscan.cli import own_data
 from longscan.cli._arguments import first_line
-from longscan.cli._console import echo, print_table, stdout
+from longscan.cli._console import echo, print_entries
 
-WIDE = 130  # columns of a terminal that shows every column of the table of tasks
 PROPERTIES = ("causal", "streaming", "irregular", "batch_independent")
+# The groups of `longscan tasks`: title, and sub-packages of longscan.tasks. Tasks of other packages come last.
+TASK_GROUPS = {
+    "Your own series": ("series",),
+    "Measured and simulated series": ("timeseries", "forecasting", "dynamics", "events"),
+    "Text and DNA": ("language", "dna"),
+    "Long Range Arena": ("lra",),
+    "Formal languages, memory and counting, generated": ("formal",),
+}
+# The groups of `longscan layers`: title, and names in a spec. Registered names that are in no group come last.
+LAYER_GROUPS = {
+    "Recurrences that depend on the input": ("mamba", "s6", "mamba2", "mamba3", "gated_deltanet", "s7", "aussm", "mlstm"),
+    "Linear time-invariant recurrences": ("s5", "lru", "s4d", "s4", "linoss"),
+    "Attention and recurrences that run step by step, to compare with": ("attention", "gru", "lstm", "slstm"),
+    "Further blocks": ("bidirectional", "feed_forward"),
+}
+OTHERS = "Others"
 
 
 def tasks(
@@ -21,54 +35,47 @@ def tasks(
     """List the tasks: what they ask, their sizes, the score of a constant answer, whether their data are available."""
     from longscan.tasks import TASKS
 
+    packages = {name: task.__module__.removeprefix("longscan.tasks.").partition(".")[0] for name, task in TASKS.items()}
+    groups = {title: [n for n in sorted(TASKS) if packages[n] in found] for title, found in TASK_GROUPS.items()}
+    groups[OTHERS] = sorted(TASKS.keys() - {name for names in groups.values() for name in names})
+    describe = _defaults if settings else _task_lines
+    print_entries({title: {name: describe(TASKS[name]) for name in names} for title, names in groups.items()})
     if settings:
-        rows = [
-            {"task": name, "what it asks": first_line(task), "settings (default)": _defaults(task)}
-            for name, task in sorted(TASKS.items())
-        ]
-        _print_rows(rows, ("task", "settings (default)"))
         return 0
-    _print_rows([_task_row(name, task) for name, task in sorted(TASKS.items())], ("task", "what it asks", "available"))
     areas = "uea, lra, forecasting, activity, events, dna"
-    echo(f"Data: --data-dir FOLDER, or LONGSCAN_DATA with a folder an area ({areas}); `longscan data list` shows public ones.")
+    echo(
+        "Sizes are examples in train / valid / test; constant: the best constant answer on test.\n"
+        "Data: --data-dir FOLDER, or LONGSCAN_DATA with a folder an area\n"
+        f"({areas}); `longscan data list` shows public ones.\n"
+        "`longscan train --task NAME --help` explains the settings of a task."
+    )
     return 0
 
 
-def _task_row(name: str, task: Any) -> dict[str, str]:
-    """Return the row of a task in the table, by column."""
+def _task_lines(task: Any) -> list[str]:
+    """Return what a task asks, and its facts."""
     from longscan.tasks.listing import task_facts
 
     found = task_facts(task())
-    sizes = "" if found.sizes is None else " / ".join("endless" if size is None else f"{size:,}" for size in found.sizes)
-    row = {"task": name, "what it asks": first_line(task), "train / valid / test": sizes}
-    for column, number in (("classes", found.classes), ("length", found.length)):
-        row[column] = "" if number is None else str(number)
+    facts = [] if found.sizes is None else [" / ".join("endless" if size is None else f"{size:,}" for size in found.sizes)]
+    facts += [] if found.classes is None else [f"{found.classes} classes"]
+    facts += [] if found.length is None else [f"length {found.length}"]
     about = "about " if found.available == "generated" else ""  # of a small set of the same kind
-    row["constant"] = "" if found.constant is None else f"{found.metric} {about}{found.constant:.2g}"
-    return {**row, "source": found.source, "available": found.available}
+    facts += [] if found.constant is None else [f"constant {found.metric} {about}{found.constant:.2g}"]
+    if task.source == "your own file":
+        facts += ["`longscan train FILE`"]
+    elif found.available != "generated":
+        facts += [f"{'data found' if found.available == 'yes' else 'data not found'}, from {found.source}"]
+    return [first_line(task), "; ".join(facts)]
 
 
-def _defaults(task: Any) -> str:
-    """Return a task's settings and their defaults on one line."""
+def _defaults(task: Any) -> list[str]:
+    """Return a task's settings and their defaults."""
     settings = []
     for f in fields(task):
         default = f.default if f.default_factory is MISSING else f.default_factory()
         settings.append(f.name if default is MISSING else f"{f.name} ({default})")
-    return ", ".join(settings)
-
-
-def _print_rows(rows: Sequence[dict[str, str]], narrow_columns: Sequence[str]) -> None:
-    """Print a table of tasks with uncut names; on a narrow terminal only `narrow_columns`."""
-    from rich.table import Column, Table
-
-    narrow = stdout().is_terminal and stdout().width < WIDE
-    names = [name for name in rows[0] if not narrow or name in narrow_columns]
-    table = Table(*(Column(name, no_wrap=name == "task", overflow="fold") for name in names), show_lines=narrow)
-    for row in rows:
-        table.add_row(*(row[name] for name in names))
-    print_table(table)
-    if narrow:
-        stdout().print(f"More columns: in a terminal of {WIDE} columns, or with `| less -S`.", soft_wrap=False)
+    return [", ".join(settings)]
 
 
 def show(
@@ -114,22 +121,32 @@ def show(
 
 def layers() -> int:
     """List the names that a spec is made of, with the layers and blocks that they stand for and their properties."""
-    from rich.table import Table
-
     from longscan.blocks import BLOCKS
     from longscan.layers import LAYERS
-    from longscan.models import STANDARD_BLOCKS, find_block
+    from longscan.models import STANDARD_BLOCKS
 
-    table = Table("name in a spec", "layer", "block", "description", "properties")
-    for name in sorted({*STANDARD_BLOCKS, *LAYERS}):
-        layer, block = find_block(name)
-        kinds: list[type[Any]] = [LAYERS[layer]] if layer else []
-        kinds += [BLOCKS[block]] if block else []
-        present = [flag for flag in PROPERTIES if all(getattr(kind, flag) for kind in kinds)]
-        present += ["changes_length"] if any(kind.changes_length for kind in kinds) else []
-        described = BLOCKS[block] if block in ("bidirectional", "feed_forward") else kinds[0]
-        table.add_row(name, layer or "none", block or "none", first_line(described), ", ".join(present).replace("_", " "))
-    print_table(table)
-    pairs = f"block[layer], such as mamba[s4d], combines any layer with a block: {', '.join(sorted(BLOCKS))}"
-    echo(f"{pairs}\nin a word of m and a, m is mamba and a is aussm")
+    groups = dict(LAYER_GROUPS)
+    groups[OTHERS] = tuple(sorted({*STANDARD_BLOCKS, *LAYERS} - {name for names in groups.values() for name in names}))
+    print_entries({title: {name: _layer_lines(name) for name in names} for title, names in groups.items()})
+    echo(
+        "block[layer], such as mamba[s4d], combines any layer with a block:\n"
+        f"{', '.join(sorted(BLOCKS))}.\n"
+        "In a word of m and a, m is mamba and a is aussm."
+    )
     return 0
+
+
+def _layer_lines(name: str) -> list[str]:
+    """Return what a name in a spec stands for, and its properties."""
+    from longscan.blocks import BLOCKS
+    from longscan.layers import LAYERS
+    from longscan.models import find_block
+
+    layer, block = find_block(name)
+    kinds: list[type[Any]] = [LAYERS[layer]] if layer else []
+    kinds += [BLOCKS[block]] if block else []
+    present = [flag for flag in PROPERTIES if all(getattr(kind, flag) for kind in kinds)]
+    present += ["changes_length"] if any(kind.changes_length for kind in kinds) else []
+    described = BLOCKS[block] if block in ("bidirectional", "feed_forward") else kinds[0]
+    parts = f"layer {layer or 'none'}, block {block or 'none'}"
+    return [first_line(described), f"{parts}; {', '.join(present).replace('_', ' ')}"]

@@ -72,6 +72,32 @@ def own_settings(file: str, options: Mapping[str, Any], label_kind: str | None, 
     return make_settings(merge(choose_settings(task, steps if isinstance(steps, int) and steps > 0 else None), plain))
 
 
+def task_arguments(word: str, given: Mapping[str, Any]) -> list[str]:
+    """Return `--task NAME` for the help of a command with a FILE or the name of a task as its first argument.
+
+    given: options of the command line, None where absent. The labels of a file are read, if `label_kind` does not say what they
+    are. Raises SettingError.
+    """
+    from longscan.cli.runs import errors_as_lines
+    from longscan.tasks import TASKS
+
+    if word in TASKS:
+        return ["--task", word]
+    if not Path(word).exists():
+        raise setting_error("FILE", word, "a file or folder that exists")
+    if given.get("target") is not None or given.get("horizon") is not None:
+        return ["--task", "series_forecast"]
+    kind = given.get("label_kind")
+    if kind is None:
+        names = ("label", "id", "time", "channels", "group")
+        options = given_options(**{name: given.get(name) for name in names})
+        with errors_as_lines():
+            kind = _find_kind({"path": str(Path(word).resolve()), **options})
+    if kind not in KINDS:
+        raise setting_error("--label-kind", kind, "class or number")
+    return ["--task", KINDS[kind]]
+
+
 def _find_kind(values: Mapping[str, Any]) -> str:
     """Return "class" or "number" for the labels of a file. Raises SettingError if they may be either."""
     from longscan.tasks.series.labelled import SeriesClasses, label_kind
