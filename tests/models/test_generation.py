@@ -116,3 +116,86 @@ def test_generation_with_a_model_that_is_not_causal_raises():
     net = SequenceModel.from_spec("bidirectional", d_model=4, d_output=2, d_input=1)
     with pytest.raises(ValueError, match="each block must run step by step for `stream`, got block 0"):
         next(iter(stream(net, [torch.zeros(1, 2, 1)])))
+
+
+class RecordingStreamer:
+    """A streamer that stores what it gets."""
+
+    def __init__(self) -> None:
+        self.values: list[torch.Tensor] = []
+        self.ended = 0
+
+    def put(self, value: torch.Tensor) -> None:
+        assert not self.ended
+        self.values.append(value)
+
+    def end(self) -> None:
+        self.ended += 1
+
+
+def test_generate_with_the_arguments_of_transformers_gives_the_same_tokens():
+    net, prompt = make_model(), torch.randint(0, 11, (2, 4))
+    expected, _ = generate(net, prompt, 6, temperature=0)
+    assert torch.equal(net.generate(prompt, max_new_tokens=6), torch.cat([prompt, expected], 1))
+    assert net.generate(prompt).shape == (2, 24)
+    assert torch.equal(net.generate(prompt, max_new_tokens=0), prompt)
+    options = {"temperature": 0.7, "top_k": 5, "top_p": 0.9}
+    expected, _ = generate(net, prompt, 6, **options, generator=torch.Generator().manual_seed(3))
+    samples = net.generate(
+        prompt, max_new_tokens=6, do_sample=True, **options, generator=torch.Generator().manual_seed(3)
+    )
+    assert torch.equal(samples[:, 4:], expected)
+
+
+def test_generate_ends_when_every_row_has_ended():
+    net, prompt = make_model(), torch.randint(0, 11, (2, 3))
+    tokens, _ = generate(net, prompt, 9, temperature=0)
+    eos = [int(tokens[0, 1]), int(tokens[1, 3])]
+    ends = [min(int((row == token).nonzero()[0]) for token in eos if token in row) for row in tokens]
+    found = net.generate(prompt, max_new_tokens=9, eos_token_id=eos, pad_token_id=10)[:, 3:]
+    assert found.shape[1] == max(ends) + 1 < 9
+    for row, end in enumerate(ends):
+        assert torch.equal(found[row, : end + 1], tokens[row, : end + 1])
+        assert (found[row, end + 1 :] == 10).all()
+
+
+def test_generate_ignores_padding_and_fills_streamers():
+    net, short = make_model(), torch.randint(0, 11, (1, 3))
+    streamer = RecordingStreamer()
+    expected = net.generate(short, max_new_tokens=4, streamer=streamer)
+    assert torch.equal(torch.cat([streamer.values[0], *(value[:, None] for value in streamer.values[1:])], 1), expected)
+    assert (len(streamer.values), streamer.ended) == (5, 1)
+    padded, mask = torch.cat([torch.zeros_like(short), short], 1), torch.tensor([[0, 0, 0, 1, 1, 1]])
+    assert torch.equal(net.generate(padded, max_new_tokens=4, attention_mask=mask)[:, 6:], expected[:, 3:])
+
+
+def test_streamer_of_transformers_prints_the_tokens(capsys):
+    transformers = pytest.importorskip("transformers")
+
+    class Tokenizer:
+        def decode(self, tokens, **_):
+            return "".join(f"{int(token)}," for token in tokens)
+
+    net, prompt = make_model(), torch.randint(0, 11, (1, 4))
+    tokens = net.generate(prompt, max_new_tokens=5, streamer=transformers.TextStreamer(Tokenizer()))
+    assert capsys.readouterr().out.strip() == "".join(f"{token}," for token in tokens[0].tolist())
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"max_new_tokens": -1}, "`max_new_tokens` must be .*, got -1"),
+        ({"temperature": 0.5}, "`temperature` must be 1.0 unless do_sample=True, got 0.5"),
+        ({"top_k": 3}, "`top_k` must be None unless do_sample=True, got 3"),
+        ({"eos_token_id": [1, 11]}, r"`eos_token_id` must be tokens below vocab_size \(11\), got \[1, 11\]"),
+        ({"eos_token_id": 1, "pad_token_id": 11}, r"`pad_token_id` must be a token below vocab_size \(11\), got 11"),
+        ({"attention_mask": torch.ones(1, 2)}, r"`attention_mask` must have the shape of input_ids \(1, 1\), got \(1, 2\)"),
+        ({"attention_mask": torch.zeros(1, 1)}, "`attention_mask` must have at least one token in each row"),
+        ({"input_ids": torch.zeros(1, 0, dtype=torch.int64)}, r"`input_ids` must have shape .*, got \(1, 0\)"),
+    ],
+    ids=str,
+)
+def test_invalid_arguments_of_generate_raise(options, message):
+    arguments = {"input_ids": torch.zeros(1, 1, dtype=torch.int64), **options}
+    with pytest.raises(ValueError, match=message):
+        make_model().generate(**arguments)

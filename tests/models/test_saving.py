@@ -129,3 +129,10 @@ def test_configuration_of_a_later_version_raises(tmp_path: Path) -> None:
     (tmp_path / CONFIG).write_text(json.dumps({**config, "spec_version": 3}))
     with pytest.raises(ValueError, match=r"config\.json: `spec_version` must be at most 2, got 3"):
         SequenceModel.from_pretrained(tmp_path)
+
+
+def test_checkpoint_of_transformers_in_several_files_raises_and_names_its_reader(tmp_path: Path) -> None:
+    (tmp_path / CONFIG).write_text('{"model_type": "mamba"}')
+    (tmp_path / "model.safetensors.index.json").write_text("{}")
+    with pytest.raises(FileNotFoundError, match=r"longscan\.models\.from_transformers reads a checkpoint"):
+        LanguageModel.from_pretrained(tmp_path)

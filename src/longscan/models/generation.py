@@ -1,7 +1,7 @@
 """Generation of tokens by a language model with a state, and outputs of a model for a sequence that comes in pieces."""
 
-from collections.abc import Iterable, Iterator
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -85,22 +85,115 @@ def generate(
         raise ValueError(f"`steps` must be at least 0, got {steps}")
     if stop is not None and not 0 <= stop < model.vocab_size:
         raise ValueError(f"`stop` must be a token below vocab_size ({model.vocab_size}), got {stop}")
+    ends = None if stop is None else torch.tensor([stop], device=prompt.device)
+    generated: list[Tensor] = []
+    if not steps:
+        _, after = model(prompt, state, valid=valid, return_state=True)
+        return prompt[:, :0], after
+    for token, _, reached in _decode(model, prompt, steps, state, valid, ends, stop, temperature, top_k, top_p, generator):
+        generated.append(token)
+        after = reached
+    return torch.stack(generated, 1), after
+
+
+def _decode(
+    model: LanguageModel,
+    prompt: Tensor,
+    steps: int,
+    state: ModelState | None,
+    valid: Tensor | None,
+    ends: Tensor | None,
+    fill: int | None,
+    temperature: float,
+    top_k: int | None,
+    top_p: float | None,
+    generator: torch.Generator | None,
+) -> Iterator[tuple[Tensor, Tensor, ModelState]]:
+    """Yield, for each of `steps` tokens, the tokens (B,), whether each row has ended (B,), and the state before the tokens.
+
+    A row ends with one of the tokens `ends`; its tokens after that are `fill`, and its state stays as it is.
+    Both are None, or neither.
+    """
     logits, state = model(prompt, state, valid=valid, return_state=True)
     last = torch.full_like(prompt[:, 0], prompt.shape[1] - 1)
     if valid is not None:
         last = torch.where(valid, torch.arange(prompt.shape[1], device=prompt.device), 0).amax(1)
     current = logits[torch.arange(len(prompt), device=prompt.device), last]
     finished = torch.zeros(len(prompt), dtype=torch.bool, device=prompt.device)
-    generated: list[Tensor] = []
     for index in range(steps):
         token = sample(current, temperature=temperature, top_k=top_k, top_p=top_p, generator=generator)
-        if stop is not None:
-            token = torch.where(finished, stop, token)
-            finished = finished | (token == stop)
-        generated.append(token)
+        if ends is not None and fill is not None:
+            token = torch.where(finished, fill, token)
+            finished = finished | torch.isin(token, ends)
+        yield token, finished, state
         if index + 1 < steps:
-            current, state = model.step(token, state, active=None if stop is None else ~finished)
-    return torch.stack(generated, 1) if generated else prompt[:, :0], state
+            current, state = model.step(token, state, active=None if ends is None else ~finished)
+
+
+class Streamer(Protocol):
+    """An object that receives tokens as they are generated, such as `transformers.TextStreamer`."""
+
+    def put(self, value: Tensor) -> None:
+        """Take the prompt (B, L) in the first call, and then the tokens (B,) of each step, on the CPU."""
+
+    def end(self) -> None:
+        """Take note that no token follows."""
+
+
+@torch.no_grad()
+def generate_ids(
+    model: LanguageModel,
+    input_ids: Tensor,
+    *,
+    max_new_tokens: int = 20,
+    do_sample: bool = False,
+    temperature: float = 1.0,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    eos_token_id: int | Sequence[int] | None = None,
+    pad_token_id: int | None = None,
+    attention_mask: Tensor | None = None,
+    streamer: Streamer | None = None,
+    generator: torch.Generator | None = None,
+) -> Tensor:
+    """Return the prompt and the generated tokens; the arguments are described at `LanguageModel.generate`."""
+    model.backbone.require_streaming("`generate`")
+    if input_ids.ndim != 2 or not input_ids.shape[1]:
+        raise ValueError(f"`input_ids` must have shape (batch, length >= 1), got {tuple(input_ids.shape)}")
+    if max_new_tokens < 0:
+        raise ValueError(f"`max_new_tokens` must be at least 0, got {max_new_tokens}")
+    if not do_sample:
+        for name, value, default in (("temperature", temperature, 1.0), ("top_k", top_k, None), ("top_p", top_p, None)):
+            if value != default:
+                raise ValueError(f"`{name}` must be {default} unless do_sample=True, got {value}")
+    if attention_mask is not None and attention_mask.shape != input_ids.shape:
+        raise ValueError(
+            f"`attention_mask` must have the shape of input_ids {tuple(input_ids.shape)}, got {tuple(attention_mask.shape)}"
+        )
+    valid = None if attention_mask is None else attention_mask.bool()
+    if valid is not None and not bool(valid.any(1).all()):
+        raise ValueError("`attention_mask` must have at least one token in each row, got a row without one")
+    eos = [] if eos_token_id is None else [eos_token_id] if isinstance(eos_token_id, int) else list(eos_token_id)
+    if any(not 0 <= token < model.vocab_size for token in eos):
+        raise ValueError(f"`eos_token_id` must be tokens below vocab_size ({model.vocab_size}), got {eos_token_id}")
+    fill = pad_token_id if pad_token_id is not None else next(iter(eos), None)
+    if fill is not None and not 0 <= fill < model.vocab_size:
+        raise ValueError(f"`pad_token_id` must be a token below vocab_size ({model.vocab_size}), got {fill}")
+    ends = torch.tensor(eos, device=input_ids.device) if eos else None
+    temperature = temperature if do_sample else 0.0
+    if streamer is not None:
+        streamer.put(input_ids.cpu())
+    generated = [input_ids]
+    steps = _decode(model, input_ids, max_new_tokens, None, valid, ends, fill, temperature, top_k, top_p, generator)
+    for token, finished, _ in steps:
+        generated.append(token[:, None])
+        if streamer is not None:
+            streamer.put(token.cpu())
+        if bool(finished.all()):
+            break
+    if streamer is not None:
+        streamer.end()
+    return torch.cat(generated, 1)
 
 
 @torch.no_grad()

@@ -17,10 +17,9 @@ from torch import Tensor
 
 from longscan.blocks.residual import EPSILON
 from longscan.models.language_model import LanguageModel
-from longscan.models.saving import NO_DOWNLOAD
+from longscan.models.saving import NO_DOWNLOAD, SHARDS
 from longscan.ops.dispatch import Backend
 
-INDEX = "model.safetensors.index.json"
 Settings = Mapping[str, Any]
 
 
@@ -133,7 +132,7 @@ def _read(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Return the content of config.json and the tensors in a folder. Raises FileNotFoundError naming a missing file."""
     from safetensors.torch import load_file
 
-    single, index = folder / "model.safetensors", folder / INDEX
+    single, index = folder / "model.safetensors", folder / SHARDS
     for path in (folder / "config.json", index if index.is_file() else single):
         if not path.is_file():
             text = f"{path} does not exist; a checkpoint is a folder with config.json and model.safetensors"

@@ -6,7 +6,7 @@ t + 1 for causal blocks, the masked token t for bidirectional ones.
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +21,9 @@ from longscan.layers.parameters import mark
 from longscan.models.base import PretrainedModel
 from longscan.models.sequence_model import ModelState, SequenceModel, check_tokens
 from longscan.ops.dispatch import Backend
+
+if TYPE_CHECKING:
+    from longscan.models.generation import Streamer
 
 
 class LanguageModel(PretrainedModel):
@@ -136,3 +139,55 @@ class LanguageModel(PretrainedModel):
     def initial_state(self, batch: int) -> ModelState:
         """Return the state before the first token of `batch` rows."""
         return self.backbone.initial_state(batch)
+
+    def generate(
+        self,
+        input_ids: Tensor,
+        *,
+        max_new_tokens: int = 20,
+        do_sample: bool = False,
+        temperature: float = 1.0,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        eos_token_id: int | Sequence[int] | None = None,
+        pad_token_id: int | None = None,
+        attention_mask: Tensor | None = None,
+        streamer: "Streamer | None" = None,
+        generator: torch.Generator | None = None,
+    ) -> Tensor:
+        """Return the prompt followed by generated tokens, with the argument names of transformers' `generate`.
+
+        `longscan.models.generate` also takes and returns the state, so that a later call can continue.
+
+        Args:
+            input_ids: prompt, tokens (B, L) with L >= 1.
+            max_new_tokens: largest number of tokens to generate. The call ends earlier when every row has ended.
+            do_sample: sample the tokens; otherwise take the most probable ones.
+            temperature, top_k, top_p: see `longscan.models.sample`. They need do_sample=True. In transformers, top_k is 50 unless
+                it is given; here None means all tokens.
+            eos_token_id: token, or several, that end a row.
+            pad_token_id: token after the end of a row; None for eos_token_id, or the first of them.
+            attention_mask: (B, L), 0 at padding. Each row has one contiguous run of tokens.
+            streamer: object whose `put` gets the prompt and then the tokens (B,) of each step, on the CPU, and whose `end` is
+                called at the end, such as `transformers.TextStreamer`, which takes one row.
+            generator: random number generator, on the device of the model.
+
+        Returns tokens (B, L + n) with n <= max_new_tokens. Raises ValueError naming an argument that does not fit, and if the
+        model cannot run step by step.
+        """
+        from longscan.models.generation import generate_ids
+
+        return generate_ids(
+            self,
+            input_ids,
+            max_new_tokens=max_new_tokens,
+            do_sample=do_sample,
+            temperature=temperature,
+            top_k=top_k,
+            top_p=top_p,
+            eos_token_id=eos_token_id,
+            pad_token_id=pad_token_id,
+            attention_mask=attention_mask,
+            streamer=streamer,
+            generator=generator,
+        )

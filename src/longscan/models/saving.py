@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
+SHARDS = "model.safetensors.index.json"  # of checkpoints of transformers in several files
 HEADER = "longscan"  # entry in the header of the weights, with the configuration and the checksum
 NO_DOWNLOAD = (
     "; nothing is downloaded: for a name on the Hugging Face hub, pass the folder in its cache that "
@@ -73,6 +74,8 @@ def read_model(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     for name in (CONFIG, WEIGHTS):
         if not (folder / name).is_file():
             text = f"{folder / name} does not exist; a saved model is a folder with {CONFIG} and {WEIGHTS}"
+            if (folder / SHARDS).is_file():
+                text += "; longscan.models.from_transformers reads a checkpoint of transformers in several files"
             raise FileNotFoundError(text if folder.is_dir() else text + NO_DOWNLOAD)
     try:
         with safe_open(folder / WEIGHTS, "pt") as file:
