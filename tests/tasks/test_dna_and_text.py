@@ -196,9 +196,17 @@ def test_constant_score_of_masked_bases_comes_from_the_targets(folder):
 def test_missing_genomes_raise(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"^`data_dir` must be a folder with FASTA files"):
         make_species(tmp_path).size("train")
-    (tmp_path / "one.fa").write_text(">x\nACGT\n")
+    (tmp_path / "cat").mkdir()
+    (tmp_path / "cat" / "one.fa").write_text(">x\nACGT\n")
     with pytest.raises(ValueError, match=r"^`data_dir` must have at least two species in .*, got 1 in "):
         make_species(tmp_path, window=3).batch("train", 0, 1)
+
+
+def test_a_fasta_file_without_a_species_raises(folder):
+    """The name of the folder itself is not a species."""
+    (folder / "lambda_virus.fa").write_text(">x\nACGT\n")
+    with pytest.raises(ValueError, match=r"^`data_dir` must be a folder .* got .*lambda_virus\.fa, which names no species$"):
+        make_species(folder).batch("train", 0, 1)
 
 
 def test_read_inputs_pads_sequences_of_a_fasta_file(folder, tmp_path):

@@ -311,6 +311,8 @@ def _load(data_dir: str | None) -> _GenomeData:
     paths = sorted(path for path in folder.rglob("*") if path.suffix.lower() in _SUFFIXES)
     if not paths:
         raise FileNotFoundError(f"`data_dir` must be a folder with {_NEEDED_FILES}, got {folder} without such files")
+    if loose := [path for path in paths if path.parent == folder and path.name.count(".") == 1]:
+        raise ValueError(f"`data_dir` must be a folder with {_NEEDED_FILES}, got {loose[0]}, which names no species")
     kinds = [path.name.split(".")[0] if path.name.count(".") > 1 else path.parent.name for path in paths]
     species = tuple(sorted(set(kinds)))
     if len(species) < 2:
