@@ -127,3 +127,9 @@ def test_site_builds_without_a_warning(root, tmp_path):
     assert "<svg" in scans
     assert "<math" in scans
     assert 'class="arithmatex"' not in scans
+    index = (tmp_path / "index.html").read_text("utf-8")
+    assert '<script src="assets/iframe-worker.js">' in index  # search in pages that are opened from disk
+    assert "unpkg.com" not in index
+    assert (tmp_path / "search/search_index.js").is_file()
+    sizes = {str(path.relative_to(tmp_path)): path.stat().st_size for path in tmp_path.rglob("*.html")}
+    assert {page: size for page, size in sizes.items() if size > 300_000} == {}
