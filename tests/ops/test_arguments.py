@@ -97,6 +97,10 @@ def test_errors_of_single_ops():
         linear_scan(x.to(torch.complex64), x, torch.ones(1, 2))
     with pytest.raises(TypeError, match=r"`a` must be of a real floating-point dtype, got torch\.complex64"):
         linear_scan(x.to(torch.complex64), x, pairs=True)
+    with pytest.raises(ValueError, match=r"`f` must be of shape \(B, L, \.\.\., 2\), got \(1, 3, 3\)"):
+        OPS["block2_scan"].function(torch.ones(2, 2), torch.ones(1, 3, 3))
+    with pytest.raises(ValueError, match=r"`f` must be of shape \(B, L, \.\.\., 2, 2\), got \(1, 3, 2\)"):
+        OPS["block2_scan"].function(torch.ones(2, 2), torch.ones(1, 3, 2), pairs=True)
     real, pairs = torch.ones(2, 4), torch.ones(2, 4, 2)
     expected = r"complex of shape \(1, 3, 4\) or real pairs of shape \(1, 3, 4, 2\)"
     with pytest.raises(ValueError, match=rf"`B` must be {expected}, got a real tensor of shape \(1, 3, 4\)"):
@@ -304,3 +308,9 @@ def test_default_dtype_does_not_change_results(op):
     finally:
         torch.set_default_dtype(torch.float32)
     torch.testing.assert_close(results, expected, rtol=0, atol=0)
+
+
+def test_real_factor_of_linear_scan_multiplies_both_parts_of_complex_inputs():
+    a, b = torch.rand(2, 6, 3), torch.randn(2, 6, 3, dtype=torch.complex64)
+    for real, wide in zip(linear_scan(a, b), linear_scan(a.to(torch.complex64), b), strict=True):
+        torch.testing.assert_close(real, wide)

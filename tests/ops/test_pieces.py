@@ -6,8 +6,9 @@ from torch import Tensor
 
 from longscan.numerics.pairs import constant, multiply
 from longscan.ops import chunks
-from longscan.ops.arguments import INVALID
-from longscan.ops.pieces import power, product_of_factors
+from longscan.ops.arguments import INVALID, RESET
+from longscan.ops.pieces import power, product_of_factors, sum_steps
+from longscan.ops.short_conv import _newest, short_conv
 
 KINDS = {
     "real": (torch.mul, torch.ones(()), ()),
@@ -58,3 +59,15 @@ def test_power_equals_a_loop(kind: str) -> None:
     torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-12)
     gradients = (torch.autograd.grad(y.square().sum(), base)[0] for y in (found, expected))
     torch.testing.assert_close(*gradients, rtol=1e-8, atol=1e-10)
+
+
+def test_sum_is_over_valid_steps_of_all_sequences_of_a_row() -> None:
+    x, flags = torch.tensor([[[1.0], [2.0], [4.0]]]), torch.tensor([[0, RESET, INVALID]], dtype=torch.uint8)
+    assert sum_steps(x, flags).tolist() == [[3]]
+    assert sum_steps(x, None).tolist() == [[7]]
+
+
+@pytest.mark.parametrize("length", [1, 3, 6])
+def test_newest_inputs_are_the_state_of_a_convolution(length: int) -> None:
+    u = torch.randn(2, length, 3)
+    torch.testing.assert_close(_newest(u, 5), short_conv(u, torch.randn(3, 5))[1])
