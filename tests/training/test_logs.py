@@ -180,6 +180,13 @@ def test_incomplete_last_line_is_ignored(tmp_path: Path) -> None:
     assert read_rows(tmp_path / "absent.jsonl") == []
 
 
+def test_damaged_line_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"step": 1}\n{"loss": 2}\n')
+    with pytest.raises(SettingError, match=r"metrics\.jsonl is damaged in line 2 \(it has no step\)"):
+        read_rows(path)
+
+
 @pytest.mark.parametrize("content", [None, "", '{"step": 1, "spl'])
 def test_a_log_without_rows_of_a_run_with_steps_is_damaged(tmp_path: Path, content: str | None) -> None:
     path = tmp_path / "metrics.jsonl"
