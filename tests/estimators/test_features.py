@@ -11,6 +11,7 @@ from longscan.estimators.features import (
     LARGEST_FEATURE,
     FeatureModel,
     StateFeatures,
+    _deviation,
     calibrated_features,
     choose_outputs,
 )
@@ -112,3 +113,8 @@ def test_classifier_of_aeon_without_settings_of_a_stack_is_the_default():
     assert isinstance(model.estimator_.network(), FeatureModel)
     stack = AeonSSMClassifier("mamba", d_model=4, epochs=1, block_options={"mamba": {"expand": 1}}, **DEFAULT).fit(X[:, None], y)
     assert stack.estimator_.network().config["d_model"] == 4
+
+
+def test_constant_columns_have_deviation_one():
+    values = torch.tensor([[1.0, 3.0], [1.0, 7.0]])
+    assert _deviation(values).tolist() == [1, 2]

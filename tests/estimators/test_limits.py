@@ -56,6 +56,13 @@ def test_limits_are_values_that_are_reached_again_and_again():
     assert limits_of(np.r_[np.maximum(noise[:200], 0), np.abs(noise[200:]) + 1]) == (-np.inf, np.inf), "reached in one half only"
 
 
+@pytest.mark.parametrize(("visits", "expected"), [(4, -np.inf), (5, 0)])
+def test_a_limit_is_reached_at_five_separate_times(visits, expected):
+    x = 1 + np.arange(50.0) % 7
+    x[np.linspace(0, 49, visits).astype(int)] = 0
+    assert limits_of(x)[0] == expected
+
+
 def test_forecasts_and_quantiles_keep_within_limits():
     rain = np.maximum(np.random.default_rng(0).normal(size=400) - 0.5, 0)
     model = SSMForecaster(4, window=12, quantiles=(0.05, 0.9), **SMALL).fit(rain)

@@ -8,6 +8,7 @@ import pandas as pd
 import pytest
 
 from longscan.tasks.series import SeriesClasses, SeriesForecast, SeriesValues
+from longscan.tasks.series.clock import usual_step
 from longscan.tasks.series.labelled import label_kind
 
 
@@ -341,3 +342,9 @@ def test_numbers_are_standardised_by_train_and_answered_in_their_units(tmp_path)
     batch = task.batch("test", 0, 20)
     found = [row["kind"] for row in task.decode(batch.targets, batch)]
     assert found == pytest.approx([float(task._data.store.labels[row]) for row in task._data.rows["test"]])
+
+
+def test_usual_step_leaves_out_the_steps_between_series():
+    stamps = np.array([0, 10, 20, 22])
+    assert usual_step(stamps, np.array([0, 1, 2, 4])) == 2
+    assert usual_step(stamps, np.array([0, 1, 2, 3, 4])) == 1
