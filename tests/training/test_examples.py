@@ -119,3 +119,20 @@ def test_forecasts_are_in_the_units_of_the_table(tmp_path: Any) -> None:
     text = run_report(run.folder).read_text("utf-8")
     assert "price" in text
     assert "Simple predictors" in text
+
+
+def test_forecasts_of_a_file_are_in_its_units(tmp_path: Any) -> None:
+    """The target is not the first channel, and the inputs of the model have no level."""
+    rng = np.random.default_rng(0)
+    values = 100 + 20 * np.sin(np.arange(400) / 4) + rng.normal(size=400)
+    lines = [f"{np.datetime64('2024-01-01T00') + i},{rng.normal():.3f},{value:.3f}" for i, value in enumerate(values)]
+    (tmp_path / "mine.csv").write_text("date,rain,price\n" + "\n".join(lines))
+    argv = ["--task.path", str(tmp_path / "mine.csv"), "--task.target", "[price]", "--task.context", "16", "--task.horizon", "4"]
+    run = train(settings_of("series_forecast", *argv, "--task.level", "last", "--steps", "2"), tmp_path / "run")
+    for one in json.loads((run.folder / "examples.json").read_text())["examples"]:
+        (variable,) = one["variables"]
+        assert variable["name"] == "price"
+        shown = np.array(variable["known"]["values"] + variable["truth"]["values"])
+        start = int(np.abs(values - shown[0]).argmin())
+        np.testing.assert_allclose(shown, values[start : start + len(shown)], atol=0.01)
+        assert np.abs(np.array(variable["answer"]["values"]) - 100).max() < 60

@@ -282,14 +282,17 @@ def _describe_forecast(
         ends.append(task.in_units(shifted, batch)[0][scored].double().numpy())
     names = list(task.channel_names or ())
     is_input = batch.valid_steps(0) & (~scored if task.target_offset == 0 and batch.loss_mask is not None else True)
+    past: np.ndarray | None = None
+    if set(task.variables) <= set(names):
+        inputs = batch.inputs[..., [names.index(name) for name in task.variables]]
+        past = task.in_units(inputs, batch)[0][is_input].double().numpy()
     variables = []
     for column, name in enumerate(task.variables[:MAX_VARIABLES]):
         variable: dict[str, Any] = {"name": name, "known": {"times": [], "values": []}}
-        if name in names:
-            known = task.in_units(batch.inputs[..., : len(task.variables)], batch)[0][is_input, column].double().numpy()
+        if past is not None:
             known_times = is_input.nonzero()[:, 0].numpy()
             recent = known_times >= known_times[-1] - 3 * len(times)  # a long context would leave no room for the forecast
-            variable["known"] = _thinned(known_times[recent], known[recent])
+            variable["known"] = _thinned(known_times[recent], past[recent, column])
         variable |= {"truth": _thinned(times, truth[:, column]), "answer": _thinned(times, answer[:, column])}
         if ends:
             shown = slice(None, None, max(1, len(times) // 200))

@@ -197,16 +197,18 @@ class SeriesForecast(SeriesFile, RegressionTask):
         """Kind of plot that shows an example."""
         return "forecast"
 
+    def in_units(self, values: Tensor, batch: Batch) -> Tensor:
+        """Return values of the targets (B, L, K) with their level, in the table's units and in float64."""
+        data = self._data
+        level = batch.inputs[..., len(data.store.channels) + 1 :][..., data.targets.tolist()]
+        scale, mean = (torch.from_numpy(part[data.targets]) for part in (data.statistics.scale, data.statistics.mean))
+        return (values + level).double() * scale + mean
+
     def past_and_ahead(self, batch: Batch, row: int) -> tuple[Tensor, Tensor | None]:
         """Return the targets in the context (context, K) and in the horizon (horizon, K) of an example, in the table's units."""
-        data = self._data
-        numbers, channels = data.targets.tolist(), len(data.store.channels)
-        level = batch.inputs[row, :, channels + 1 :][:, numbers]
-        scale, mean = (torch.from_numpy(part[data.targets]) for part in (data.statistics.scale, data.statistics.mean))
-        past = (batch.inputs[row, :, numbers] + level)[: data.context] * scale + mean
-        if batch.targets is None:
-            return past, None
-        return past, (batch.targets[row] + level)[data.context :] * scale + mean
+        context = self._data.context
+        past = self.in_units(batch.inputs[..., self._data.targets.tolist()], batch)[row, :context]
+        return past, None if batch.targets is None else self.in_units(batch.targets, batch)[row, context:]
 
     def describe(self, batch: Batch, row: int = 0) -> str:
         """Return an example as text: the first target in context and horizon as bars."""
@@ -216,11 +218,7 @@ class SeriesForecast(SeriesFile, RegressionTask):
 
     def decode(self, output: Tensor, batch: Batch) -> list[dict[str, str | float]]:
         """Return a row for each step of a forecast: example, step and the targets in the units of the table."""
-        data = self._data
-        numbers = data.targets.tolist()
-        levels = batch.inputs[..., len(data.store.channels) + 1 :][..., numbers]
-        scale, mean = (torch.from_numpy(part[data.targets]) for part in (data.statistics.scale, data.statistics.mean))
-        return super().decode((output + levels).double() * scale + mean, batch)
+        return super().decode(self.in_units(output, batch), batch)
 
     def _new_series(self, path: str | Path) -> tuple[SeriesStore, np.ndarray]:
         """Read a file with the channels of the training table; return it and its values without missing ones."""
