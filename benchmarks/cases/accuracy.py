@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cases.ops import LINEAR, LINEAR_COMPLEX, SELECTIVE, SELECTIVE_COMPLEX, SHORT_CONV, UNITARY
 from harness import CPU, GPU, Measurement, Row, differentiable, record, relative_error
 from longscan.ops import unitary_scan
+from op_calls import LINEAR, LINEAR_COMPLEX, SELECTIVE, SELECTIVE_COMPLEX, SHORT_CONV, UNITARY
 
 OP_CALLS = {
     "unitary": UNITARY,

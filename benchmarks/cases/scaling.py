@@ -9,7 +9,6 @@ from torch import Tensor, nn
 from torch.func import functional_call, stack_module_state
 
 import peers
-from cases.ops import SELECTIVE, UNITARY, OpCall
 from harness import (
     GPU,
     Case,
@@ -24,6 +23,7 @@ from harness import (
     record,
 )
 from longscan.models import SequenceModel
+from op_calls import SELECTIVE, UNITARY, OpCall
 
 PAPER = (10, 13, 17, 23, 30, 40, 53, 71, 94, 124, 164, 217, 288, 381, 504, 667, 883, 1169, 1547, 2048)  # AUSSM, figure 2
 LENGTHS = (*PAPER, 4096, 8192, 16384, 32768, 65536)

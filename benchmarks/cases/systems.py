@@ -26,12 +26,12 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import cross_entropy, scaled_dot_product_attention
 
-from cases.ops import SSD
 from harness import GPU, Case, Implementation, Shape, differentiable, profile_events
 from longscan.layers import Attention
 from longscan.layers.base import SequenceInfo
 from longscan.layers.mamba3 import Mamba3Heads
 from longscan.models import SequenceModel
+from op_calls import SSD
 
 CLASSES = 10
 FUSED = re.compile(r"\w*(?:flash|fmha|sdpa|attention)\w*(?!\w|::)", re.IGNORECASE)  # name of a fused kernel without namespace
