@@ -33,6 +33,7 @@ STANDARD_BLOCKS: Mapping[str, tuple[str | None, str | None]] = {
     "mamba3": ("mamba3", "mamba3"),
     "gated_deltanet": ("gated_deltanet", "gated_deltanet"),
     "aussm": ("aussm", "aussm"),
+    "pdssm": ("pdssm", "simple"),
     "s4d": ("s4d", "simple"),
     "s4": ("s4", "simple"),
     "lru": ("lru", "simple"),

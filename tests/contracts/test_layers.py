@@ -92,6 +92,7 @@ OPTIONS: dict[str, list[dict[str, Any]]] = {
         {"d_state": 3, "head_dim": 2},
         {"d_state": None, "dt_min": 0.01, "dt_max": 0.5},
     ],
+    "layer pdssm": [{"d_state": 3}, {"d_state": 5, "n_matrices": 2}],
     "layer linoss": [{"d_state": 3}, {"d_state": 3, "discretisation": "imex"}],
     "layer mamba3": [
         {"d_state": 4, "head_dim": 2},
@@ -510,9 +511,9 @@ def assert_compiled_equals_eager(entry: str, options: dict[str, Any], compiler: 
 LRU_OPTIONS = {"block simple": 1, "block linoss": 1}  # indices of the settings with LRU, which is traced in a third of the time
 
 
-# Blocks of this test contain what these layers compute, and slstm has the loop of gru. The block of linoss contains an LRU here,
-# as "simple" does, and the block of mamba2 is built like that of mamba3.
-COMPILED_ELSEWHERE = {f"layer {name}" for name in ("aussm", "gated_deltanet", "lru", "mamba3", "s5", "s6", "slstm")}
+# Blocks of this test contain what these layers compute, and slstm and pdssm have a loop like gru. The block of linoss contains an
+# LRU here, as "simple" does, and the block of mamba2 is built like that of mamba3.
+COMPILED_ELSEWHERE = {f"layer {name}" for name in ("aussm", "gated_deltanet", "lru", "mamba3", "pdssm", "s5", "s6", "slstm")}
 COMPILED_ELSEWHERE |= {"block linoss", "block mamba2"}
 
 

@@ -37,7 +37,7 @@ Results = dict[str, Any]
 # The layers have a loop over steps. The ops have a loop over chunks of 64 steps with about 500 operations each; 130 steps are
 # three chunks. Layers with these ops are traced at 1,000 steps, without masks and packed rows.
 UNROLLED: dict[str, tuple[int, ...]] = {
-    "layer:gru": (), "layer:lstm": (), "layer:slstm": (), "op:delta_scan": (130,), "op:ssd_scan": (130,),
+    "layer:gru": (), "layer:lstm": (), "layer:slstm": (), "layer:pdssm": (), "op:delta_scan": (130,), "op:ssd_scan": (130,),
 }  # fmt: skip
 TRACERS = ("export", "jit_trace", "make_fx", "aot_eager", "inductor")
 # (tracer, axes) -> why there are no such cases

@@ -65,7 +65,7 @@ def context_parallel(mesh: DeviceMesh | ProcessGroup) -> Iterator[SequenceSplit 
         mesh: a `DeviceMesh` of one dimension, a mesh with a dimension "context", or a process group.
 
     Yields the split, None if the mesh has one process, which then computes as usual. Raises TypeError or ValueError if the mesh
-    does not fit, and inside the `with` statement ValueError for modules that cannot read pieces, such as GRU, LSTM and sLSTM.
+    does not fit, and inside the `with` statement ValueError for modules that cannot read pieces, such as GRU, LSTM and PD-SSM.
     """
     group = _group_of(mesh)
     size = distributed.get_world_size(group)

@@ -22,6 +22,7 @@ from longscan.layers.mlstm import MLSTMState as MLSTMState
 from longscan.layers.parameters import ParameterOptions as ParameterOptions
 from longscan.layers.parameters import mark as mark
 from longscan.layers.parameters import parameter_options as parameter_options
+from longscan.layers.pdssm import PDSSM as PDSSM
 from longscan.layers.s4 import S4 as S4
 from longscan.layers.s4d import S4D as S4D
 from longscan.layers.s5 import S5 as S5
