@@ -2,12 +2,17 @@
 
 import csv
 import re
+from importlib.util import find_spec
 from pathlib import Path
 
+import pandas as pd
 import pytest
+import torch
 
 from longscan.cli import main
 from longscan.tasks.series import labelled
+from longscan.training import Run
+from longscan.training.evaluate import error_quantiles
 from made_up import labelled_series, table_to_forecast
 
 QUICK = ["--steps", "3", "--model.d_model", "4", "--model.d_state", "2", "--training.device", "cpu", "--training.trackers", "[]"]
@@ -98,6 +103,47 @@ def test_forecast_has_dates_and_every_window(tmp_path, capsys, monkeypatch):
     assert list(every[0]) == ["id", "origin", "date", "ahead", "sales", "sales_actual"]
     assert len(every) > len(rows)
     assert main(["show", "runs/shops", "--out", "a.png", "--count", "1"]) == 0
+    capsys.readouterr()
+    check_quantiles(path, rows, capsys)
+    check_parquet(rows, capsys)
+
+
+def check_quantiles(path: str, rows: list[dict[str, str]], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["predict", "runs/shops", path, "--quantiles", "0.1,0.5,0.9"]) == 0
+    found = rows_of(capsys.readouterr().out)
+    assert list(found[0]) == ["id", "date", "ahead", "sales", "sales_q0.1", "sales_q0.5", "sales_q0.9"]
+    assert [row["sales"] for row in found] == [row["sales"] for row in rows]
+    widths = [float(row["sales_q0.9"]) - float(row["sales_q0.1"]) for row in found]
+    assert widths[:6] == pytest.approx(widths[6:], abs=1e-4)  # the same errors for each series
+    assert min(widths) > 0.1
+    # on the windows from which the quantiles come, 80 % of the actual values lie between them at each step
+    task = Run("runs/shops").settings.task
+    model = Run("runs/shops").model()
+    batch = task.batch("valid", 0, task.size("valid"))
+    ends = error_quantiles(model, [batch], [0.1, 0.9], 7)
+    with torch.no_grad():
+        errors = (batch.targets - model(batch.inputs))[:, -6:]
+    assert ((errors >= ends[0]) & (errors <= ends[1])).float().mean((0, 2)).tolist() == pytest.approx([0.8] * 6, abs=0.1)
+    for words, message in (("0.1,x", "must be numbers above 0 and below 1"), ("0.1,1", "must be different numbers above 0")):
+        assert main(["predict", "runs/shops", path, "--quantiles", words]) == 2
+        assert f"`--quantiles` {message}" in capsys.readouterr().err
+
+
+def check_parquet(rows: list[dict[str, str]], capsys: pytest.CaptureFixture[str]) -> None:
+    argv = ["predict", "runs/shops", "shops.csv", "--out", "next.parquet"]
+    if find_spec("pyarrow") is None:
+        assert main(argv) == 2
+        assert "needs the package pyarrow: pip install pyarrow, or longscan[parquet]" in capsys.readouterr().err
+        return
+    assert main(argv) == 0
+    table = pd.read_parquet("next.parquet")
+    assert table.columns.tolist() == ["id", "date", "ahead", "sales"]
+    assert table["sales"].tolist() == pytest.approx([float(row["sales"]) for row in rows])
+
+
+def test_quantiles_of_classes_are_refused(run, table, capsys):
+    assert main(["predict", run, str(table), "--quantiles", "0.1"]) == 2
+    assert "`--quantiles` must be left out, as the answers of task series_classes are not forecasts" in capsys.readouterr().err
 
 
 def test_ambiguous_labels_are_a_question(table, tmp_path, capsys):

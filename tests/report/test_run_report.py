@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from longscan.report import append_record, figures, page, results_report, run_report, svg
-from longscan.report.examples import class_scores
+from longscan.report.examples import class_scores, example_section
 
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 
@@ -269,6 +269,24 @@ def test_line_is_interrupted_at_missing_values_and_on_a_logarithmic_axis_at_zero
         chart = svg.Chart(200, svg.Axis(), axis)
         chart.line([0, 1, 2], values, svg.COLOURS[0])
         assert re.search(r'd="M[^ML]*M[^ML]*" fill="none" stroke="var\(--blue\)"', chart.render())
+
+
+def test_line_of_one_point_is_a_circle():
+    for values, circles in (([2.0], 1), ([np.nan, 2.0], 1), ([1.0, 2.0], 0)):
+        chart = svg.Chart(100, svg.Axis(), svg.Axis())
+        chart.line(range(len(values)), values, svg.COLOURS[0])
+        assert str(chart.render()).count("<circle") == circles
+
+
+def test_map_of_a_forecast_is_explained_as_that_of_a_number():
+    line = {"times": [0, 1], "values": [0.0, 1.0]}
+    relevance = {"names": ["x"], "times": [0, 1], "values": [[0.5, -0.2]]}
+    variable = {"name": "x", "known": line, "truth": line, "answer": line}
+    example = {"error": "median", "variables": [variable], "relevance": relevance}
+    found = {"kind": "values", "looked_at": 3, "coverage": None, "examples": [example]}
+    text = " ".join(map(str, example_section(found)))
+    assert "Blue raises the number" in text
+    assert "supports the answer" not in text
 
 
 def test_thinned_line_keeps_its_extremes():

@@ -71,20 +71,31 @@ def predict(
     checkpoint: Checkpoint = "selected",
     missing: Annotated[str | None, Doc("refuse or fill missing values of series; as in training without it")] = None,
     every_window: Annotated[bool, Doc("forecast each window of the file, too, not only the steps after its end")] = False,
+    quantiles: Annotated[str | None, Doc("quantiles of forecasts, such as 0.1,0.9, from the validation errors")] = None,
 ) -> int:
     """Apply a run's model to the examples in a file, as a table: ids, classes and probabilities, numbers or forecasts."""
     from longscan.training.run import Run
 
     if out is not None and Path(out).suffix.lower() in PARQUET:
         find_pyarrow()
-    _write_table(Run(run).predict(file, checkpoint, missing, every_window=every_window), out)
+    levels = () if quantiles is None else read_levels(quantiles)
+    _write_table(Run(run).predict(file, checkpoint, missing, every_window=every_window, quantiles=levels), out)
     return 0
+
+
+def read_levels(text: str) -> tuple[float, ...]:
+    """Return the levels of quantiles in a text such as "0.1,0.9". Raises SettingError for a word that is not a number."""
+    try:
+        return tuple(float(word) for word in text.split(","))
+    except ValueError:
+        raise SettingError(f"`--quantiles` must be numbers above 0 and below 1, separated by commas, got {text!r}") from None
 
 
 def find_pyarrow() -> None:
     """Raise SettingError if pyarrow, which writes Parquet, is not installed."""
     if find_spec("pyarrow") is None:
-        raise SettingError("`--out` must end in .csv, as .parquet needs the package pyarrow: pip install pyarrow")
+        needed = "pip install pyarrow, or longscan[parquet]"
+        raise SettingError(f"`--out` must end in .csv, as .parquet needs the package pyarrow: {needed}")
 
 
 def _write_table(rows: list[dict[str, str | float]], out: str | None) -> None:

@@ -7,10 +7,14 @@ import numpy as np
 
 from longscan.report import figures, page
 
+OPACITY = "the opacity is the square root of the share of the example's largest value."
 RELEVANCE = (
     "The strip under an example, and the colour of a token, show what the answer depends on: the gradient of its score times the "
-    "input, or times the token's embedding. Blue supports the "
-    "answer, orange speaks against it; the opacity is the square root of the share of the example's largest value."
+    f"input, or times the token's embedding. Blue supports the answer, orange speaks against it; {OPACITY}"
+)
+RELEVANCE_OF_NUMBERS = (
+    "The map of an example shows what the model's number at the last step depends on: the gradient of this number times each "
+    f"input. Blue raises the number, orange lowers it; {OPACITY}"
 )
 
 
@@ -77,7 +81,7 @@ def example_section(found: Mapping[str, Any] | None) -> Iterator[str]:
         yield page.paragraph(f"{words}. The most certain wrong answers come first, then the least certain right ones.{below}")
         yield page.group("columns", (page.group("", _answer(example)) for example in examples))
     if any("relevance" in example for example in examples):
-        yield page.paragraph(RELEVANCE, "caption")
+        yield page.paragraph(RELEVANCE_OF_NUMBERS if found["kind"] == "values" else RELEVANCE, "caption")
 
 
 def _answer(example: Mapping[str, Any]) -> Iterator[str]:

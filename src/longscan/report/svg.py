@@ -11,7 +11,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 from markupsafe import Markup, escape
 
-COLOURS = tuple(f"var(--{name})" for name in ("blue", "orange", "green", "purple", "red", "teal", "pink", "gold"))
+COLOURS = tuple(f"var(--{name})" for name in ("blue", "orange", "green", "purple", "red", "gold", "pink", "teal"))
 TEXT, MUTED = "var(--text)", "var(--muted)"
 NARROW, WIDE = 540, 1112  # widths of a figure, in units of which a page of full size has one for each pixel
 MAX_POINTS = 700  # of a line; longer ones are reduced to the smallest and largest value of short segments
@@ -97,9 +97,11 @@ class Chart:
     def line(
         self, x: Values, y: Values, colour: str, name: str = "", *, width: float = 2, dash: str = "", opacity: float = 1
     ) -> None:
-        """Add a line through points; it is interrupted where a value is not finite."""
+        """Add a line through points; it is interrupted where a value is not finite. A single point is drawn as a circle."""
         style = f'stroke-width="{width:g}" stroke-opacity="{opacity:g}"' + (f' stroke-dasharray="{dash}"' if dash else "")
         self._add("line", x, y, colour=colour, style=style, labels=(name,) if name else ())
+        if np.isfinite(np.asarray(y, float)).sum() == 1:
+            self._add("points", x, y, colour=colour, size=max(width, 3), style="circle fill-opacity=\"1\" stroke-opacity=\"1\"")
         self._enter(name, colour, "line", dash)
 
     def band(self, x: Values, low: Values, high: Values, colour: str, name: str = "") -> None:

@@ -55,6 +55,10 @@ class Batch(NamedTuple):
         """Return the same batch with every tensor on `device`."""
         return Batch(*(None if part is None else part.to(device, non_blocking=True) for part in self))  # type: ignore[arg-type]
 
+    def rows(self, first: int, count: int = 1) -> "Batch":
+        """Return the rows from `first` on, at most `count`."""
+        return Batch(*(None if part is None else part[first : first + count] for part in self))  # type: ignore[arg-type]
+
     def valid_steps(self, row: int) -> Tensor:
         """Return which steps of a row are not padding, (L,) bool."""
         if self.valid is None:

@@ -1,17 +1,20 @@
 """The loss and the metrics of a model on a split of a task, and the rotation angles of its AUSSM layers by input symbol."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from math import isfinite
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from longscan.layers import AUSSM
 from longscan.tasks import Batch, Task
 from longscan.tasks.base import Split
+
+MIN_ERRORS = 20  # examples, from whose errors quantiles are found
 
 
 class Scores(NamedTuple):
@@ -47,6 +50,32 @@ def predict(model: nn.Module, batch: Batch) -> Tensor:
     else:
         output = model(batch.inputs, elapsed=batch.elapsed, valid=batch.valid, seq_idx=batch.seq_idx)
     return output
+
+
+@torch.no_grad()
+def error_quantiles(
+    model: nn.Module, batches: Iterable[Batch], levels: Sequence[float], batch_size: int
+) -> Tensor | None:
+    """Return quantiles of target - output at each scored step, (Q, S, C) float64 on the CPU, of a regression task.
+
+    None if the scored steps differ between examples, or if there are fewer than MIN_ERRORS examples.
+    """
+    device = next(model.parameters()).device
+    errors: list[Tensor] = []
+    for batch in batches:
+        assert batch.targets is not None
+        scored = batch.loss_mask if batch.loss_mask is not None else batch.valid
+        if scored is None:
+            scored = torch.ones(batch.inputs.shape[:2], dtype=torch.bool)
+        if not bool((scored == scored[:1]).all()) or (errors and errors[0].shape[1] != int(scored[0].sum())):
+            return None
+        parts = [batch.rows(first, batch_size) for first in range(0, len(batch.inputs), batch_size)]
+        output = torch.cat([predict(model, part.to(device)).float().cpu() for part in parts])
+        errors.append((batch.targets - output)[:, scored[0]])
+    together = torch.cat(errors)
+    if len(together) < MIN_ERRORS:
+        return None
+    return torch.from_numpy(np.quantile(together.double().numpy(), list(levels), axis=0))
 
 
 @torch.no_grad()

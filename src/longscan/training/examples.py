@@ -16,7 +16,7 @@ from longscan.report.svg import thin
 from longscan.tasks import Batch, Task
 from longscan.tasks.base import Split
 from longscan.tasks.regression import RegressionTask
-from longscan.training.evaluate import predict
+from longscan.training.evaluate import error_quantiles, predict
 
 MAX_EXAMPLES, MIN_EXAMPLES, MAX_STEPS = 256, 16, 2_000_000  # that are looked at: number, and steps of all
 MAX_WRONG, MAX_RIGHT = 4, 2  # of a classification that are shown
@@ -64,13 +64,8 @@ def _spread_batches(task: Task, split: Split, seed: int) -> list[Batch]:
 def _outputs(model: nn.Module, batch: Batch, batch_size: int) -> Tensor:
     """Return the model's output on a batch, on the CPU, made in parts of `batch_size` rows."""
     device = next(model.parameters()).device
-    parts = [_rows(batch, first, batch_size) for first in range(0, len(batch.inputs), batch_size)]
+    parts = [batch.rows(first, batch_size) for first in range(0, len(batch.inputs), batch_size)]
     return torch.cat([predict(model, part.to(device)).float().cpu() for part in parts])
-
-
-def _rows(batch: Batch, first: int, count: int = 1) -> Batch:
-    """Return some rows of a batch."""
-    return Batch(*(None if tensor is None else tensor[first : first + count] for tensor in batch))  # type: ignore[arg-type]
 
 
 def _find_answers(model: nn.Module, task: Task, batches: list[Batch], batch_size: int) -> dict[str, Any]:
@@ -89,7 +84,7 @@ def _find_answers(model: nn.Module, task: Task, batches: list[Batch], batch_size
             certainty = torch.where(wrong_rows, (is_wrong & scored).sum(1) / scored.sum(1), certainty)
         else:
             wrong_rows, certainty = is_wrong, best.values
-        found += [(bool(wrong_rows[i]), float(certainty[i]), _rows(batch, i)) for i in range(len(batch.inputs))]
+        found += [(bool(wrong_rows[i]), float(certainty[i]), batch.rows(i)) for i in range(len(batch.inputs))]
     wrong = sorted((one for one in found if one[0]), key=lambda one: -one[1])
     right = sorted((one for one in found if not one[0]), key=lambda one: one[1])
     chosen = wrong[:MAX_WRONG] + right[: MAX_RIGHT + max(0, MAX_WRONG - len(wrong)) // 2]
@@ -223,7 +218,7 @@ def _find_forecasts(
 ) -> dict[str, Any]:
     """Return the answers with the smallest, the median and the largest error, with intervals from the validation errors."""
     errors, rows, inside = [], [], []
-    interval = _error_interval(model, task, batch_size, seed)
+    interval = error_quantiles(model, _spread_batches(task, "valid", seed), (0.1, 0.9), batch_size)
     for batch in batches:
         assert batch.targets is not None
         scored = _scored_steps(batch, task)
@@ -231,7 +226,7 @@ def _find_forecasts(
         for i in range(len(batch.inputs)):
             difference = (batch.targets[i] - output[i])[scored[i]]
             errors.append(float(difference.square().mean()))
-            rows.append(_rows(batch, i))
+            rows.append(batch.rows(i))
             if interval is not None:
                 inside.append(float(((difference >= interval[0]) & (difference <= interval[1])).float().mean()))
     order = np.argsort(errors)
@@ -243,27 +238,8 @@ def _find_forecasts(
     return {"kind": "values", "coverage": coverage, "examples": examples}
 
 
-def _error_interval(model: nn.Module, task: RegressionTask, batch_size: int, seed: int) -> tuple[Tensor, Tensor] | None:
-    """Return the 10 % and the 90 % quantile of the validation errors at each scored step, (S, C) each.
-
-    None if the scored steps differ between examples, or if there are fewer than twenty examples.
-    """
-    differences: list[Tensor] = []
-    for batch in _spread_batches(task, "valid", seed):
-        assert batch.targets is not None
-        scored = _scored_steps(batch, task)
-        if not bool((scored == scored[:1]).all()) or (differences and differences[0].shape[1] != int(scored[0].sum())):
-            return None
-        differences.append((batch.targets - _outputs(model, batch, batch_size))[:, scored[0]])
-    together = torch.cat(differences)
-    if len(together) < 20:
-        return None
-    low, high = np.quantile(together.double().numpy(), [0.1, 0.9], axis=0)
-    return torch.from_numpy(low), torch.from_numpy(high)
-
-
 def _describe_forecast(
-    model: nn.Module, task: RegressionTask, batch: Batch, interval: tuple[Tensor, Tensor] | None
+    model: nn.Module, task: RegressionTask, batch: Batch, interval: Tensor | None
 ) -> dict[str, Any]:
     """Return one example with numbers as answers: input, truth and answer of some variables.
 
@@ -276,7 +252,7 @@ def _describe_forecast(
     times = (steps + task.target_offset).numpy()
     truth, answer = (task.in_units(part, batch)[0][scored].double().numpy() for part in (batch.targets, output))
     ends: list[np.ndarray] = []  # of the interval
-    for end in interval or ():
+    for end in () if interval is None else interval:
         shifted = output.clone()
         shifted[0, steps] += end.float()
         ends.append(task.in_units(shifted, batch)[0][scored].double().numpy())

@@ -11,6 +11,7 @@ import platform
 import re
 import shutil
 import subprocess
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import cached_property
@@ -33,7 +34,7 @@ from longscan.ops.dispatch import NATIVE
 from longscan.tasks import Batch
 from longscan.tasks.base import Split, Task
 from longscan.training.checkpoint import find_checkpoint, read_checkpoint, read_tensors, split_like
-from longscan.training.evaluate import Scores, evaluate, predict
+from longscan.training.evaluate import MIN_ERRORS, Scores, error_quantiles, evaluate, predict
 from longscan.training.parsing import load_settings, with_section
 from longscan.training.settings import ModelSettings, Settings
 
@@ -257,12 +258,20 @@ class Run:
 
     @torch.no_grad()
     def predict(
-        self, path: str | Path, which: str = "selected", missing: str | None = None, *, every_window: bool = False
+        self,
+        path: str | Path,
+        which: str = "selected",
+        missing: str | None = None,
+        *,
+        every_window: bool = False,
+        quantiles: Sequence[float] = (),
     ) -> list[dict[str, str | float]]:
         """Return the model's answers for the examples in a user's file, a row for each, as `Task.decode` names them.
 
         missing: how missing values are treated, "refuse" or "fill", for tasks with a setting of this name; None: as in training.
         every_window: forecast each window of the file, not only the steps after its end, for the task series_forecast.
+        quantiles: levels of quantiles of forecasts, which become columns such as price_q0.1. A quantile is the forecast plus the
+            quantile of the errors on the validation windows at the same step.
         """
         settings = self.settings
         task = settings.task if missing is None else _with_missing(settings.task, missing)
@@ -275,13 +284,45 @@ class Run:
         except (ValueError, OSError) as error:
             raise SettingError(one_line(error)) from error
         model = self.model(which)
+        errors = self._error_quantiles(model, task, quantiles) if quantiles else None
         rows: list[dict[str, str | float]] = []
         for first in range(0, len(examples.inputs), settings.training.batch_size):
-            part = slice(first, first + settings.training.batch_size)
-            batch = Batch(*(None if tensor is None else tensor[part] for tensor in examples))  # type: ignore[arg-type]
-            for row in task.decode(predict(model, batch), batch):
+            batch = examples.rows(first, settings.training.batch_size)
+            with torch.no_grad():
+                output = predict(model, batch)
+            found = task.decode(output, batch)
+            if errors is not None:
+                found = _with_quantiles(found, task, output, batch, errors, quantiles)
+            for row in found:
                 rows.append(row | {"example": first + int(row["example"])} if "example" in row else row)
         return task.add_times(rows, path)
+
+    def _error_quantiles(self, model: TrainedModel, task: Task, levels: Sequence[float]) -> Tensor:
+        """Return the quantiles (Q, S, C) of the errors on the validation windows of a forecast."""
+        shown = ",".join(f"{level:g}" for level in levels)
+        if task.plot_kind != "forecast":
+            raise setting_error("--quantiles", shown, f"left out, as the answers of task {task.name} are not forecasts")
+        if not all(0 < level < 1 for level in levels) or len(set(levels)) < len(levels):
+            raise setting_error("--quantiles", shown, "different numbers above 0 and below 1")
+        size = self.settings.training.batch_size
+        batches = [task.batch("valid", step, size) for step in range(task.num_batches("valid", size) or 0)]
+        errors = error_quantiles(model, batches, levels, size)
+        if errors is None:
+            raise setting_error("--quantiles", shown, f"left out, as there are fewer than {MIN_ERRORS} validation windows")
+        return errors
+
+
+def _with_quantiles(
+    rows: list[dict[str, str | float]], task: Task, output: Tensor, batch: Batch, errors: Tensor, levels: Sequence[float]
+) -> list[dict[str, str | float]]:
+    """Return the rows of forecasts (`Task.decode`) with a column for each variable and level, such as price_q0.1."""
+    assert batch.loss_mask is not None, "called for forecasts, which have a mask of the steps ahead"
+    for level, error in zip(levels, errors, strict=True):
+        shifted = output.clone()
+        shifted[:, batch.loss_mask[0]] += error.float()
+        for row, quantile in zip(rows, task.decode(shifted, batch), strict=True):
+            row |= {f"{name}_q{level:g}": value for name, value in quantile.items() if name not in ("example", "step")}
+    return rows
 
 
 def _with_missing(task: Task, missing: str) -> Task:

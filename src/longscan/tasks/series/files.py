@@ -155,7 +155,8 @@ def _parquet(path: Path) -> Any:
         import pyarrow as pa
         import pyarrow.parquet as pq
     except ModuleNotFoundError:
-        raise ImportError(f"{path} is a Parquet file, which needs the package pyarrow: pip install pyarrow") from None
+        needed = "pip install pyarrow, or longscan[parquet]"
+        raise ImportError(f"{path} is a Parquet file, which needs the package pyarrow: {needed}") from None
     try:
         return pq.ParquetFile(path, memory_map=True)
     except (pa.ArrowException, OSError) as error:

@@ -269,10 +269,10 @@ class SeriesForecast(SeriesFile, RegressionTask):
             if self.predicted == "windows":
                 cells["origin"] = dated[number][start + data.context - 1 - first]
             cells |= {"date" if store.is_dated else "time": dated[number][place], "ahead": ahead}
-            for variable, channel in zip(self.variables, data.targets.tolist(), strict=True):
-                cells[variable] = row[variable]
-                if self.predicted == "windows":
-                    known = place < store.lengths[number]
+            cells |= {name: value for name, value in row.items() if name not in ("example", "step")}
+            if self.predicted == "windows":
+                known = place < store.lengths[number]
+                for variable, channel in zip(self.variables, data.targets.tolist(), strict=True):
                     cells[f"{variable}_actual"] = float(values[first + place, channel]) if known else ""
             named.append(cells)
         return named
