@@ -242,7 +242,7 @@ class AutomataRecord(Provenance):
 
     a compiled language whose states were compared with the automaton; a language that cannot be compiled; a random automaton;
     tables of compiled programs with random changes; compiled weights with random changes; a learned model, or the compiled
-    model that it is compared with.
+    model that it is compared with; a model of any layers, learned on words that a checksum fixes.
 
     Attributes:
         amount: size of the change of the weights.
@@ -265,6 +265,8 @@ class AutomataRecord(Provenance):
         smoothing: share of a label that is spread over all answers in training.
         average: decay of the average of the weights that was tested; 0: the weights themselves.
         solved_at: first step at which a training batch was answered; None: never.
+        train_length: letters of a training word.
+        checksum: SHA-256 of the test words and their answers.
     """
 
     unknown_fields: ClassVar[bool] = False
@@ -275,6 +277,7 @@ class AutomataRecord(Provenance):
         ("tried", "change_the_language", "caught", "missed", "harmless", "harmless_but_refused"),
         ("case", "phase", "change", "amount", "seed"),
         ("case", "change", "seed", "derived_length", "elements", "layers", "blocks", "words", "states", "exact"),
+        ("case", "seed", "elements", "blocks", "steps", "train_length", "parameters", "checksum", "words", "states", "exact"),
     )
 
     case: NonEmptyStr | Missing = MISSING
@@ -327,6 +330,8 @@ class AutomataRecord(Provenance):
     smoothing: NonNegativeFloat | Missing = MISSING
     average: NonNegativeFloat | Missing = MISSING
     solved_at: PositiveInt | Missing | None = MISSING
+    train_length: PositiveInt | Missing = MISSING
+    checksum: NonEmptyStr | Missing = MISSING
     torch: NonEmptyStr
 
     def field_errors(self) -> Iterator[FieldError]:
