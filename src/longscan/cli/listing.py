@@ -20,7 +20,17 @@ TASK_GROUPS = {
 }
 # The groups of `longscan layers`: title, and names in a spec. Registered names that are in no group come last.
 LAYER_GROUPS = {
-    "Recurrences selected by the input": ("mamba", "s6", "mamba2", "mamba3", "gated_deltanet", "s7", "aussm", "pdssm", "mlstm"),
+    "Recurrences that depend on the input": (
+        "mamba",
+        "s6",
+        "mamba2",
+        "mamba3",
+        "gated_deltanet",
+        "s7",
+        "aussm",
+        "pdssm",
+        "mlstm",
+    ),
     "Linear time-invariant recurrences": ("s5", "lru", "s4d", "s4", "linoss"),
     "Attention and recurrences that run step by step, to compare with": ("attention", "gru", "lstm", "slstm"),
     "Further blocks": ("bidirectional", "feed_forward"),
