@@ -53,7 +53,7 @@ class Kind:
 
 
 KINDS = {
-    "streaming": Kind(16, 1, 1, whole=True),
+    "streaming": Kind(17, 1, 1, whole=True),
     "kills": Kind(50, 4, 60),
     "damage": Kind(2000, 300, 30),
     "tracing": Kind(2836, 40, 240),
