@@ -13,17 +13,19 @@ if TYPE_CHECKING:
     from longscan.reproduce import PublishedRow
 
 FOLDER = "runs/reproduce"
+TRACKING = "state-tracking"
 WIDTH = 100
 COLUMNS = {"row": 24, "published": 9, "recipe": 15, "data": 10, "seeds": 5, "updates": 9, "min": 3, "state": 11}  # of the list
 
 
 def reproduce(
-    target: Annotated[str, Doc("list, report, or a paper, table or row, such as aussm/table1")],
+    target: Annotated[str, Doc("list, report, a paper, table or row, such as aussm/table1, or state-tracking")],
     folder: Annotated[str | None, Doc(f"with list and report: the folder of the runs; {FOLDER} without it")] = None,
     *,
     paper: Annotated[Literal["aussm", "s7", "thesis", "mamba_lra"] | None, Doc("with list: only this paper")] = None,
     rows: Annotated[list[str] | None, Doc("only these rows of the table, by their names or the first parts of them")] = None,
     seeds: Annotated[PositiveInt | None, Doc("seeds of each row, from 0; those of the row's protocol without it")] = None,
+    updates: Annotated[PositiveInt | None, Doc("with state-tracking: updates of each model, 2500 without it")] = None,
     minutes: Annotated[PositiveFloat | None, Doc("after which all runs save a checkpoint and end")] = None,
     per_device: Annotated[PositiveInt | None, Doc("runs at a time on a GPU (8) or on the CPU (one for each core)")] = None,
     stacked: Annotated[
@@ -38,15 +40,17 @@ def reproduce(
         str | None, Doc("folder for an archive to carry to another machine: read before the runs, written after them")
     ] = None,
 ) -> int:
-    """Run rows of the papers' tables up to a time limit, list them, or compare our scores with the published ones."""
+    """Run rows of the papers' tables or the state-tracking benchmark, list them, or compare our scores with published ones."""
     from longscan.cli.runs import errors_as_lines
 
     of_runs: dict[str, object] = {"--rows": rows, "--seeds": seeds, "--minutes": minutes, "--per-device": per_device}
-    of_runs |= {"--stacked": stacked, "--pack": pack}
+    of_runs |= {"--stacked": stacked, "--pack": pack, "--updates": updates}
+    tracks = target.partition("/")[0] == TRACKING
     if target in ("list", "report"):
         unused = of_runs | ({"--out": out, "--readme": readme} if target == "list" else {"--paper": paper})
     else:
         unused = {"folder": folder, "--paper": paper, "--readme": readme}
+        unused |= {"--stacked": stacked, "--pack": pack} if tracks else {"--updates": updates}
     for option, value in unused.items():
         if value is not None:
             raise setting_error(option, value, f"left out with `longscan reproduce {target}`")
@@ -56,6 +60,8 @@ def reproduce(
         if target == "report":
             return _report(Path(folder or FOLDER), out or "docs/reproduction.md", readme)
         limit = math.inf if minutes is None else minutes
+        if tracks:
+            return _track(target, rows or [], seeds, updates, limit, per_device, out or FOLDER)
         return _run(target, rows or [], seeds, limit, per_device, stacked or "auto", out or FOLDER, pack)
 
 
@@ -67,6 +73,7 @@ def _list(folder: Path, paper: str | None) -> int:
 
     from longscan.reproduce.page import list_lines, read_outcomes
     from longscan.reproduce.rows import read_rows
+    from longscan.reproduce.state_tracking import read_rows as read_tracking
 
     console = Console(width=WIDTH, highlight=False, file=stdout().file)
     rows = [row for row in read_rows() if paper is None or row.id.startswith(f"{paper}/")]
@@ -83,6 +90,9 @@ def _list(folder: Path, paper: str | None) -> int:
     own = [row for row in rows if row.status not in ("cited", "repeated")]
     runnable = sum(row.status == "recipe" for row in own)
     echo(f"{len(rows)} rows: {len(own)} of the papers' own, {runnable} with a recipe; min: GPU minutes of all seeds, expected")
+    if paper is None:
+        found = len(read_tracking(folder))
+        echo(f"`longscan reproduce {TRACKING}` trains models on the word problems of seven groups: {found} rows in {folder}")
     return 0
 
 
@@ -92,11 +102,12 @@ def _report(folder: Path, out: str, readme: str | None) -> int:
     from longscan.report.results import replace_between
     from longscan.reproduce.page import SUMMARY_MARKERS, read_outcomes, report_page, summary_table
     from longscan.reproduce.rows import read_rows
+    from longscan.reproduce.state_tracking import read_rows as read_tracking
 
     if not folder.is_dir():
         raise setting_error("folder", str(folder), "a folder that `longscan reproduce` made")
     outcomes = read_outcomes(read_rows(), folder)
-    page = report_page(outcomes, f"longscan reproduce report {folder} --out {out}")
+    page = report_page(outcomes, f"longscan reproduce report {folder} --out {out}", read_tracking(folder))
     if readme is not None:
         summary = Path(readme)
         text = replace_between(summary.read_text("utf-8"), SUMMARY_MARKERS, summary_table(outcomes), summary)
@@ -105,6 +116,34 @@ def _report(folder: Path, out: str, readme: str | None) -> int:
     path.parent.mkdir(parents=True, exist_ok=True)
     echo(f"report: {write_text(path, page)}")
     return 0
+
+
+def _track(
+    target: str,
+    names: Sequence[str],
+    seeds: int | None,
+    updates: int | None,
+    minutes: float,
+    per_device: int | None,
+    out: str,
+) -> int:
+    """Train models of the state-tracking benchmark, print what ended and what is left, and return the exit code."""
+    from longscan.reproduce import state_tracking
+
+    failed: list[str] = []
+
+    def show(line: str) -> None:
+        if ": ended with code" in line or ": failed" in line:
+            failed.append(line)
+        echo(line)
+
+    pairs = state_tracking.find_targets(target, names)
+    seeds, updates = seeds or state_tracking.SEEDS, updates or state_tracking.UPDATES
+    left = state_tracking.run(pairs, out, seeds=seeds, updates=updates, minutes=minutes, per_device=per_device, echo=show)
+    if left:
+        echo(f"{len(left)} trainings are not over; the same command continues them")
+    echo(f"`longscan reproduce report {out}` writes the table")
+    return 1 if failed else 0
 
 
 def _run(

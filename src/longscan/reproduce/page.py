@@ -12,6 +12,7 @@ from longscan.report.records import Record, read_folder
 from longscan.report.statistics import mean_interval
 from longscan.reproduce.rows import PublishedRow, read_rows
 from longscan.reproduce.runs import device_seconds, progress_of
+from longscan.reproduce.state_tracking import report_lines as tracking_lines
 from longscan.reproduce.verdicts import VERDICTS, Verdict, margin_of, verdict
 
 
@@ -228,8 +229,11 @@ def _counts_text(verdicts: Sequence[Verdict]) -> str:
 HEADER = "| row | published | ours | seeds | constant | updates, of published | minutes | verdict |"
 
 
-def report_page(outcomes: Sequence[Outcome], command: str) -> str:
-    """Return the Markdown page that compares our runs with the published figures."""
+def report_page(outcomes: Sequence[Outcome], command: str, tracking: Sequence[Record] = ()) -> str:
+    """Return the Markdown page that compares our runs with the published figures.
+
+    tracking: rows of `longscan.reproduce.state_tracking`, whose table comes before the verdicts.
+    """
     runnable = [one for one in outcomes if one.row.status == "recipe"]
     figures = merge_candidates(runnable, all_begun=True)
     lines = [
@@ -250,6 +254,8 @@ def report_page(outcomes: Sequence[Outcome], command: str) -> str:
             lines += ["", f"### {table}: {members[0].row.figure['table']}, {metrics}", "", HEADER, "|---|" + "---|" * 7]
             lines += [_report_line(table, one) for one in merge_candidates(members)]
             lines += _note_lines(table, [one.row for one in members])
+    if tracking:
+        lines += ["", "## State tracking", "", *tracking_lines(tracking)]
     lines += ["", "## Verdicts", "", *(f"- **{name}**: {meaning}." for name, meaning in VERDICTS.items())]
     lines += ["", "## Figures without a run", ""]
     reasons: dict[str, int] = {}

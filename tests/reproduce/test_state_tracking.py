@@ -1,0 +1,162 @@
+"""The state-tracking benchmark: its words do not change, and a run adds rows, continues and is reported."""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from longscan import automata
+from longscan.cli import main
+from longscan.report.records import read_records
+from longscan.reproduce import state_tracking, word_problems
+from longscan.reproduce.state_tracking import MAX_PARAMETERS, MODELS, RECORDS, Training, find_targets, report_lines
+from longscan.reproduce.word_problems import random_words, word_problem
+
+ORDERS = {"Z2": 2, "Z5": 5, "S3": 6, "A4": 12, "S4": 24, "A5": 60, "S5": 120}
+OWN = [name for name, entry in MODELS.items() if entry.package is None]
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Trainings of two words of four letters, tested on three words."""
+    monkeypatch.setattr(state_tracking, "BATCH_SIZE", 2)
+    monkeypatch.setattr(state_tracking, "TRAIN_LENGTH", 4)
+    monkeypatch.setattr(state_tracking, "scored_words", lambda dfa: random_words(len(dfa.alphabet), "test", 0, np.arange(3), 512))
+
+
+@pytest.mark.parametrize("group", list(ORDERS))
+def test_words_of_every_group_have_their_checksums(group: str) -> None:
+    assert word_problem(group).size == ORDERS[group]
+
+
+def test_other_words_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(word_problems.CHECKSUMS["S3"], "test", "0")
+    with pytest.raises(RuntimeError, match=r"the words of S3, test, must have the checksum 0, got [0-9a-f]{64}"):
+        word_problem("S3")
+
+
+def test_words_differ_between_splits_seeds_and_numbers_and_extend_shorter_ones() -> None:
+    words = random_words(2, "train", 0, np.arange(4), 100)
+    assert np.array_equal(words[:, :7], random_words(2, "train", 0, np.arange(4), 7))
+    assert np.array_equal(words[2:], random_words(2, "train", 0, np.arange(2, 4), 100))
+    others = [*random_words(2, "train", 1, np.arange(4), 100), *random_words(2, "test", 0, np.arange(4), 100)]
+    assert len({word.tobytes() for word in [*words, *others]}) == 12
+    assert 0.4 < words.mean() < 0.6
+
+
+@pytest.mark.parametrize("model", OWN)
+def test_models_keep_the_budget_of_parameters_for_the_largest_group(model: str) -> None:
+    with torch.device("meta"):
+        built = MODELS[model].build(4, ORDERS["S5"])
+    assert sum(p.numel() for p in built.parameters()) <= MAX_PARAMETERS
+
+
+@pytest.mark.usefixtures("small")
+def test_a_stopped_training_continues_to_the_same_weights(tmp_path: Path) -> None:
+    whole = Training("S3", "gru", 1, 6, tmp_path / "whole.pt", torch.device("cpu"))
+    row = whole.run()
+    file = tmp_path / "stopped.pt"
+    stopped = Training("S3", "gru", 1, 6, file, torch.device("cpu"))
+    for step in range(3):
+        stopped.engine.update(stopped.batch(step))
+    stopped.save()
+    again = Training("S3", "gru", 1, 6, file, torch.device("cpu"))
+    assert again.engine.step == 3
+    continued = again.run()
+    assert row is not None
+    assert continued is not None
+    for name, values in whole.model.state_dict().items():
+        torch.testing.assert_close(again.model.state_dict()[name], values, rtol=0, atol=0)
+    assert continued["states"] == row["states"]
+    assert set(row["states"]) == {str(n) for n in word_problems.LENGTHS}
+
+
+@pytest.mark.usefixtures("small")
+def test_a_signal_saves_the_training(tmp_path: Path) -> None:
+    training = Training("Z2", "gru", 0, 6, tmp_path / "seed_0.pt", torch.device("cpu"))
+    (watch,) = training.engine.callbacks
+    watch.signalled = True  # type: ignore[attr-defined]
+    assert training.run() is None
+    assert Training("Z2", "gru", 0, 6, tmp_path / "seed_0.pt", torch.device("cpu")).engine.step == 1
+
+
+@pytest.mark.usefixtures("small")
+def test_a_loss_that_is_not_finite_is_recorded(tmp_path: Path) -> None:
+    training = Training("Z2", "gru", 0, 2, tmp_path / "seed_0.pt", torch.device("cpu"))
+    with torch.no_grad():
+        next(training.model.parameters()).fill_(float("nan"))
+    row = training.run()
+    assert row is not None
+    assert "not finite" in row["refused"]
+    assert "states" not in row
+    assert "1 failed" in "\n".join(report_lines([row]))
+
+
+def test_a_run_adds_the_compiled_models_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for _ in range(2):
+        argv = ["reproduce", "state-tracking", "--rows", "S3/compiled", "A5/compiled", "--out", str(tmp_path)]
+        assert main(argv) == 0
+    solvable, other = read_records(tmp_path / RECORDS)
+    assert (solvable["derived_length"], solvable["layers"], solvable["exact"]["512"]) == (2, 2, 1.0)
+    assert solvable["certificate"].startswith("certified for words of every length")
+    assert "A5" in other["refused"]
+    assert capsys.readouterr().out.count("state-tracking/S3/compiled: certified") == 1
+
+    assert main(["reproduce", "report", str(tmp_path), "--out", str(tmp_path / "page.md")]) == 0
+    page = (tmp_path / "page.md").read_text()
+    (line,) = [line for line in page.splitlines() if line.startswith("| S3 | compiled")]
+    assert line.endswith("| 1.000 | 1.000 | 1.000 | 1.000 |")
+    assert "| A5 | compiled: none" in page
+    assert "Not run: Z2/pdssm" in page
+
+
+def test_a_process_trains_a_model_and_its_row_is_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    argv = ["reproduce", "state-tracking/Z2/gru", "--seeds", "1", "--updates", "1", "--out", str(tmp_path)]
+    assert main(argv) == 0
+    (row,) = read_records(tmp_path / RECORDS)
+    assert (row["case"], row["blocks"], row["steps"], row["seed"]) == ("Z2", "gru", 1, 0)
+    assert row["words"] == [[500, 512]]
+    assert row["command"] == "longscan reproduce state-tracking/Z2/gru --updates 1"
+    assert "right states" in capsys.readouterr().out
+    assert any(line.startswith("| Z2 | `gru` | ") for line in report_lines([row]))
+    monkeypatch.setattr(sys, "executable", "no such program")  # nothing is trained twice
+    assert main(argv) == 0
+    assert len(read_records(tmp_path / RECORDS)) == 1
+
+
+def test_targets_name_groups_models_or_both() -> None:
+    assert len(find_targets("state-tracking")) == 7 * (len(MODELS) + 1)
+    assert find_targets("state-tracking/A5/pdssm") == [("A5", "pdssm")]
+    assert find_targets("state-tracking", ["A5/gru", "pdssm"])[:2] == [("A5", "gru"), ("Z2", "pdssm")]
+    assert find_targets("state-tracking/S3", ["gru"]) == [("S3", "gru")]
+    with pytest.raises(ValueError, match=r"did you mean pdssm\?"):
+        find_targets("state-tracking", ["pdsm"])
+
+
+def test_a_missing_package_leaves_its_models_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def nowhere(name: str) -> Any:
+        assert name == "fla"
+
+    monkeypatch.setattr(state_tracking, "find_spec", nowhere)
+    assert main(["reproduce", "state-tracking/S3/fla_deltaproduct", "--out", str(tmp_path)]) == 0
+    assert "needs the package flash-linear-attention, which is not installed" in capsys.readouterr().out
+
+
+def test_options_of_papers_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["reproduce", "state-tracking", "--pack", str(tmp_path)]) == 2
+    assert "`--pack` must be left out with `longscan reproduce state-tracking`" in capsys.readouterr().err
+    assert main(["reproduce", "aussm/table1", "--updates", "3"]) == 2
+    assert "`--updates` must be left out" in capsys.readouterr().err
+
+
+def test_compiled_depth_is_that_of_the_analysis() -> None:
+    row = state_tracking.compiled_row("A4")
+    (holonomy,) = automata.analyse(word_problem("A4")).holonomy
+    assert row["derived_length"] == row["layers"] == len(holonomy.series) == 2
