@@ -15,9 +15,12 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
+from torch.autograd.function import once_differentiable
 
+from longscan.distributed.context import SequenceSplit, current_split
 from longscan.ops import dispatch
 from longscan.ops._signature import Limits, Signature
+from longscan.ops.pieces import PieceExchange
 from longscan.ops.tracing import in_func_transform, is_compiled_or_transformed
 
 GROUPED = ("triton",)  # native backends whose kernels take parameters with a leading axis of groups
@@ -61,6 +64,23 @@ class _Recorded(torch.autograd.Function):
         return (None, *ctx.op.differentiate(ctx, *grads))
 
 
+class _Piece(torch.autograd.Function):
+    """The autograd rule of a kernel on a piece of split sequences, with the exchange of the states between pieces."""
+
+    @staticmethod
+    def forward(ctx: Any, op: "_CustomOp", exchange: PieceExchange, *args: Any) -> Any:
+        ctx.op, ctx.exchange = op, exchange
+        y, _, *kept = op.call_unchecked(*args, enter=exchange.enter)
+        output = y, exchange.last, *kept
+        op.save(ctx, args, output)
+        return output
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        return (None, None, *ctx.op.differentiate(ctx, *grads, exchange=ctx.exchange))
+
+
 class _CustomOp:
     """One custom op: call it with the positional arguments of its schema.
 
@@ -101,6 +121,13 @@ class _CustomOp:
         if torch.is_grad_enabled() and any(x.requires_grad for x in tensors):
             return _Recorded.apply(self, *args)  # type: ignore[no-untyped-call]
         return self.call_unchecked(*args)
+
+    def run_piece(self, exchange: PieceExchange, *args: Any) -> tuple[Tensor, Tensor]:
+        """Return the outputs of a piece of split sequences, and the state after the last piece."""
+        if torch.is_grad_enabled() and any(isinstance(x, Tensor) and x.requires_grad for x in args):
+            y, last, *_ = _Piece.apply(self, exchange, *args)  # type: ignore[no-untyped-call]
+            return y, last
+        return self.call_unchecked(*args, enter=exchange.enter)[0], exchange.last
 
     def vmap(self, info: Any, in_dims: tuple[int | None, ...], *args: Any) -> tuple[Any, Any]:
         """Fold the mapped axis into the batch where every mapped argument has one.
@@ -149,6 +176,8 @@ class NativeOp:
         chunk_states: the shape of a third output, from the backend's module, the first input and the initial state. `forward`
             then takes a last constant, `keep`: whether it returns these states for `backward`, or an empty tensor.
         may_be_empty, limits: as `Signature` takes them.
+        pieces: the backends whose `forward` and `backward` take `enter` and `leave`, by which a `PieceExchange` exchanges states
+            between pieces of split sequences.
     """
 
     def __init__(
@@ -164,8 +193,9 @@ class NativeOp:
         chunk_states: Callable[[Any, Tensor, Tensor], Sequence[int]] | None = None,
         may_be_empty: Sequence[str] = (),
         limits: Limits | None = None,
+        pieces: Sequence[str] = (),
     ) -> None:
-        self._name = name
+        self._name, self._pieces = name, pieces
         declared = {text.split(":")[0].rstrip("?"): text for text in inputs}
         optional = {text.split(":")[0].rstrip("?") for text in inputs if "?" in text.split(":")[0]}
         axis_of = {text.partition(": ")[0]: text.partition(": ")[2] for text in constants}
@@ -173,7 +203,7 @@ class NativeOp:
         keeps = () if chunk_states is None else ("chunk_states",)
         results = (*like, *keeps)
         constants = (*axis_of, *(("keep",) if keeps else ()))
-        arguments = (*declared, *constants)
+        self._arguments = arguments = (*declared, *constants)
         same_shape = {"grad_y": like[results[0]], "grad_final": like[results[1]], **like}
 
         def signature_of(op: str, names: Sequence[str]) -> Signature:
@@ -220,21 +250,25 @@ class NativeOp:
             check(forward_signature, dict(zip(arguments, args, strict=False)), args[-1])
             return forward_unchecked(*args)
 
-        def forward_unchecked(*args: Any) -> Any:
+        def forward_unchecked(*args: Any, enter: Callable[[Tensor, Tensor], Tensor] | None = None) -> Any:
             *given, backend = _contiguous(args)
-            module = self._module(backend)
+            module, more, back = self._module(backend), {}, {}
             if backend != "triton":
-                return tuple(module.forward(*given))
+                return tuple(module.forward(*given, **({} if enter is None else {"enter": enter})))
             from longscan.ops import _triton_launch
+
+            if enter is not None:
+                more["enter"] = lambda *sent: sent[1] if _triton_launch.is_compiling() else enter(*sent)
+                back["leave"] = lambda grad: grad
 
             def later() -> None:
                 known = dict(zip((*arguments, *results), (*given, *forward_fake(*given, backend)), strict=True))
                 if known.get("keep", True):
-                    module.backward(*(known[x] for x in results[:2]), *(known[x] for x in saved))
+                    module.backward(*(known[x] for x in results[:2]), *(known[x] for x in saved), **back)
 
-            return tuple(_triton_launch.compiled_together(lambda: module.forward(*given), later))
+            return tuple(_triton_launch.compiled_together(lambda: module.forward(*given, **more), later))
 
-        def backward(*args: Any) -> Any:
+        def backward(*args: Any, leave: Callable[[Tensor], Tensor] | None = None) -> Any:
             check(backward_signature, dict(zip(backward_arguments, args, strict=False)), args[-1])
             *given, backend = args
             module, known = self._module(backend), dict(zip(backward_arguments, given, strict=True))
@@ -247,7 +281,7 @@ class NativeOp:
                 else:  # a graph recorded where no gradient was wanted, which is asked for one now
                     inputs = _contiguous([x == "keep" or known[x] for x in arguments])
                     given = [module.forward(*inputs)[2] if x is kept else x for x in given]
-            return tuple(module.backward(*_contiguous(given)))
+            return tuple(module.backward(*_contiguous(given), **({} if leave is None else {"leave": leave})))
 
         def check_chunk_states(x: Tensor, shape: tuple[int, ...], like: Tensor) -> None:
             if x.shape != shape:
@@ -286,13 +320,20 @@ class NativeOp:
             ctx.set_materialize_grads(False)  # it would make zeros for what is kept for the backward, too
             ctx.results = [(result.shape, result.dtype) for result in output[:2]]
 
-        def differentiate(ctx: Any, *grads: Tensor | None) -> Any:
+        def differentiate(ctx: Any, *grads: Tensor | None, exchange: PieceExchange | None = None) -> Any:
             tensors = ctx.saved_tensors
             given = [
                 tensors[0].new_zeros(shape, dtype=dtype) if x is None else x
                 for x, (shape, dtype) in zip(grads, ctx.results, strict=False)
             ]
-            found = dict(zip(gradients, second(*given, *tensors, *ctx.constants, ctx.backend), strict=True))
+            arguments_of_second = *given, *tensors, *ctx.constants, ctx.backend
+            if exchange is None:
+                found = dict(zip(gradients, second(*arguments_of_second), strict=True))
+            else:
+                by_input = backward(*arguments_of_second, leave=lambda grad: exchange.leave(grad, given[1]))
+                found = dict(zip(gradients, by_input, strict=True))
+                if exchange.split.rank:  # the first piece alone reads the initial state
+                    found["initial_state"] = torch.zeros_like(found["initial_state"])
             return (*(None if name in ctx.absent else found.get(name) for name in arguments), None)
 
         def remember_backend(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:  # noqa: ARG001
@@ -327,6 +368,22 @@ class NativeOp:
         if forward_ad._current_level >= 0 and any(_has_tangent(x) for x in args if isinstance(x, Tensor)):
             raise RuntimeError(f"{self._name}: the {args[-1]} backend has no forward-mode derivative; use backend='eager'")
         return self._first(*args)
+
+
+    def of_piece(self, *args: Any, is_complex: bool) -> Callable[[SequenceSplit], tuple[Tensor, Tensor]] | None:
+        """Return a function that runs the op on a piece of split sequences, as `scan_piece` takes it; None where it cannot.
+
+        args: as in a call; the initial state is that before the first piece. is_complex: as `PieceExchange` takes it.
+        """
+        tensors = [x for x in args if isinstance(x, Tensor)]
+        if current_split() is None or args[-1] not in self._pieces or is_compiled_or_transformed(*tensors):
+            return None
+        known = dict(zip(self._arguments, args, strict=False))
+
+        def run(split: SequenceSplit) -> tuple[Tensor, Tensor]:
+            return self._first.run_piece(PieceExchange(split, known["initial_state"], known["flags"], is_complex), *args)
+
+        return run
 
 
 def _has_tangent(x: Tensor) -> bool:

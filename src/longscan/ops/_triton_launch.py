@@ -304,6 +304,11 @@ def compiled_together(call: Callable[[], Any], *later: Callable[[], object]) -> 
         _ahead.calls = ()
 
 
+def is_compiling() -> bool:
+    """Whether launches only compile: tensors then have no results."""
+    return _ahead.compiling
+
+
 def _compile_ahead() -> None:
     """Go through the calls once, without a launch."""
     calls, _ahead.calls = _ahead.calls, ()

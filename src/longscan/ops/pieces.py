@@ -3,6 +3,10 @@
 A scan maps the state h before a piece to the state P h + s after it: P is the product of the piece's factors, s the state after
 the piece from a zero state. Each process computes P and s of its piece, all processes exchange them once, each computes the state
 before its piece from those of the earlier ones, and scans its piece from there.
+
+Native kernels that take a `PieceExchange` compute P and s by a first pass without outputs. Their backward pass mirrors this: with
+g = dL/dh after a piece, that before it is P^H g + q, where q is its part from the outputs of the piece. A first pass finds q, all
+processes exchange it, and one backward pass from g follows. Other backends scan twice, and autograd goes back through both scans.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,6 +18,7 @@ from torch import Tensor
 from longscan._tensor_types import OptionalTensor
 from longscan.distributed.collectives import all_gather_together
 from longscan.distributed.context import SequenceSplit, current_split
+from longscan.numerics.pairs import constant, multiply
 from longscan.ops.arguments import INVALID, RESET, carry_dtype, flag_masks
 from longscan.ops.chunks import long_chunk, run_chunk
 
@@ -32,12 +37,64 @@ class PieceMap(NamedTuple):
     apply: Callable[..., Tensor]
 
 
+class PieceExchange:
+    """The exchange of a native scan of a piece of split sequences, forward and backward.
+
+    Args:
+        split: how sequences are split.
+        initial_state: (B, ...), the state before the first piece.
+        flags: (B, L) from `step_flags`, or None.
+        is_complex: whether states and factors are real pairs (..., 2) that stand for complex numbers.
+    """
+
+    def __init__(self, split: SequenceSplit, initial_state: Tensor, flags: Tensor | None, is_complex: bool) -> None:
+        self.split, self.initial_state, self.flags, self.is_complex = split, initial_state, flags, is_complex
+        self.factors = self.last = initial_state  # until `enter` has found them
+        self.restarts: list[Tensor] = []
+
+    def enter(self, factor: Tensor, final: Tensor) -> Tensor:
+        """Return the state before this piece, from its factor and its state after the piece from a zero state.
+
+        factor: of the shape of the state. It need not consider restarts. `last` becomes the state after the last piece.
+        """
+        restarts = [] if self.flags is None else [(self.flags == RESET).any(1).to(final.dtype)]
+        finals, self.factors, *self.restarts = all_gather_together([final, factor, *restarts], self.split)
+        entering = state = self.initial_state
+        for piece in range(self.split.size):
+            entering = state if piece == self.split.rank else entering
+            state = finals[piece] + self._carry(piece, state, self.factors[piece])
+        self.last = state
+        return entering
+
+    def leave(self, grad: Tensor, grad_last: Tensor) -> Tensor:
+        """Return the gradient with respect to the state after this piece.
+
+        grad: with respect to the state before this piece, for a zero gradient of the state after it; grad_last: with respect to
+        this process's copy of the state after the last piece.
+        """
+        grads, of_last = all_gather_together([grad, grad_last], self.split)
+        result = of_last.sum(0)
+        for piece in range(self.split.size - 1, self.split.rank, -1):
+            factor = self.factors[piece]
+            factor = factor * constant(factor, 1.0, -1.0) if self.is_complex else factor
+            result = grads[piece] + self._carry(piece, result, factor)
+        return result
+
+    def _carry(self, piece: int, state: Tensor, factor: Tensor) -> Tensor:
+        """Return what a piece leaves of the state before it, or in reverse of the gradient after it."""
+        carried = multiply(factor, state) if self.is_complex else factor * state
+        for restarts in self.restarts:
+            carried = torch.where(restarts[piece].view(-1, *(1,) * (carried.ndim - 1)) > 0, 0, carried)
+        return carried
+
+
 def scan_piece(
     run: Callable[[Tensor], tuple[Tensor, Tensor]],
     initial_state: Tensor,
     flags: Tensor | None,
     make_map: Callable[[], PieceMap],
     local_final: Callable[[], Tensor] | None = None,
+    native: Callable[[SequenceSplit], tuple[Tensor, Tensor]] | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Return `run(initial_state)`; for the piece of a split sequence the outputs of the piece and the state after the last piece.
 
@@ -47,10 +104,13 @@ def scan_piece(
         flags: (B, L) from `step_flags`, or None.
         make_map: function that returns the linear part of this piece's map. It need not consider restarts.
         local_final: function that returns the state after the piece from a zero state; None to take it from `run`.
+        native: function that returns the result by a native kernel with a `PieceExchange`, in place of all others.
     """
     split = current_split()
     if split is None:
         return run(initial_state)
+    if native is not None:
+        return native(split)
     final = run(torch.zeros_like(initial_state))[1] if local_final is None else local_final()
     entering, last = pass_states(split, initial_state, final, make_map(), flags)
     return run(entering)[0], last

@@ -40,6 +40,7 @@ _native = NativeOp(
     gradients={name: name for name in _inputs},
     batched=lambda _: ("u", "dt", "B", "C", "z", "initial_state", "dt_scale", "flags"),
     chunk_states=lambda module, u, initial_state: module.chunk_states_shape(*u.shape, *initial_state.shape[2:]),
+    pieces=("triton",),
 )  # fmt: skip
 
 
@@ -132,7 +133,14 @@ def selective_scan(
         return decay_map(run_chunk(add_step_sizes, (tensors[1], tensors[7], tensors[9])), tensors[2])
 
     with without_autocast(u):
-        y, final = scan_piece(run, initial_state, flags, make_map, lambda: run(torch.zeros_like(initial_state), None, None)[1])
+        y, final = scan_piece(
+            run,
+            initial_state,
+            flags,
+            make_map,
+            lambda: run(torch.zeros_like(initial_state), None, None)[1],
+            _native.of_piece(*tensors, dt_softplus, paired, keeps_chunk_states(*tensors[:-1]), chosen, is_complex=is_complex),
+        )
     return y.to(out), restore_complex(final, form) if is_complex else final
 
 

@@ -18,6 +18,7 @@ and all steps in the registers of a thread. So steps are scanned, and most state
 belongs to a channel alone is (T, BD), what belongs to a state (T, NB): loaded once, and softplus and silu taken once.
 """
 
+from collections.abc import Callable
 from math import isqrt
 from typing import Any, NamedTuple
 
@@ -916,11 +917,13 @@ def forward(
     dt_softplus: bool,
     paired: bool,
     keep: bool,
+    enter: Callable[[Tensor, Tensor], Tensor] | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """y (B, L, D), the final state (B, D, N[, 2]) and what `backward` needs where `keep`. Complex where the state has four axes.
 
     Contiguous tensors, the state and the parameters of one real dtype; L, D and N at least 1. The parameters A (D, N[, 2]), D and
-    dt_bias may have one more leading axis, of groups: as many runs of batch rows then have parameters of their own.
+    dt_bias may have one more leading axis, of groups: as many runs of batch rows then have parameters of their own. enter: the
+    initial state, from the factor of these steps and the state that they leave from 0.
     """
     p = _problem(u, A, initial_state, dt_softplus, paired, "")
     split = launch.plan(p.op, p.length, p.programs)
@@ -930,10 +933,17 @@ def forward(
     inputs = (u, dt, A, B, C, D, z, dt_bias, dt_scale, initial_state)
     with launch.on_device(u):
         start = None
-        if split.parallel and split.splits > 1:
+        if enter is not None or (split.parallel and split.splits > 1):
             mult, ends = (initial_state.new_empty((p.batch, split.splits, p.size, p.parts)) for _ in range(2))
             start = initial_state.new_empty((p.batch, split.splits + 1, p.size, p.parts))
             _scan(p, split, (*inputs, None, flags, None, None, None, mult, ends), True)
+            if enter is not None:
+                one = torch.zeros_like(initial_state)
+                (one if p.parts == 1 else one[..., 0]).fill_(1)
+                _chain(p, split, mult, torch.zeros_like(ends), one, flags, start, False)
+                factor = start[:, -1].clone().view(initial_state.shape)
+                _chain(p, split, mult, ends, torch.zeros_like(initial_state), flags, start, False)
+                initial_state = enter(factor, start[:, -1].clone().view(initial_state.shape)).contiguous()
             _chain(p, split, mult, ends, initial_state, flags, start, False)
         _scan(p, split, (*inputs, start, flags, y, final, kept if keep else None, None, None), False)
     return y, final, kept
@@ -972,10 +982,14 @@ def backward(
     chunk_states: Tensor,
     dt_softplus: bool,
     paired: bool,
+    leave: Callable[[Tensor], Tensor] | None = None,
 ) -> tuple[Tensor, ...]:
-    """Gradients of u, dt, A, B, C, D, z, dt_bias, initial_state and dt_scale; empty where the input is None."""
+    """Gradients of u, dt, A, B, C, D, z, dt_bias, initial_state and dt_scale; empty where the input is None.
+
+    leave: in place of grad_final, that of the final state from that of the initial state if it is 0.
+    """
     p, like = _problem(u, A, initial_state, dt_softplus, paired, "_backward"), initial_state
-    split, links, at_once = _plan_backward(p, like.element_size())
+    split, links, at_once = _plan_backward(p, like.element_size(), leave is not None)
     steps, held = split.span * split.T, split.splits if split.parallel else 1
     sliced, chains = links == 1 and p.blocks > 1, launch.ceil_div(p.blocks, links)
     du, ddt, dz = (u.new_empty(0) if x is None else torch.empty_like(x) for x in (u, dt, z))
@@ -988,6 +1002,9 @@ def backward(
         if split.parallel:
             mult, local = (torch.empty_like(sums) for _ in range(2))
             _scan_backward(p, split, (*inputs, None, adjoints, *[None] * 7, local, mult, None), links, True)
+            if leave is not None:
+                _chain(p, split, mult, local, torch.zeros_like(grad_final), flags, adjoints, True)
+                grad_final = leave(adjoints[:, 0].reshape(grad_final.shape)).contiguous()
             _chain(p, split, mult, local, grad_final, flags, adjoints, True)
         else:
             adjoints[:, 0] = grad_final.view(p.batch, p.size, p.parts)
@@ -1022,20 +1039,23 @@ def backward(
     return du, ddt, dA, dB, dC, dD, dz, d_bias, d_initial, d_scale
 
 
-def _plan_backward(p: _Problem, number: int) -> tuple[launch.Plan, int, int]:
+def _plan_backward(p: _Problem, number: int, piece: bool) -> tuple[launch.Plan, int, int]:
     """How the backward divides the steps, the programs of a chain, and how many splits are in a launch.
 
-    number: bytes of one. Where chains have one link, slices leave the parts of dB and dC in 2 / 5 of `SCRATCH`, if it can be.
+    number: bytes of one. piece: whether the gradient of the final state is found between two passes, so that splits are parallel,
+    whose first pass that is. Where chains have one link, slices leave the parts of dB and dC in 2 / 5 of `SCRATCH`, if it can be.
     """
     splits, tile = _side_by_side(p.programs, p.constants["num_warps"]), launch.TABLE[p.op].steps
     programs = launch.ceil_div(launch.PROGRAMS, splits)
     split = launch.plan(p.op, p.length, programs, chunk=p.each)
+    split = split._replace(parallel=split.parallel or piece)
     longest = max(1, split.span * split.T // (tile * LAG)) if p.op in CHAINS else 1
     links = launch.ceil_div(p.blocks, launch.ceil_div(p.blocks, longest))
     if links > 1 or p.blocks == 1:
         return split, links, split.splits
     chunks = 2 * launch.SCRATCH // 5 // (2 * p.programs * p.states * p.parts * number * p.each)  # whose parts have room
     split = launch.plan(p.op, p.length, programs, max(1, chunks // splits), p.each)
+    split = split._replace(parallel=split.parallel or piece)
     return split, links, min(split.splits, max(1, chunks // split.span)) if split.parallel else 1
 
 

@@ -42,6 +42,7 @@ _native = NativeOp(
     gradients={name: name for name in _inputs},
     batched=lambda _: ("u", "dt", "z", "initial_state", "flags"),
     chunk_states=lambda module, u, initial_state: module.chunk_states_shape(*u.shape, initial_state.shape[2]),
+    pieces=("triton",),
 )  # fmt: skip
 
 
@@ -141,6 +142,7 @@ def unitary_scan(
             flags,
             lambda: _rotation_map(tensors, flags, phase_dt),
             lambda: run(torch.zeros_like(tensors[8]), None, None)[1],
+            _native.of_piece(*tensors, phase_dt, keeps_chunk_states(*tensors[:-1]), chosen, is_complex=True),
         )
     return y.to(out), restore_complex(final, form)
 

@@ -26,6 +26,7 @@ own, from the largest of its slopes. SiLUs, skip and gate are elementwise kernel
 not all compute them again; what they hand to a scan has the time axis last.
 """
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -34,6 +35,7 @@ import triton.language as tl
 from torch import Tensor
 
 from longscan._tensor_types import OptionalTensor
+from longscan.numerics.pairs import multiply, polar
 from longscan.ops import _triton_launch as launch
 from longscan.ops._triton import fast_sincos, row_of, segmented_add_pair, silu, silu_slope, sincos, wrap
 
@@ -829,10 +831,11 @@ class _Problem:
     """Sizes of a call, and how channels, states and steps are divided.
 
     rows: batch rows a group; each group has its own parameters. A split is `tiles` tiles of T steps; `parallel`: splits run side
-    by side. A program has BD channels and NB states of each; `parts` programs have the states of a channel.
+    by side, as they do in a `piece` of split sequences, whose states are exchanged after a first pass. A program has BD channels
+    and NB states of each; `parts` programs have the states of a channel.
     """
 
-    def __init__(self, u: Tensor, W: Tensor, states: int, phase_dt: bool, has_flags: bool) -> None:
+    def __init__(self, u: Tensor, W: Tensor, states: int, phase_dt: bool, has_flags: bool, piece: bool) -> None:
         self.batch, self.length, self.channels = u.shape
         self.states, self.size, self.phase_dt = states, self.channels * states, phase_dt
         self.groups = len(W) if W.ndim == 4 else 1
@@ -845,7 +848,8 @@ class _Problem:
             self.T = max(1, table.steps // 2)
         elif has_flags and table.steps > 16:  # a product on matrix units has 16 rows; with flags more would not stay in registers
             self.T = table.steps // 2
-        steps, self.splits, self.parallel = _splits(self.batch, self.length, self.channels, states)
+        steps, self.splits, parallel = _splits(self.batch, self.length, self.channels, states)
+        self.parallel = parallel or piece
         self.tiles = steps // self.T
         self.steps = steps
         self.K = max(16, launch.power_of_two(self.channels)) if self.single else 0
@@ -968,13 +972,15 @@ def forward(
     flags: Tensor | None,
     phase_dt: bool,
     keep: bool,
+    enter: Callable[[Tensor, Tensor], Tensor] | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """y (B, L, D), the final state (B, D, N, 2) and what `backward` needs where `keep`.
 
     Contiguous tensors of one real dtype; L, D and N at least 1. The parameters W (D, N, D), bias, B, C and D may have one more
-    leading axis, of groups: as many runs of batch rows then have parameters of their own.
+    leading axis, of groups: as many runs of batch rows then have parameters of their own. enter: the initial state, from the
+    factor of these steps and the state that they leave from 0.
     """
-    p = _Problem(u, W, initial_state.shape[2], phase_dt, flags is not None)
+    p = _Problem(u, W, initial_state.shape[2], phase_dt, flags is not None, enter is not None)
     y, final = torch.empty_like(u), torch.empty_like(initial_state)
     kept = u.new_empty(chunk_states_shape(p.batch, p.length, p.channels, p.states) if keep else (0,))
     bounds, raw = (kept, kept[:, -p.length * p.channels :]) if keep else (None, None)
@@ -989,6 +995,12 @@ def forward(
             if bounds is None:
                 bounds = u.new_empty((p.batch, 3 * p.size * (p.splits + 1)))
             grid = p.batch, launch.ceil_div(p.size, 128)
+            if enter is not None:
+                zero = torch.zeros_like(initial_state)
+                launch.run(turn_chain, grid, ends, zero, bounds, p.splits, p.size, bounds.stride(0), constants=BLOCK)
+                end = bounds[:, 3 * p.size * p.splits : 3 * p.size * (p.splits + 1)].view(p.batch, 3, p.channels, p.states)
+                factor = polar(torch.ones_like(end[:, 0]), end[:, 0])
+                initial_state = enter(factor, multiply(factor, torch.stack([end[:, 1], end[:, 2]], -1))).contiguous()
             launch.run(turn_chain, grid, ends, initial_state, bounds, p.splits, p.size, bounds.stride(0), constants=BLOCK)
             _scan(p, entered, weights, (None, bounds, flags, sums, final, None, None), 0, p.splits, "")
         else:
@@ -1034,9 +1046,13 @@ def backward(
     flags: Tensor | None,
     chunk_states: Tensor,
     phase_dt: bool,
+    leave: Callable[[Tensor], Tensor] | None = None,
 ) -> tuple[Tensor, ...]:
-    """The gradients of u, dt, W, bias, B, C, D, z and initial_state; empty tensors for absent inputs."""
-    p = _Problem(u, W, initial_state.shape[2], phase_dt, flags is not None)
+    """The gradients of u, dt, W, bias, B, C, D, z and initial_state; empty tensors for absent inputs.
+
+    leave: in place of grad_final, that of the final state from that of the initial state if it is 0.
+    """
+    p = _Problem(u, W, initial_state.shape[2], phase_dt, flags is not None, leave is not None)
     du, ddt, dz = torch.empty_like(u), torch.empty_like(u), u.new_empty(0) if z is None else torch.empty_like(z)
     mu = u.new_empty((p.batch, p.splits + 1 if p.parallel else 1, p.size, 2))
     sums = u.new_empty((p.batch, p.splits if p.parallel else 1, 5, p.size))
@@ -1069,6 +1085,10 @@ def backward(
                 tensors = (chunk_states, flags, resume, grad_final, mu, *(None,) * 5, ends, None)
                 _scan_backward(p, entered, weights, tensors, first, stop, True)
             grid = p.batch, launch.ceil_div(p.size, 128)
+            if leave is not None:
+                zero = torch.zeros_like(grad_final)
+                launch.run(turn_chain_back, grid, ends, chunk_states, zero, mu, p.splits, p.size, stride, constants=BLOCK)
+                grad_final = leave(mu[:, 0].reshape(grad_final.shape)).contiguous()
             launch.run(turn_chain_back, grid, ends, chunk_states, grad_final, mu, p.splits, p.size, stride, constants=BLOCK)
         dx = u.new_empty(p.parts * p.batch * most * p.channels)
         d_rate = torch.empty_like(dx) if phase_dt else None
