@@ -4,7 +4,7 @@
 
 The checks: `doctor` compares each kernel with the reference, `capture` tests updates in CUDA graphs and seeds that train
 together, `contracts` tests all ops and layers with their Triton kernels, and `tracing` runs graphs of every op and layer for the
-time that is left (of the cases in the log folder's tracing-K.jsonl none runs again). A check that has not ended when its time is
+time that is left (of the cases in the log folder's tracing.jsonl none runs again). A check that has not ended when its time is
 over counts as not finished, and its line has the counts of what ran. A line of the file has "check", "passed", "failed",
 "finished", "status", "seconds", "command", "commit", "device", "torch" and "date". What a check prints is in DIR/CHECK.txt. The
 exit status is 1 if a check failed or was not finished.
@@ -31,8 +31,7 @@ from longscan.training.run import commit
 ROOT = Path(__file__).resolve().parents[2]
 COMMAND_LINE = "import sys; from longscan.cli import main; sys.exit(main())"
 TRACING_PROCESSES = 4
-LAST_CASES = 45  # seconds for the cases that have begun when no more begin
-LAST_COUNTS = 20  # seconds for a check that is interrupted to print its counts
+LAST_COUNTS = 20  # seconds for a check that is interrupted, or at its end, to print its counts
 CAPTURE_TESTS = ("tests/training/test_capture.py", "tests/training/test_stacked.py")
 CONTRACT_TESTS = (
     "tests/ops/test_triton.py",
@@ -43,9 +42,9 @@ CONTRACT_TESTS = (
 
 
 class Check(NamedTuple):
-    """Commands that run at the same time, and the largest part of the whole time that they may take."""
+    """A command, and the largest part of the whole time that it may take."""
 
-    commands: list[list[str]]
+    command: list[str]
     share: float
 
 
@@ -54,15 +53,12 @@ def list_checks(device: str, logs: Path) -> dict[str, Check]:
     python = sys.executable
     test = [python, "-m", "pytest", "-q", "--tb=short", "-p", "no:cacheprovider"]
     tracing = [python, "tests/soak/tracing.py", "--device", device, "--backends", native_backend(device), "--timeout", "120"]
-    shards = [
-        [*tracing, "--shard", f"{k}/{TRACING_PROCESSES}", "--out", str(logs / f"tracing-{k}.jsonl")]
-        for k in range(TRACING_PROCESSES)
-    ]
+    tracing += ["--processes", str(TRACING_PROCESSES), "--out", str(logs / "tracing.jsonl")]
     return {
-        "doctor": Check([[python, "-c", COMMAND_LINE, "doctor"]], 0.4),
-        "capture": Check([[*test, "-n", "3", *CAPTURE_TESTS]], 0.3),
-        "contracts": Check([[*test, "-n", "3", *CONTRACT_TESTS]], 0.7),
-        "tracing": Check(shards, 1.0),
+        "doctor": Check([python, "-c", COMMAND_LINE, "doctor"], 0.4),
+        "capture": Check([*test, "-n", "3", *CAPTURE_TESTS], 0.3),
+        "contracts": Check([*test, "-n", "3", *CONTRACT_TESTS], 0.7),
+        "tracing": Check(tracing, 1.0),
     }
 
 
@@ -72,30 +68,26 @@ def native_backend(device: str) -> str:
 
 
 def run_check(name: str, check: Check, device: str, seconds: float, logs: Path) -> dict[str, Any]:
-    """Run the commands of a check for at most `seconds`; return its counts and whether all commands ended."""
+    """Run the command of a check for at most `seconds`; return its counts and whether it ended."""
     settings = {"LONGSCAN_DEVICE": device, "LONGSCAN_BACKEND": native_backend(device), "LONGSCAN_EXAMPLES": "2"}
-    start, paths, processes = time.monotonic(), list[Path](), list[subprocess.Popen[bytes]]()
-    for number, command in enumerate(check.commands):
-        paths.append(logs / (f"{name}.txt" if len(check.commands) == 1 else f"{name}-{number}.txt"))
-        limit = ["--seconds", f"{max(1.0, seconds - LAST_CASES):.0f}"] if name == "tracing" else []
-        with paths[-1].open("wb") as log:
-            processes.append(
-                subprocess.Popen([*command, *limit], cwd=ROOT, env=os.environ | settings, stdout=log, stderr=subprocess.STDOUT)
-            )
-    statuses = []
-    for process in processes:
-        try:
-            statuses.append(process.wait(max(0.0, start + seconds - time.monotonic())))
-        except subprocess.TimeoutExpired:
-            statuses.append(None)
-            interrupt(process)
-    text = "\n".join(path.read_text("utf-8", errors="replace") for path in paths)
+    start, path = time.monotonic(), logs / f"{name}.txt"
+    limit = ["--seconds", f"{max(1.0, seconds - LAST_COUNTS):.0f}"] if name == "tracing" else []
+    with path.open("wb") as log:
+        process = subprocess.Popen(
+            [*check.command, *limit], cwd=ROOT, env=os.environ | settings, stdout=log, stderr=subprocess.STDOUT
+        )
+    status = None
+    try:
+        status = process.wait(max(0.0, start + seconds - time.monotonic()))
+    except subprocess.TimeoutExpired:
+        interrupt(process)
+    text = path.read_text("utf-8", errors="replace")
     return {
         "check": name,
         "passed": count_of("passed", text),
         "failed": count_of("failed", text) + count_of("crashed", text) + count_of("hung", text),
-        "finished": None not in statuses,
-        "status": max((status for status in statuses if status is not None), default=None),
+        "finished": status is not None,
+        "status": status,
         "seconds": round(time.monotonic() - start, 1),
     }
 

@@ -219,7 +219,11 @@ def soak(args: argparse.Namespace) -> int:
         for unit in list(running):
             finish(unit, stopped=True)
     seconds = round(time.monotonic() - began, 1)
-    lines = [make_record(kind, tally, seconds, args) for kind, tally in tallies.items() if tally.cases or tally.failures]
+    lines = [
+        make_record(kind, tally, seconds, args.processes, "tests/soak/run.py")
+        for kind, tally in tallies.items()
+        if tally.cases or tally.failures
+    ]
     append_lines(args.results, lines)
     for line in lines:
         sys.stderr.write(f"\n{line['kind']}: {line['cases']:,} cases, {line['failures']} failures")
@@ -248,8 +252,8 @@ def show_progress(
     return now
 
 
-def make_record(kind: str, tally: Tally, seconds: float, args: argparse.Namespace) -> dict[str, Any]:
-    """Return the line of one kind for the records."""
+def make_record(kind: str, tally: Tally, seconds: float, processes: int, script: str, device: str = "cpu") -> dict[str, Any]:
+    """Return the line of one kind for the records of a script, which was called with the arguments of this process."""
     import torch
 
     from longscan.training.run import commit, device_name
@@ -264,19 +268,21 @@ def make_record(kind: str, tally: Tally, seconds: float, args: argparse.Namespac
         "subjects": dict(sorted(tally.subjects.items())),
         "outcomes": dict(sorted(tally.outcomes.items())),
         "seconds": seconds,
-        "processes": args.processes,
+        "processes": processes,
         "commit": commit(),
         "date": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
-        "machine": device_name(torch.device("cpu")).rpartition(",")[0],
+        "machine": f"cuda, {device_name(torch.device(device))}"
+        if device == "cuda"
+        else device_name(torch.device(device)).rpartition(",")[0],
         "python": platform.python_version(),
         "torch": torch.__version__,
-        "command": shlex.join(["python", "tests/soak/run.py", *remove_paths(sys.argv[1:])]),
+        "command": shlex.join(["python", script, *remove_paths(sys.argv[1:])]),
     }
 
 
 def remove_paths(argv: list[str]) -> list[str]:
     """Return the command line without the arguments that name files of this machine, for the record."""
-    paths = ("--state", "--results")
+    paths = ("--state", "--results", "--out")
     return [argument for i, argument in enumerate(argv) if argument not in paths and (i == 0 or argv[i - 1] not in paths)]
 
 

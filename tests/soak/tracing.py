@@ -5,11 +5,12 @@ gradients are enabled while the graph is made, whether parameters are trainable,
 length are dynamic. Plain torch code loops over the length, so that only its batch is dynamic: at another length a graph is right
 or raises. Cases run in a child process, so that a crash or a hang fails one case only; the child is started again for the next.
 
-    python tests/soak/tracing.py --out results.jsonl [--device cuda] [--only REGEX] [--shard K/N] [--seconds N] [--timeout N]
+    python tests/soak/tracing.py --out cases.jsonl [--device cuda] [--only REGEX] [--processes N] [--seconds N] [--timeout N]
 
 Each case is one line of JSON in `--out`: "case", "status" (passed, refused, failed, crashed, hung), "detail", "seconds". Cases
-that are already in the file are not repeated, so that a run can be interrupted and resumed. "refused" is a case of `REFUSED`,
-which torch cannot trace and which raised the expected error. The exit status is 1 if a case failed, crashed or hung.
+that are already in the file are not repeated, so that a run can be interrupted and resumed; a case that the end of `--seconds`
+interrupts has no line. "refused" is a case of `REFUSED`, which torch cannot trace and which raised the expected error. The exit
+status is 1 if a case failed, crashed or hung. `--results` adds the counts of this call to the records of run.py.
 On CUDA the native backend is triton; with TRITON_INTERPRET=1 and `--backends triton` its kernels run on a CPU, slowly.
 """
 
@@ -22,6 +23,7 @@ import select
 import signal
 import subprocess
 import sys
+import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -29,7 +31,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
-sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parents[1] / "ops")]
+sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parents[1] / "ops"), str(Path(__file__).parent)]
 
 LENGTHS = (1, 63, 1000)
 Results = dict[str, Any]
@@ -39,6 +41,7 @@ Results = dict[str, Any]
 UNROLLED: dict[str, tuple[int, ...]] = {
     "layer:gru": (), "layer:lstm": (), "layer:slstm": (), "layer:pdssm": (), "op:delta_scan": (130,), "op:ssd_scan": (130,),
 }  # fmt: skip
+BAD = ("failed", "crashed", "hung")  # statuses of a case that count as failures
 TRACERS = ("export", "jit_trace", "make_fx", "aot_eager", "inductor")
 # (tracer, axes) -> why there are no such cases
 UNSUPPORTED = {("jit_trace", "dynamic"): "torch.jit.trace records the sizes that Python code computes as constants"}
@@ -407,43 +410,47 @@ class Child:
         self.device, self.timeout = device, timeout
         self.process: subprocess.Popen[str] | None = None
 
-    def run(self, case: Case) -> dict[str, Any]:
-        """Run a case and return its line."""
+    def run(self, case: Case, end: float = float("inf")) -> dict[str, Any] | None:
+        """Run a case and return its line; None if time.monotonic() reached `end` before the case did."""
         if self.process is None:
             environment = {"OMP_NUM_THREADS": "1", "CUBLAS_WORKSPACE_CONFIG": ":4096:8", **os.environ}
             command = [sys.executable, __file__, "--serve", "--device", self.device]
             self.process = subprocess.Popen(command, stdin=-1, stdout=-1, stderr=subprocess.DEVNULL, text=True, env=environment)
-            if self._read_line() is None:
-                return self._describe_death(case, time.monotonic())
+            if self._read_line(end) is None:
+                return self._describe_death(case, time.monotonic(), end)
         start = time.monotonic()
         pipe: IO[str] = self.process.stdin  # type: ignore[assignment]
         pipe.write(f"{case}\n")
         pipe.flush()
-        line = self._read_line()
-        return self._describe_death(case, start) if line is None else {"case": str(case), **json.loads(line)}
+        line = self._read_line(end)
+        return self._describe_death(case, start, end) if line is None else {"case": str(case), **json.loads(line)}
 
-    def _read_line(self) -> str | None:
+    def _read_line(self, end: float) -> str | None:
         """Return the next line of the child, or None if it crashed or took too long."""
         pipe: IO[str] = self.process.stdout  # type: ignore[union-attr, assignment]
-        ready, _, _ = select.select([pipe], [], [], self.timeout)
+        ready, _, _ = select.select([pipe], [], [], max(0.0, min(self.timeout, end - time.monotonic())))
         return (pipe.readline() or None) if ready else None
 
-    def _describe_death(self, case: Case, start: float) -> dict[str, Any]:
+    def _describe_death(self, case: Case, start: float, end: float) -> dict[str, Any] | None:
         process: subprocess.Popen[str] = self.process  # type: ignore[assignment]
         try:
             process.wait(2)  # the pipe is closed shortly before the process ends
             hung = False
         except subprocess.TimeoutExpired:
             hung = True
-        self.close()
+        self.close(kill=hung)
+        if hung and time.monotonic() >= end:
+            return None
         number = -process.returncode
         detail = f"after {self.timeout} s" if hung else signal.Signals(number).name if number > 0 else f"exit status {-number}"
         seconds = round(time.monotonic() - start, 2)
         return {"case": str(case), "status": "hung" if hung else "crashed", "detail": detail, "seconds": seconds}
 
-    def close(self) -> None:
+    def close(self, kill: bool = False) -> None:
         """End the process."""
         if self.process is not None:
+            if kill:
+                self.process.kill()
             self.process.stdin.close()  # type: ignore[union-attr]
             if self.process.poll() is None:
                 try:
@@ -455,6 +462,58 @@ class Child:
             self.process = None
 
 
+def cost_rank(case: Case) -> tuple[int, bool, bool, int]:
+    """Return a key by which fast cases come before slow ones."""
+    plain = case.backend == "eager"
+    return TRACERS.index(case.tracer), plain, plain and case.subject in UNROLLED, case.length
+
+
+def run_cases(cases: Sequence[Case], options: argparse.Namespace, end: float) -> list[dict[str, Any]]:
+    """Run cases in several processes until `end`; return their lines, which are also added to the file `--out`."""
+    pending, results, lock = iter(cases), list[dict[str, Any]](), threading.Lock()
+
+    def work() -> None:
+        child = Child(options.device, options.timeout)
+        try:
+            while time.monotonic() < end:
+                with lock:
+                    case = next(pending, None)
+                result = None if case is None else child.run(case, end)
+                if result is None:
+                    break
+                with lock:
+                    results.append(result)
+                    out.write(json.dumps(result) + "\n")
+                    out.flush()
+        finally:
+            child.close()
+
+    with options.out.open("a", encoding="utf-8") as out:
+        threads = [threading.Thread(target=work) for _ in range(options.processes)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    return results
+
+
+def add_record(path: Path, results: Sequence[dict[str, Any]], options: argparse.Namespace, seconds: float) -> None:
+    """Add the counts of these results to the records of run.py."""
+    import run
+
+    tally = run.Tally(cases=len(results), units=options.processes, seeds=[0])
+    for result in results:
+        subject = result["case"].split("/")[0]
+        tally.subjects[subject] += 1
+        tally.outcomes[result["status"]] += 1
+        if result["status"] in BAD:
+            failure = f"{result['case']}: {result['status']}: {result['detail']}"
+            tally.failures.append({"seed": 0, "case": subject, "failure": failure[:600]})
+    run.append_lines(
+        path, [run.make_record("tracing", tally, seconds, options.processes, "tests/soak/tracing.py", options.device)]
+    )
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Read the command line and run the cases."""
     parser = argparse.ArgumentParser(description="Trace every op and layer with every tracer.")
@@ -462,20 +521,23 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--device", default="cpu", help="cpu or cuda")
     parser.add_argument("--backends", help="separated by commas; by default eager and the native backend of the device")
     parser.add_argument("--only", default="", help="a regular expression that a case's name must contain")
-    parser.add_argument("--shard", default="0/1", help="K/N: every N-th case from the K-th on")
-    parser.add_argument("--seconds", type=float, default=float("inf"), help="start no case after so many seconds")
+    parser.add_argument("--processes", type=int, default=1, help="cases at the same time")
+    parser.add_argument(
+        "--seconds", type=float, default=float("inf"), help="end of the call; cases that are running have no result"
+    )
     parser.add_argument("--timeout", type=float, default=600, help="seconds that a case may take")
+    parser.add_argument(
+        "--results", type=Path, help="a file of records such as results/reliability.jsonl, to which a line is added"
+    )
     parser.add_argument("--list", action="store_true", help="print the names of the cases and run none")
     parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args(argv)
     if options.serve:
         serve(options.device)
         return 0
+    start = time.monotonic()
     backends = (options.backends or f"eager,{'cpu' if options.device == 'cpu' else 'triton'}").split(",")
-    chosen = [case for case in list_cases(backends) if re.search(options.only, str(case))]
-    chosen.sort(key=lambda case: (TRACERS.index(case.tracer), case.length))  # fast cases first
-    shard, shards = map(int, options.shard.split("/"))
-    chosen = chosen[shard::shards]
+    chosen = sorted((case for case in list_cases(backends) if re.search(options.only, str(case))), key=cost_rank)
     if options.list:
         sys.stdout.write("\n".join(map(str, chosen)) + "\n")
         return 0
@@ -483,24 +545,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error("--out is needed")
     lines = options.out.read_text("utf-8").splitlines() if options.out.exists() else []
     done = {json.loads(line)["case"]: json.loads(line)["status"] for line in lines}
-    child, start = Child(options.device, options.timeout), time.monotonic()
-    try:
-        with options.out.open("a", encoding="utf-8") as out:
-            for case in chosen:
-                if str(case) in done:
-                    continue
-                if time.monotonic() - start > options.seconds:
-                    break
-                result = child.run(case)
-                done[str(case)] = result["status"]
-                out.write(json.dumps(result) + "\n")
-                out.flush()
-    finally:
-        child.close()
+    results = run_cases([case for case in chosen if str(case) not in done], options, start + options.seconds)
+    if options.results is not None and results:
+        add_record(options.results, results, options, round(time.monotonic() - start, 1))
+    done |= {result["case"]: result["status"] for result in results}
     statuses = [done[str(case)] for case in chosen if str(case) in done]
-    counts = {status: statuses.count(status) for status in ("passed", "refused", "failed", "crashed", "hung")}
+    counts = {status: statuses.count(status) for status in ("passed", "refused", *BAD)}
     sys.stdout.write(", ".join(f"{count} {status}" for status, count in counts.items()) + f" of {len(chosen)} cases\n")
-    return int(bool(counts["failed"] or counts["crashed"] or counts["hung"]))
+    return int(any(counts[status] for status in BAD))
 
 
 if __name__ == "__main__":
