@@ -113,6 +113,11 @@ def test_forecasts_are_in_the_units_of_the_table(tmp_path: Any) -> None:
         np.testing.assert_allclose(shown, values[start : start + len(shown)], atol=0.01)
         low, high = (np.array(variable["interval"][end]) for end in ("low", "high"))
         assert (low < high).all()
+        assert variable["interval"]["times"] == variable["truth"]["times"] == variable["answer"]["times"] == [16, 17, 18, 19]
+        assert variable["known"]["times"] == list(range(3, 16)), "three times as many steps as are forecast, and the last one"
+    truth, answer = (np.array([one["variables"][0][key]["values"] for one in found["examples"]]) for key in ("truth", "answer"))
+    errors = np.square(truth - answer).mean(1)
+    assert errors[0] < errors[1] < errors[2]
     assert 0.5 < found["coverage"] <= 1
     names = {"seasonal_naive", "persistence", "seasonal_mean", "constant"}
     assert json.loads((run.folder / "baselines.json").read_text()).keys() == names
@@ -136,3 +141,132 @@ def test_forecasts_of_a_file_are_in_its_units(tmp_path: Any) -> None:
         start = int(np.abs(values - shown[0]).argmin())
         np.testing.assert_allclose(shown, values[start : start + len(shown)], atol=0.01)
         assert np.abs(np.array(variable["answer"]["values"]) - 100).max() < 60
+
+
+@pytest.mark.parametrize(("n_wrong", "n_right"), [(0, 4), (1, 3), (2, 3), (3, 2), (4, 2), (5, 2)])
+def test_half_of_the_missing_wrong_answers_are_replaced_by_right_ones(
+    monkeypatch: pytest.MonkeyPatch, n_wrong: int, n_right: int
+) -> None:
+    targets = (torch.arange(12) < n_wrong).long()
+    monkeypatch.setattr(module, "_spread_batches", lambda *_: [Batch(torch.ones(12, 2, 1), targets)])
+    found = find_examples(FirstChannel(), settings_of("uea").task, 5)
+    assert found is not None
+    assert found["wrong"] == n_wrong
+    assert [one["true"] == one["predicted"] for one in found["examples"]] == [False] * min(4, n_wrong) + [True] * n_right
+
+
+class SameByte(nn.Module):
+    """A model of bytes that predicts the byte that it reads, with the logit 6; all others have 0."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder = nn.Embedding(256, 256)
+        self.encoder.weight.data = 6 * torch.eye(256)
+
+    def forward(self, inputs: Tensor, **_: Any) -> Tensor:
+        """Return (B, L, 256)."""
+        return self.encoder(inputs)
+
+
+def byte_answers(tmp_path: Any, content: bytes, window: int) -> dict[str, Any]:
+    """Return the only example of a file whose last window is `content`."""
+    (tmp_path / "bytes").write_bytes(b"." * 40 * len(content) + content)
+    fraction = (len(content) + 0.5) / (41 * len(content))
+    task = TASKS["byte_text"](path=str(tmp_path / "bytes"), window=window, valid_fraction=fraction)
+    found = find_examples(SameByte(), task, 2)
+    assert found is not None
+    (example,) = found["examples"]
+    return found | example
+
+
+def test_answers_at_several_steps(tmp_path: Any) -> None:
+    """The true and the given answer of each step with its probability, the wrong ones, and the token that one of them depends on."""
+    found = byte_answers(tmp_path, b"aa~ \n\x00\x00a", 7)
+    probability = round(float(np.exp(6) / (np.exp(6) + 255)), 3)
+    names = ["a", "a", "~", "␣", "↵", "0x00", "0x00", "a"]
+    answers = [[step, names[step + 1], names[step], probability] for step in range(7)]
+    assert found["answers"] == answers
+    assert (found["looked_at"], found["wrong"], found["scored"], found["first"], found["length"]) == (1, 5, 7, 0, 7)
+    assert found["focus"] == 3, "the middle one of the wrong answers at 1, 2, 3, 4 and 6"
+    assert found["tokens"] == names[:7]
+    np.testing.assert_allclose(found["token_relevance"], [0, 0, 0, 6, 0, 0, 0], atol=1e-6)
+    assert found["relevance"]["names"] == ["tokens"]
+    assert found["relevance"]["times"] == [0, 1, 2, 3, 4, 5, 6]
+
+
+def test_long_text_is_shown_around_a_wrong_answer(tmp_path: Any) -> None:
+    """Of a text without errors, the end; otherwise the wrong answer is in the middle of what is shown."""
+    count = module.MAX_TOKENS
+    text = b"a" * 200 + b"b" * 101
+    found = byte_answers(tmp_path, text, 300)
+    assert (found["wrong"], found["focus"], found["first"]) == (1, 199, 199 - count // 2)
+    assert [row[0] for row in found["answers"]] == list(range(found["first"], found["first"] + count))
+    assert len(found["tokens"]) == len(found["token_relevance"]) == count
+    assert found["token_relevance"][count // 2] == pytest.approx(6)
+    found = byte_answers(tmp_path, b"a" * 301, 300)
+    assert (found["wrong"], found["focus"], found["first"]) == (0, 299, 300 - count)
+    segments = found["relevance"]
+    assert len(segments["times"]) == module.SEGMENTS
+    assert (segments["times"][0], segments["times"][-1]) == (1, 298.5), "the first segments have three steps, the last ones two"
+    assert segments["values"][0][-1] == pytest.approx(6)
+
+
+def test_channels_on_which_the_answer_depends_most_are_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The times are sums of elapsed times, padding is left out, and the channels stay in their order."""
+    task = settings_of("uea").task
+
+    class Weighted(FirstChannel):
+        def forward(self, inputs: Tensor, **_: Any) -> Tensor:
+            total = (self.scale * inputs * torch.tensor([1.0, 5, 2, 0, 4, 3, 6])).sum((1, 2))
+            return torch.stack((total, -total), 1)
+
+    inputs = torch.ones(1, 5, 7)
+    inputs[0, :, 3] = 100
+    elapsed, valid = torch.tensor([[1.0, 0.5, 2, 1, 9]]), torch.tensor([[True, True, True, True, False]])
+    monkeypatch.setattr(module, "_spread_batches", lambda *_: [Batch(inputs, torch.tensor([1]), valid=valid, elapsed=elapsed)])
+    monkeypatch.setattr(type(task), "channel_names", tuple("abcdefg"))
+    found = find_examples(Weighted(), task, 3)
+    assert found is not None
+    (one,) = found["examples"]
+    assert one["true"] == task.classes[1]
+    assert one["predicted"] == task.classes[0]
+    assert (one["length"], one["time"], one["channels"]) == (4, "time", 7)
+    assert [series["name"] for series in one["series"]] == ["a", "b", "c", "e", "f", "g"]
+    assert one["series"][0] == {"name": "a", "times": [1, 1.5, 3.5, 4.5], "values": [1, 1, 1, 1]}
+    assert one["relevance"]["times"] == [1, 1.5, 3.5, 4.5]
+    assert one["relevance"]["values"] == [[float(weight)] * 4 for weight in (1, 5, 2, 4, 3, 6)]
+    assert one["probability"] == 1
+    assert one["probability_of_true"] == 0
+
+
+@pytest.mark.parametrize(("count", "names"), [(64, 6), (65, 1)])
+def test_many_channels_without_names_are_shown_as_their_mean(
+    monkeypatch: pytest.MonkeyPatch, count: int, names: int
+) -> None:
+    task = settings_of("uea").task
+    inputs = torch.arange(float(count)).repeat(1, 3, 1)
+    monkeypatch.setattr(module, "_spread_batches", lambda *_: [Batch(inputs, torch.tensor([0]))])
+    monkeypatch.setattr(type(task), "channel_names", None)
+    found = find_examples(FirstChannel(), task, 3)
+    assert found is not None
+    (one,) = found["examples"]
+    assert len(one["series"]) == len(one["relevance"]["values"]) == names
+    if names == 1:
+        assert one["series"][0] == {"name": "mean of the channels", "times": [0, 1, 2], "values": [32, 32, 32]}
+    else:
+        assert [series["name"] for series in one["series"]] == ["1", "2", "3", "4", "5", "6"], "of equally strong ones the first"
+
+
+@pytest.mark.parametrize(("length", "count"), [(10, 256), (20_000, 100), (10**7, 16)])
+def test_fewer_examples_are_looked_at_if_they_are_long(length: int, count: int) -> None:
+    """They come from equally many places over the whole split."""
+    asked = []
+
+    class Recorded:
+        num_batches = staticmethod(lambda split, rows: 20)
+        batch = staticmethod(lambda split, step, rows, seed: asked.append((split, step, rows, seed)))
+
+    task: Any = Recorded()
+    task.length = length
+    module._spread_batches(task, "valid", 3)
+    assert asked == [("valid", step, -(-count // 8), 3) for step in (0, 2, 5, 7, 10, 12, 15, 17)]
