@@ -8,7 +8,16 @@ import pytest
 import torch
 from pandas.tseries.frequencies import to_offset
 
-from longscan.estimators.clock import as_clock, check_increasing, next_stamps, regular_step, same_step, step_name, to_seconds
+from longscan.estimators.clock import (
+    as_clock,
+    check_increasing,
+    next_stamps,
+    regular_step,
+    same_step,
+    season_of,
+    step_name,
+    to_seconds,
+)
 
 EPS = float(np.finfo(np.float64).eps)
 DAY = pd.Timestamp("2024-01-01")
@@ -207,3 +216,20 @@ def test_next_stamps_continue_the_clock(last, step, expected):
 def test_next_stamps_of_periods_with_longer_steps():
     periods = next_stamps(pd.Period("2024-01", "M"), 2 * pd.Period("2024-01", "M").freq, 3)
     assert [str(period) for period in periods] == ["2024-03", "2024-05", "2024-07"]
+
+
+@pytest.mark.parametrize(
+    ("step", "season"),
+    [
+        *(("h", 24), ("30min", 48), ("12h", 2), ("s", 86_400), ("5h", 1), ("D", 7), ("2D", 1), ("48h", 1), ("B", 5), ("2B", 1)),
+        *(("W", 52), ("W-WED", 52), ("2W", 26), ("4W", 13), ("3W", 1), ("ME", 12), ("MS", 12), ("3MS", 4), ("5MS", 1)),
+        *(("QE", 4), ("QS-FEB", 4), ("2QS", 2), ("3QS", 1), ("YE", 1)),
+    ],
+)
+def test_season_of_dates_is_a_day_a_week_or_a_year(step, season):
+    """Of steps that do not divide it, and of a year, it is 1."""
+    assert season_of(to_offset(step)) == season
+
+
+def test_steps_without_dates_have_no_season():
+    assert [season_of(step) for step in (1, 0.5, pd.Timedelta(hours=1), None)] == [1, 1, 1, 1]

@@ -138,6 +138,16 @@ def test_files_clones_quantiles_and_refits(tmp_path):
     np.testing.assert_allclose(refitted["forecast"], again, rtol=1e-6)
 
 
+@pytest.mark.parametrize("unit", [1e-9, 1e9])
+def test_effect_does_not_depend_on_the_unit_of_the_covariates(unit):
+    """Constant covariates are those that are constant relative to their size."""
+    y, x = simulate()
+    expected = fit_effect(with_covariates(y[:, None], x), np.array([304])).weight
+    found = fit_effect(with_covariates(y[:, None], x * unit), np.array([304])).weight
+    np.testing.assert_allclose(found * unit, expected, rtol=1e-5)
+    assert (np.abs(expected[:, 0] - WEIGHTS) < 1).all()
+
+
 def test_limits_hold_with_covariates():
     y, x = simulate()
     rain = np.maximum(y - y.mean(), 0)
@@ -162,8 +172,10 @@ AHEAD = pd.DataFrame(X, HOURS, ["heat", "weekend"])[300:]
         (np.where(X[:300] > 15, np.nan, X[:300]), "`covariates` must contain only finite numbers|must contain only finite"),
         (pd.DataFrame({"kind": ["a"] * 300}, HOURS[:300]), "must contain only real numbers"),
         (FITTED["covariates"].assign(unique_id=1), "must have the columns unique_id, ds and those of the covariates"),
+        (pd.DataFrame({"unique_id": 1, "ds": HOURS[:300]}), "must have the columns unique_id, ds and those of the covariates"),
+        (FITTED["covariates"].assign(unique_id=1, ds=HOURS[:300], y=1), "and no column y, got heat, weekend, unique_id, ds, y"),
     ],
-    ids=["short", "shifted", "no zone", "no clock", "two", "missing", "text", "half long"],
+    ids=["short", "shifted", "no zone", "no clock", "two", "missing", "text", "half long", "no columns", "y"],
 )
 def test_covariates_that_do_not_fit_the_series_raise(covariates, message):
     with pytest.raises(ValueError, match=message):
@@ -197,3 +209,9 @@ def test_wrong_use_of_covariates_raises():
     other = long[["unique_id", "ds", "heat"]].assign(unique_id="b")
     with pytest.raises(ValueError, match="`covariates` must have the series of `y`, got no series 'a'"):
         SSMForecaster(**SMALL).fit(long[["unique_id", "ds", "y"]], covariates=other)
+    two = pd.concat([long, long.assign(unique_id="c")])[["unique_id", "ds", "y"]]
+    with pytest.raises(ValueError, match=r"must have the series of `y`, got no series 'c'$"):
+        SSMForecaster(**SMALL).fit(two, covariates=pd.concat([long.drop(columns="y"), other]))
+    short = two.groupby("unique_id").head(299).merge(long[["ds", "heat"]]).drop(columns="y")
+    with pytest.raises(ValueError, match="series 0 of `covariates` must have 300 steps, got 299"):
+        SSMForecaster(**SMALL).fit(two, covariates=short)
