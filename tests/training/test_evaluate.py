@@ -2,11 +2,14 @@
 
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
+from torch import Tensor, nn
 
 from longscan.models import SequenceModel
-from longscan.tasks import TASKS
-from longscan.training.evaluate import evaluate
+from longscan.tasks import TASKS, Batch
+from longscan.training.evaluate import MIN_ERRORS, error_quantiles, evaluate, scored_answers, symbol_angles
 
 
 @pytest.mark.parametrize(
@@ -21,3 +24,86 @@ def test_limited_batches_are_evenly_spaced_over_the_split(monkeypatch: Any, max_
     monkeypatch.setattr(kind, "batch", lambda self, split, step, *rest: steps.append(step) or batch(self, split, step, *rest))
     evaluate(model, task, "valid", batch_size=100, max_batches=max_batches)
     assert steps == expected
+
+
+class HalfOfInput(nn.Module):
+    """A model whose output is half of its input; it must be called without gradients."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.tensor(0.5))
+
+    def forward(self, inputs: Tensor, **_: Any) -> Tensor:
+        """Return (B, L, C)."""
+        assert not torch.is_grad_enabled()
+        return self.scale * inputs
+
+
+def test_quantiles_of_errors_are_those_of_each_scored_step() -> None:
+    """Over the examples of all batches. None if other steps are scored in some, or if there are few examples."""
+    generator = torch.Generator().manual_seed(0)
+    inputs, targets = torch.randn(2, 2 * MIN_ERRORS, 5, 3, generator=generator)
+    mask = torch.tensor([False, True, False, True, True]).expand(len(inputs), 5)
+    cuts = [slice(0, MIN_ERRORS + 3), slice(MIN_ERRORS + 3, None)]
+    batches = [Batch(inputs[rows], targets[rows], loss_mask=mask[rows]) for rows in cuts]
+    found = error_quantiles(HalfOfInput(), batches, (0.1, 0.5), 7)
+    assert found is not None
+    errors = (targets - inputs / 2)[:, [1, 3, 4]].double().numpy()
+    np.testing.assert_allclose(found.numpy(), np.quantile(errors, [0.1, 0.5], axis=0), rtol=1e-6)
+    whole = error_quantiles(HalfOfInput(), [Batch(inputs, targets)], (0.1,), 7)
+    assert whole is not None
+    assert whole.shape == (1, 5, 3)
+    valid = error_quantiles(HalfOfInput(), [Batch(inputs, targets, valid=mask)], (0.1, 0.5), 7)
+    assert valid is not None
+    assert torch.equal(valid, found)
+    other = mask.clone()
+    other[-1, 0] = True
+    assert error_quantiles(HalfOfInput(), [Batch(inputs, targets, loss_mask=other)], (0.1,), 7) is None
+    fewer = Batch(inputs[cuts[1]], targets[cuts[1]], loss_mask=mask[cuts[1]] & torch.tensor([True, True, True, True, False]))
+    assert error_quantiles(HalfOfInput(), [batches[0], fewer], (0.1,), 7) is None
+    assert (
+        error_quantiles(
+            HalfOfInput(),
+            [batches[0]._replace(inputs=inputs[:MIN_ERRORS])._replace(targets=targets[:MIN_ERRORS], loss_mask=mask[:MIN_ERRORS])],
+            (0.1,),
+            7,
+        )
+        is not None
+    )
+    few = Batch(inputs[: MIN_ERRORS - 1], targets[: MIN_ERRORS - 1])
+    assert error_quantiles(HalfOfInput(), [few], (0.1,), 7) is None
+
+
+def test_scored_answers_are_rows_or_steps() -> None:
+    inputs, valid = torch.zeros(3, 5, 2), torch.arange(5) < torch.tensor([[5], [2], [1]])
+    per_row, per_step = TASKS["uea"](), TASKS["parity"]()
+    if not per_step.per_step:
+        per_step = TASKS["pendulum"]()
+    assert [int(scored_answers(Batch(inputs), task)) for task in (per_row, per_step)] == [3, 15]
+    assert [int(scored_answers(Batch(inputs, valid=valid), task)) for task in (per_row, per_step)] == [3, 8]
+    assert int(scored_answers(Batch(inputs, valid=valid, loss_mask=valid & (torch.arange(5) > 0)), per_step)) == 5
+
+
+def test_angles_of_symbols_are_those_of_the_layers_without_gradients() -> None:
+    task = TASKS["parity"]()
+    model = SequenceModel.from_spec("a lru a", d_model=4, d_state=2, pooling="none", vocab_size=task.vocab_size, d_output=2)
+    enabled = []
+    for module in model.modules():
+        module.register_forward_pre_hook(lambda *_: enabled.append(torch.is_grad_enabled()))
+    found = symbol_angles(model.train(), task)
+    assert model.training
+    assert enabled
+    assert not any(enabled)
+    assert len(found) == 2
+    for angles in found.values():
+        assert angles["symbols"] == list(task.symbols)
+        assert [len(row) for row in angles["theta"]] == [len(angles["theta"][0])] * len(task.symbols)
+    first = next(iter(found))
+    inputs: list[Tensor] = []
+    layer = model.get_submodule(first)
+    layer.register_forward_pre_hook(lambda _, args: inputs.append(args[0]))
+    model.eval()(torch.arange(len(task.symbols)).unsqueeze(1))
+    expected = layer.angles(inputs[0][:, 0]).flatten(1)
+    torch.testing.assert_close(torch.tensor(found[first]["theta"], dtype=torch.float64), expected.double())
+    plain = SequenceModel.from_spec("lru", d_model=4, pooling="none", vocab_size=task.vocab_size, d_output=2)
+    assert symbol_angles(plain, task) == {}

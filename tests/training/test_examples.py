@@ -180,7 +180,7 @@ def byte_answers(tmp_path: Any, content: bytes, window: int) -> dict[str, Any]:
 
 
 def test_answers_at_several_steps(tmp_path: Any) -> None:
-    """The true and the given answer of each step with its probability, the wrong ones, and the token that one of them depends on."""
+    """The true and the given answer of each step, its probability, and the token on which one of the wrong answers depends."""
     found = byte_answers(tmp_path, b"aa~ \n\x00\x00a", 7)
     probability = round(float(np.exp(6) / (np.exp(6) + 255)), 3)
     names = ["a", "a", "~", "␣", "↵", "0x00", "0x00", "a"]
@@ -240,9 +240,7 @@ def test_channels_on_which_the_answer_depends_most_are_shown(monkeypatch: pytest
 
 
 @pytest.mark.parametrize(("count", "names"), [(64, 6), (65, 1)])
-def test_many_channels_without_names_are_shown_as_their_mean(
-    monkeypatch: pytest.MonkeyPatch, count: int, names: int
-) -> None:
+def test_many_channels_without_names_are_shown_as_their_mean(monkeypatch: pytest.MonkeyPatch, count: int, names: int) -> None:
     task = settings_of("uea").task
     inputs = torch.arange(float(count)).repeat(1, 3, 1)
     monkeypatch.setattr(module, "_spread_batches", lambda *_: [Batch(inputs, torch.tensor([0]))])
@@ -263,7 +261,7 @@ def test_fewer_examples_are_looked_at_if_they_are_long(length: int, count: int) 
     asked = []
 
     class Recorded:
-        num_batches = staticmethod(lambda split, rows: 20)
+        num_batches = staticmethod(lambda *_: 20)
         batch = staticmethod(lambda split, step, rows, seed: asked.append((split, step, rows, seed)))
 
     task: Any = Recorded()

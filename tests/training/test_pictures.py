@@ -85,8 +85,9 @@ def test_long_sequences_are_cleared_at_few_steps(draw: Any, monkeypatch: pytest.
 
 
 def test_channels_and_models_without_states(draw: Any) -> None:
-    """The pendulum's frames have 576 channels, of which the six that change most are shown; a model of both directions has no steps."""
-    model, task, drawn = draw(1, "--task", "pendulum", "--model.spec", "bidirectional", *(f"--task.{name}_size=2" for name in ("train", "valid", "test")))
+    """Of the pendulum's pixels the six that change most are shown; a model of both directions has no states to clear."""
+    sizes = [f"--task.{name}_size=2" for name in ("train", "valid", "test")]
+    model, task, drawn = draw(1, "--task", "pendulum", "--model.spec", "bidirectional", *sizes)
     example = find_example(model, task, "test", 1, 0)
     figure = drawn["test_1.png"]
     assert figure.get_size_inches().tolist() == pytest.approx([9, 5.2])

@@ -34,16 +34,38 @@ def test_jobs_run_on_all_devices_and_share_device_time(job: Callable[[str, str],
         assert result.device_seconds < min(ended[name].device_seconds for name in "abc"), "these ran alone on their device"
 
 
+def test_devices_threads_and_seconds_of_jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Logs are appended to; cores are divided among the places; a command gets the seconds that are left before the signal."""
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr(processes.os, "cpu_count", lambda: 12)
+    seconds: list[float] = []
+    code = PRINT + "print(os.environ['OMP_NUM_THREADS'], flush=True); time.sleep(1)"
+    log = tmp_path / "new" / "folder" / "log.txt"
+
+    def command(left: float) -> list[str]:
+        seconds.append(left)
+        return [sys.executable, "-c", code]
+
+    ended = run_jobs([Job("one", log, command), Job("two", tmp_path / "two.txt", command)], ["7", "70"], 2, 100.0)
+    assert [log.read_text().split(), (tmp_path / "two.txt").read_text().split()] == [["7", "6"], ["70", "6"]]
+    assert all(78 < left <= 100 - processes.GRACE for left in seconds)
+    assert min(result.device_seconds for result in ended.values()) > 1, "each ran alone on its device"
+    run_jobs([Job("three", log, command)], ["3"], 4, 100.0)
+    assert log.read_text().split() == ["7", "6", "3", "12"]
+
+
 def test_time_limit_interrupts_and_then_kills_jobs(
     job: Callable[[str, str], Job], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(processes, "GRACE", 3.0)
     ignore_interrupt = "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN); print('ready', flush=True); time.sleep(60)"
-    jobs = [job("interruptible", "time.sleep(60)"), job("stubborn", ignore_interrupt), job("waiting", "pass")]
+    codes = {"interruptible": "time.sleep(60)", "stubborn": ignore_interrupt, "other": ignore_interrupt, "waiting": "pass"}
+    jobs = [job(name, code) for name, code in codes.items()]
     began = time.monotonic()
-    ended = run_jobs(jobs, [""], 2, 8.0)
-    assert time.monotonic() - began < 30
-    assert {name: result.status in STOPPED for name, result in ended.items()} == {"interruptible": True, "stubborn": True}
+    ended = run_jobs(jobs, [""], 3, 8.0)
+    assert 5 <= time.monotonic() - began < 30
+    assert sorted(ended) == ["interruptible", "other", "stubborn"]
+    assert all(result.status in STOPPED for result in ended.values())
     assert "ready" in (tmp_path / "stubborn.txt").read_text()
     assert ended["stubborn"].status == -9
     assert run_jobs(jobs, [""], 2, 0.0) == {}, "the limit is zero"
