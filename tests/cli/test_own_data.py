@@ -108,6 +108,26 @@ def test_forecast_has_dates_and_every_window(tmp_path, capsys, monkeypatch):
     check_parquet(rows, capsys)
 
 
+def test_columns_that_are_known_ahead(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    path = table_to_forecast(tmp_path)["path"]
+    table = pd.read_csv(path)
+    ahead = table.groupby("shop").tail(6).index
+    assert main(["train", path, "--target", "sales", "--horizon", "6", "--id", "shop", "--time", "hour", "--known", "rain",
+                 "--task.context", "24", "--task.calendar", "true", *QUICK]) == 0  # fmt: skip
+    assert "at the steps of the forecast: rain, sine of day, cosine of day" in capsys.readouterr().out
+    table.loc[ahead, "sales"] = None
+    table.to_csv("ahead.csv", index=False)
+    assert main(["predict", "runs/shops", "ahead.csv", "--quantiles", "0.1,0.9"]) == 0
+    rows = rows_of(capsys.readouterr().out)
+    assert [row["date"] for row in rows] == pd.to_datetime(table["hour"][ahead]).astype(str).tolist()
+    assert list(rows[0]) == ["id", "date", "ahead", "sales", "sales_q0.1", "sales_q0.9"]
+    assert main(["show", "runs/shops", "--out", "a.png", "--count", "1"]) == 0
+    assert main(["eval", "runs/shops"]) == 0
+    assert main(["predict", "runs/shops", path]) == 2
+    assert "must have 6 rows after the last value of series 's0' with rain" in capsys.readouterr().err
+
+
 def check_quantiles(path: str, rows: list[dict[str, str]], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["predict", "runs/shops", path, "--quantiles", "0.1,0.5,0.9"]) == 0
     found = rows_of(capsys.readouterr().out)

@@ -149,3 +149,96 @@ def test_uneven_steps_and_short_tables_are_errors(tmp_path):
     daily = write(tmp_path / "e.csv", pd.DataFrame({"date": pd.date_range("2024-05-01", periods=9), "price": range(9)}))
     with pytest.raises(ValueError, match=r"must be equal, got 8 that differ from 1:00:00"):
         task.read_inputs(daily)
+
+
+def table_with_known(path, rows=220, ahead=0):
+    """Write an hourly table whose sales follow `promo`, which is known ahead; the last `ahead` rows have nothing else."""
+    draw = np.random.default_rng(3)
+    promo = (draw.random(rows) < 0.4).astype(float)
+    sales = np.sin(np.arange(rows) / 24 * 2 * np.pi) + 3 * promo + 0.05 * draw.normal(size=rows)
+    frame = pd.DataFrame({"date": pd.date_range("2024-03-01", periods=rows, freq="h"), "promo": promo, "sales": sales})
+    frame["rain"] = draw.normal(size=rows)
+    if ahead:
+        frame.loc[rows - ahead :, ["sales", "rain"]] = np.nan
+    return write(path, frame), frame
+
+
+def known_task(path, **settings):
+    return SeriesForecast(path=path, target=("sales",), known=("promo",), horizon=6, context=24, **settings)
+
+
+def test_what_is_known_ahead_enters_inputs_and_the_regression(tmp_path):
+    path, frame = table_with_known(tmp_path / "shop.csv")
+    task = known_task(path, calendar=True)
+    assert task.channel_names == (
+        "sales", "rain", "ahead", "level of sales", "level of rain", "promo", "sine of day", "cosine of day"
+    )  # fmt: skip
+    batch = task.batch("test", 0, 3)
+    start = int(task._data.starts["test"][0])
+    train = frame["promo"][: round(220 * 0.7)]
+    expected = (frame["promo"][start : start + 30] - train.mean()) / train.std(ddof=0)
+    np.testing.assert_allclose(batch.inputs[0, :, 5], expected, rtol=1e-5)
+    hours = (np.arange(start, start + 30) % 24) / 24 * 2 * np.pi
+    np.testing.assert_allclose(batch.inputs[0, :, 6], np.sin(hours), atol=1e-5)
+    assert batch.inputs[0, 24:, :2].abs().max() == 0
+    blind = replace(task, known=(), calendar=False).baselines("test")["ridge"]
+    assert task.baselines("test")["ridge"] < 0.2 * blind
+    assert batch.targets[:, 24:].abs().mean() < 0.2 * blind  # what is left for the network
+    assert ("known", "at the steps of the forecast: promo, sine of day, cosine of day") in task.summary()
+
+
+def test_useless_columns_known_ahead_are_not_used_by_the_regression(tmp_path):
+    path, _ = table_with_known(tmp_path / "shop.csv")
+    task = SeriesForecast(path=path, target=("sales",), known=("rain",), horizon=6, context=24)
+    blind = replace(task, known=(), channels=("sales",))
+    assert task.baselines("test")["ridge"] == blind.baselines("test")["ridge"]
+
+
+def test_rows_with_known_columns_alone_are_the_steps_of_the_forecast(tmp_path):
+    path, frame = table_with_known(tmp_path / "shop.csv", ahead=8)
+    task = known_task(path)
+    assert len(task._data.store.values) == 212
+    batch = task.read_inputs(path)
+    assert batch.inputs.shape == (1, 30, 6)
+    promo = frame["promo"].to_numpy()[188:218]
+    assert np.corrcoef(batch.inputs[0, :, 5], promo)[0, 1] == pytest.approx(1)
+    rows = task.add_times(task.decode(torch.zeros(1, 30, 1), batch), path)
+    assert rows[0]["date"] == "2024-03-09 20:00:00"
+    forecast = np.array([row["sales"] for row in rows])
+    assert np.corrcoef(forecast, promo[24:])[0, 1] > 0.9
+    short = write(tmp_path / "short.csv", frame[:217])
+    with pytest.raises(ValueError, match=r"must have 6 rows after the last value of series .* with promo, .* got 5"):
+        task.read_inputs(short)
+    with pytest.raises(ValueError, match="got 0"):
+        task.read_inputs(write(tmp_path / "none.csv", frame[:212]))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"known": ("sales",)}, "`known` must be other channels than those of target"),
+        ({"known": ("snow",)}, "`known` must be a column of numbers of .*shop.csv"),
+        ({"known": ("promo",), "channels": ("sales", "rain")}, "`known` must be some of the channels sales, rain"),
+    ],
+)
+def test_columns_that_cannot_be_known_ahead_are_refused(tmp_path, settings, message):
+    path, _ = table_with_known(tmp_path / "shop.csv")
+    with pytest.raises(ValueError, match=message):
+        _ = SeriesForecast(path=path, target=("sales",), horizon=6, **settings).d_input
+
+
+def test_a_calendar_needs_dates(tmp_path):
+    frame = pd.DataFrame({"time": range(200), "x": np.sin(np.arange(200.0))})
+    task = SeriesForecast(path=write(tmp_path / "line.csv", frame), horizon=4, context=8, calendar=True)
+    with pytest.raises(ValueError, match=r"`calendar` must be False, as .* has no dates"):
+        _ = task.d_input
+
+
+def test_all_windows_know_what_lies_ahead(tmp_path):
+    path, _ = table_with_known(tmp_path / "shop.csv", ahead=6)
+    every = known_task(path, predicted="windows")
+    batch = every.read_inputs(path)
+    rows = every.add_times(every.decode(torch.zeros(len(batch.inputs), 30, 1), batch), path)
+    known = [row for row in rows if row["sales_actual"] != ""]
+    assert len(rows) - len(known) == 6
+    assert np.corrcoef([row["sales"] for row in known], [row["sales_actual"] for row in known])[0, 1] > 0.97

@@ -19,6 +19,7 @@ def train(
     label_kind: own_data.LabelKind = None,
     target: own_data.Target = None,
     horizon: own_data.Horizon = None,
+    known: own_data.Known = None,
     id: own_data.Id = None,  # noqa: A002
     time: own_data.Time = None,
     channels: own_data.Channels = None,
@@ -37,7 +38,7 @@ def train(
     if resume and overwrite:
         raise SettingError("`--overwrite` must be left out with --resume, got both")
     options = own_data.given_options(
-        label=label, target=target, horizon=horizon, id=id, time=time, channels=channels, group=group
+        label=label, target=target, horizon=horizon, known=known, id=id, time=time, channels=channels, group=group
     )
     if file is None:
         own_data.check_unused(options | ({} if label_kind is None else {"label_kind": label_kind}))

@@ -95,6 +95,7 @@ def show(
     label_kind: own_data.LabelKind = None,
     target: own_data.Target = None,
     horizon: own_data.Horizon = None,
+    known: own_data.Known = None,
     id: own_data.Id = None,  # noqa: A002
     time: own_data.Time = None,
     channels: own_data.Channels = None,
@@ -111,7 +112,7 @@ def show(
     from longscan.training.run import SETTINGS, holds_run
 
     options = own_data.given_options(
-        label=label, target=target, horizon=horizon, id=id, time=time, channels=channels, group=group
+        label=label, target=target, horizon=horizon, known=known, id=id, time=time, channels=channels, group=group
     )
     is_run = task is not None and task not in TASKS and holds_run(Path(task))
     if task is not None and task not in TASKS and not is_run and own_data.is_path(task):

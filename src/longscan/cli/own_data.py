@@ -18,6 +18,7 @@ LabelKind = Annotated[
 ]
 Target = Annotated[str | None, Doc("with FILE: columns to forecast, separated by commas")]
 Horizon = Annotated[PositiveInt | None, Doc("with FILE: number of steps to forecast")]
+Known = Annotated[str | None, Doc("with FILE: columns known at the steps of the forecast, separated by commas")]
 Id = Annotated[str | None, Doc("with FILE: column that names the series of a row")]
 Time = Annotated[str | None, Doc("with FILE: column of time stamps")]
 Channels = Annotated[str | None, Doc("with FILE: columns of values, separated by commas; all others without it")]
@@ -28,7 +29,7 @@ KINDS = {"class": "series_classes", "number": "series_values"}
 def given_options(**options: Any) -> dict[str, Any]:
     """Return the settings of a task that the options of a command give, without those that are not given."""
     found = {name: value for name, value in options.items() if value is not None}
-    for name in ("channels", "target"):
+    for name in ("channels", "target", "known"):
         if name in found:
             found[name] = tuple(word.strip() for word in found[name].split(","))
     return found

@@ -1,13 +1,7 @@
 """Covariates of forecasts: series whose values are known ahead, such as holidays or prices, and their linear effect.
 
-The effect of covariates x on a channel y is a regression whose errors are themselves a series to be forecast:
-
-    y_t = x_t w + r_t.
-
-Least squares of y on x would take a common trend or season for an effect, since neighbouring errors r are alike. The weights w
-are therefore those of generalised least squares: an autoregression of r turns both sides into series whose errors are nearly
-independent, and these are regressed on each other (Cochrane and Orcutt, 1949, with more than one lag). The forecaster then
-reads r instead of y, and adds x w of the steps ahead to its forecast.
+The weights are those of `longscan.numerics.regression`, whose errors may resemble their neighbours. The forecaster reads the
+series without the effect, and adds the effect of the steps ahead to its forecast.
 """
 
 from collections.abc import Sequence
@@ -16,17 +10,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
-from scipy.linalg import solve_toeplitz
-from scipy.signal import lfilter
 
 from longscan.estimators.forecast_series import LONG_COLUMNS, find_form, index_long
 from longscan.estimators.reading import FittedChannels, Layout, convert_input, read_collection
 from longscan.estimators.series import Collection
-
-LAGS = 24  # of the autoregression, at most
-ROUNDS = 2  # of autoregression and regression
-COVARIANCE_RIDGE = 1e-6  # added to the variance of the errors, so that the autoregression is stable
-SMALLEST_SINGULAR = 1e-8  # of the covariates that are told apart, relative to the largest
+from longscan.numerics.regression import generalised_least_squares
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
 
@@ -63,40 +51,8 @@ def fit_effect(series: Collection, lengths: np.ndarray) -> CovariateEffect:
     x = [(covariates[row, : lengths[row]] - mean) / scale for row in kept]
     weight = np.empty((len(mean), series.channels))
     for channel in range(series.channels):
-        weight[:, channel] = _generalised_least_squares([series.values[row, : lengths[row], channel] for row in kept], x)
+        weight[:, channel] = generalised_least_squares([series.values[row, : lengths[row], channel] for row in kept], x)
     return CovariateEffect(mean, weight / scale[:, None])
-
-
-def _generalised_least_squares(y: Sequence[Array], x: Sequence[Array]) -> Array:
-    """Return weights (K,) of x (L_i, K) for y (L_i,), whose errors are an autoregression."""
-    weight = _least_squares(y, x)
-    order = min(LAGS, max(map(len, y)) // 4)
-    for _ in range(ROUNDS if order else 0):
-        predictor = _autoregression([values - of @ weight for values, of in zip(y, x, strict=True)], order)
-        whitening = np.append(1.0, -predictor)
-        long = [row for row, values in enumerate(y) if len(values) > order]
-        weight = _least_squares(*([lfilter(whitening, 1.0, part[row], axis=0)[order:] for row in long] for part in (y, x)))
-    return weight
-
-
-def _least_squares(y: Sequence[Array], x: Sequence[Array]) -> Array:
-    """Return weights (K,) for series that have separate means; of weights that fit equally well, the smallest."""
-    targets, features = (np.concatenate([values - values.mean(0) for values in part]) for part in (y, x))
-    weights: Array = np.linalg.lstsq(features, targets, rcond=SMALLEST_SINGULAR)[0]
-    return weights
-
-
-def _autoregression(series: Sequence[Array], order: int) -> Array:
-    """Return the coefficients (order,) of an autoregression of series (L_i,), by the Yule-Walker equations."""
-    centred = [values - values.mean() for values in series]
-    products = [[values[lag:] @ values[: len(values) - lag] for lag in range(order + 1)] for values in centred]
-    covariance = np.sum(products, axis=0)
-    if not covariance[0] > 0:
-        return np.zeros(order)
-    column = covariance[:-1].copy()
-    column[0] *= 1 + COVARIANCE_RIDGE
-    coefficients: Array = solve_toeplitz(column, covariance[1:])
-    return coefficients
 
 
 def split_columns(y: Any, covariates: Any) -> tuple[Any, Any]:

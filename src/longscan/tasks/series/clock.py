@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     import pandas as pd
 
 _DAYS = ("%Y/%m/%d", "%m/%d/%Y", "%d/%m/%Y", "%d.%m.%Y")
+_PERIODS = {"day": 86_400.0, "week": 7 * 86_400.0, "year": 365.2425 * 86_400.0}  # seconds
+_MONDAY = 4 * 86_400.0  # of the first week after 1970-01-01, a Thursday, in seconds
 FORMATS = ("numbers", "ISO8601", *(f"{day}{time}" for time in ("", " %H:%M", " %H:%M:%S") for day in _DAYS))
 
 
@@ -130,3 +132,17 @@ def first_decrease(stamps: np.ndarray, offsets: Sequence[int] | np.ndarray) -> i
     wrong = np.diff(stamps) <= 0
     wrong[np.asarray(offsets)[1:-1] - 1] = False
     return int(wrong.argmax()) + 1 if wrong.any() else None
+
+
+def calendar_periods(stamps: np.ndarray, usual: float) -> tuple[str, ...]:
+    """Return the periods of the calendar that are longer than two steps and occur twice in dates: "day", "week", "year"."""
+    span = float(stamps.max() - stamps.min()) / 1e9
+    return tuple(name for name, seconds in _PERIODS.items() if 2 * usual / 1e9 < seconds and 2 * seconds <= span)
+
+
+def calendar_features(stamps: np.ndarray, periods: Sequence[str]) -> np.ndarray:
+    """Return sine and cosine (T, 2P) of the position of dates (T,) in each of P periods."""
+    seconds = stamps.astype(np.float64) / 1e9
+    turns = [(seconds - (_MONDAY if name == "week" else 0.0)) / _PERIODS[name] * 2 * np.pi for name in periods]
+    waves = [wave for turn in turns for wave in (np.sin(turn), np.cos(turn))]
+    return np.stack(waves, 1) if waves else np.zeros((len(stamps), 0))

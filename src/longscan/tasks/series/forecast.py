@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal, NamedTuple
+from typing import Annotated, ClassVar, Literal, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -11,6 +11,7 @@ from torch import Tensor
 
 from longscan._errors import setting_error
 from longscan._types import Doc, PositiveInt
+from longscan.numerics.regression import generalised_least_squares
 from longscan.tasks._sparklines import sparkline
 from longscan.tasks.base import TASKS, Batch, Split, check_request, rows_of_step
 from longscan.tasks.forecasting.baselines import seasonal_mean
@@ -24,12 +25,22 @@ from longscan.tasks.series.base import (
     format_step,
     scaled_values,
 )
-from longscan.tasks.series.clock import calendar_frequency, format_stamps, later_stamps, uneven_steps, usual_step
+from longscan.tasks.series.clock import (
+    calendar_features,
+    calendar_frequency,
+    calendar_periods,
+    format_stamps,
+    later_stamps,
+    uneven_steps,
+    usual_step,
+)
 from longscan.tasks.series.reading import SeriesStore, read_series
 
 MAX_CONTEXT = 512
 FIT_WINDOWS = 20_000  # largest number of training windows of the ridge regression
+FIT_ROWS = 200_000  # largest number of training rows of the effect of what is known ahead
 PENALTIES = (1e-1, 1e1, 1e2, 1e3, 1e4)
+SMALLEST_GAIN = 0.005  # in the squared error on valid, for which the effect of what is known ahead is used
 DAY = 86_400  # seconds
 PREDICTED = Literal["future", "windows"]
 
@@ -37,20 +48,44 @@ PREDICTED = Literal["future", "windows"]
 class ForecastData(NamedTuple):
     """The series of a table with their splits in time.
 
-    values: (T, C) float64 without missing values. targets: (K,) numbers of the channels that are forecast. starts: of each split
-    the first rows of its windows, (n,). context: steps of the context. season: steps of a season, 1 if none is known. unit,
-    frequency: the usual step, and the calendar frequency of dates at unequal steps by its name in pandas.
+    store: without rows that have only what is known ahead. values: (T, C) float64 without missing values. inputs: numbers of
+    the channels that are read as series. targets: (K,) numbers of the channels that are forecast. known: the series that are
+    known ahead. starts: of each split the first rows of its windows, (n,). ranges: training rows of each series, (N, 2).
+    context: steps of the context. season: steps of a season, 1 if none is known. unit, frequency: the usual step, and the
+    calendar frequency of dates at unequal steps by its name in pandas.
     """
 
     store: SeriesStore
     values: np.ndarray
+    inputs: np.ndarray
     targets: np.ndarray
+    known: "KnownAhead"
     starts: dict[Split, np.ndarray]
+    ranges: np.ndarray
     statistics: ChannelStatistics
     context: int
     season: int
     unit: float
     frequency: str | None
+
+    @property
+    def places(self) -> list[int]:
+        """Positions of the targets among the inputs."""
+        return np.searchsorted(self.inputs, self.targets).tolist()
+
+
+class KnownAhead(NamedTuple):
+    """Series that are known at the steps of a forecast: columns of the table, and features of the calendar.
+
+    numbers: of the channels in the table. periods: names of the periods of the calendar, "day", "week" and "year". names: of the
+    P series. values: (T + N * horizon, P) float64, standardised, where `horizon` rows follow those of each series, NaN where
+    nothing is known.
+    """
+
+    numbers: np.ndarray
+    periods: tuple[str, ...]
+    names: tuple[str, ...]
+    values: np.ndarray
 
 
 @TASKS.register("series_forecast")
@@ -67,7 +102,8 @@ class SeriesForecast(SeriesFile, RegressionTask):
     The last part of each series is test, the part before it valid; the context of a window may contain rows of the part before.
     Channels are standardised by the training rows, and errors are of standardised values. The inputs are the context and
     `horizon` empty steps, which a channel marks and whose outputs are the forecast. From context and targets the `level` is
-    subtracted, which further channels contain.
+    subtracted, which further channels contain. The last channels are those that are `known` ahead and the `calendar`, with
+    values at all steps. A new file has the known ones in `horizon` further rows of each series, whose other channels are empty.
 
     Raises FileNotFoundError without a file, SettingError for a setting that does not fit it or has to decide how it is read, and
     ValueError for damaged content.
@@ -76,6 +112,10 @@ class SeriesForecast(SeriesFile, RegressionTask):
     metric: ClassVar[str] = "mae"
     target: Annotated[tuple[str, ...] | None, Doc("columns to forecast; None: all channels")] = None
     horizon: Annotated[PositiveInt, Doc("number of steps to forecast")] = 24
+    known: Annotated[tuple[str, ...], Doc("channels whose values are known at the steps of the forecast, such as holidays")] = ()
+    calendar: Annotated[
+        bool, Doc("whether the time of day, of the week and of the year of the dates are further channels that are known ahead")
+    ] = False
     context: Annotated[
         PositiveInt | None,
         Doc("steps of the context; None: four seasons or twice the horizon, at most 512 and a quarter of the longest series"),
@@ -105,6 +145,11 @@ class SeriesForecast(SeriesFile, RegressionTask):
         for name in self.target or ():
             if self.channels is not None and name not in self.channels:
                 raise setting_error("target", name, f"some of the channels {', '.join(self.channels)}")
+        for name in self.known:
+            if name in (self.target or ()):
+                raise setting_error("known", name, "other channels than those of target, which are forecast")
+            if self.channels is not None and name not in self.channels:
+                raise setting_error("known", name, f"some of the channels {', '.join(self.channels)}")
 
     @property
     def _data(self) -> ForecastData:
@@ -118,14 +163,15 @@ class SeriesForecast(SeriesFile, RegressionTask):
 
     @property
     def channel_names(self) -> tuple[str, ...]:
-        """Names of the input channels: those of the table, the mark of the empty steps, the levels."""
-        names = self._data.store.channels
-        return (*names, "ahead", *(f"level of {name}" for name in names))
+        """Names of the input channels: those of the table, the mark of the empty steps, the levels, what is known ahead."""
+        data = self._data
+        names = [data.store.channels[number] for number in data.inputs]
+        return (*names, "ahead", *(f"level of {name}" for name in names), *data.known.names)
 
     @property
     def d_input(self) -> int:
-        """Number of channels: those of the table, the mark of the empty steps, the levels."""
-        return 2 * len(self._data.store.channels) + 1
+        """Number of channels: those of the table, the mark of the empty steps, the levels, what is known ahead."""
+        return len(self.channel_names)
 
     @property
     def length(self) -> int:
@@ -142,32 +188,41 @@ class SeriesForecast(SeriesFile, RegressionTask):
         check_request(self, split, step, batch_size, seed)
         data = self._data
         starts = data.starts[split][rows_of_step(self.size(split), split, step, batch_size, seed)]
-        return self._to_batch(self._windows(data.values, starts, data.context + self.horizon))
+        windows = self._windows(data.values, starts, data.context + self.horizon)
+        return self._to_batch(windows, self._known_windows(data.store, data.known.values, starts))
 
     def _windows(self, values: np.ndarray, starts: np.ndarray, length: int) -> Tensor:
-        """Return standardised windows (n, length, C) float32 from their first rows."""
-        statistics = self._data.statistics
+        """Return standardised windows (n, length, C) float32 from their first rows, C without what is known ahead."""
+        data = self._data
+        mean, scale = (part[data.inputs] for part in (data.statistics.mean, data.statistics.scale))
         rows = starts[:, None] + np.arange(length)
-        return torch.from_numpy(scaled_values(values[rows], statistics.mean, statistics.scale, str(self.path)))
+        return torch.from_numpy(scaled_values(values[rows][..., data.inputs], mean, scale, str(self.path)))
 
-    def _to_batch(self, windows: Tensor, *, has_targets: bool = True) -> Batch:
-        """Return windows of context and, with targets, horizon as a batch."""
+    def _known_windows(self, store: SeriesStore, known: np.ndarray, starts: np.ndarray) -> Tensor:
+        """Return what is known ahead (n, context + horizon, P) float32 in windows of a table from their first rows."""
+        series = np.searchsorted(store.offsets, starts, "right") - 1
+        rows = (starts + series * self.horizon)[:, None] + np.arange(self._data.context + self.horizon)
+        return torch.from_numpy(known[rows].astype(np.float32))
+
+    def _to_batch(self, windows: Tensor, known: Tensor, *, has_targets: bool = True) -> Batch:
+        """Return windows of context and, with targets, horizon as a batch. known: what is known ahead (n, L, P)."""
         data = self._data
         count, channels, context = len(windows), windows.shape[2], data.context
-        level = self._levels(windows[:, :context])
+        level = self._levels(windows[:, :context], known)
         inputs = torch.zeros(count, self.length, self.d_input)
         inputs[:, :context, :channels] = windows[:, :context] - level[:, :context]
         inputs[:, context:, channels] = 1
-        inputs[..., channels + 1 :] = level
+        inputs[..., channels + 1 : 2 * channels + 1] = level
+        inputs[..., 2 * channels + 1 :] = known
         mask = torch.zeros(count, self.length, dtype=torch.bool)
         mask[:, context:] = True
         if not has_targets:
             return Batch(inputs, loss_mask=mask)
         targets = torch.zeros(count, self.length, len(data.targets))
-        targets[:, context:] = (windows - level)[:, context:, data.targets.tolist()]
+        targets[:, context:] = (windows - level)[:, context:, data.places]
         return Batch(inputs, targets, loss_mask=mask)
 
-    def _levels(self, contexts: Tensor) -> Tensor:
+    def _levels(self, contexts: Tensor, known: Tensor) -> Tensor:
         """Return what is subtracted from context and horizon, (n, L, C)."""
         data = self._data
         if self.level == "season":
@@ -175,7 +230,7 @@ class SeriesForecast(SeriesFile, RegressionTask):
             return seasonal_mean(contexts, self.length, data.season, count, start=-data.context)
         last = contexts[:, -1:].expand(-1, self.length, -1).clone()
         if self.level == "ridge":
-            last[:, data.context :] += _ridge_forecast(contexts - contexts[:, -1:], _ridge_weights(self))
+            last[:, data.context :] = _ridge_forecast(contexts, known, _fit_ridge(self))
         return last
 
     def constant_score(self, split: Split = "test") -> float:
@@ -200,40 +255,48 @@ class SeriesForecast(SeriesFile, RegressionTask):
     def in_units(self, values: Tensor, batch: Batch) -> Tensor:
         """Return values of the targets (B, L, K) with their level, in the table's units and in float64."""
         data = self._data
-        level = batch.inputs[..., len(data.store.channels) + 1 :][..., data.targets.tolist()]
+        level = batch.inputs[..., len(data.inputs) + 1 :][..., data.places]
         scale, mean = (torch.from_numpy(part[data.targets]) for part in (data.statistics.scale, data.statistics.mean))
         return (values + level).double() * scale + mean
 
     def past_and_ahead(self, batch: Batch, row: int) -> tuple[Tensor, Tensor | None]:
         """Return the targets in the context (context, K) and in the horizon (horizon, K) of an example, in the table's units."""
         context = self._data.context
-        past = self.in_units(batch.inputs[..., self._data.targets.tolist()], batch)[row, :context]
+        past = self.in_units(batch.inputs[..., self._data.places], batch)[row, :context]
         return past, None if batch.targets is None else self.in_units(batch.targets, batch)[row, context:]
 
     def describe(self, batch: Batch, row: int = 0) -> str:
         """Return an example as text: the first target in context and horizon as bars."""
         past, ahead = self.past_and_ahead(batch, row)
-        text = f"{sparkline(past[:, 0], 24)} {len(self._data.store.channels)} channels, {len(past)} steps"
+        text = f"{sparkline(past[:, 0], 24)} {len(self._data.inputs)} channels, {len(past)} steps"
         return text if ahead is None else f"{text} | {self.horizon} steps {sparkline(ahead[:, 0], 24)}"
 
     def decode(self, output: Tensor, batch: Batch) -> list[dict[str, str | float]]:
         """Return a row for each step of a forecast: example, step and the targets in the units of the table."""
         return super().decode(self.in_units(output, batch), batch)
 
-    def _new_series(self, path: str | Path) -> tuple[SeriesStore, np.ndarray]:
-        """Read a file with the channels of the training table; return it and its values without missing ones."""
-        known = self._data
-        options = self.read_options()._replace(channels=known.store.channels, fixed=True, others=self.channels is not None)
-        store = read_series(path, options)
+    def _new_series(self, path: str | Path) -> tuple[SeriesStore, np.ndarray, np.ndarray]:
+        """Read a file with the channels of the training table.
+
+        Returns it without rows that have only what is known ahead, its values without missing ones, and what is known ahead as in
+        `KnownAhead`.
+        """
+        data = self._data
+        options = self.read_options()._replace(channels=data.store.channels, fixed=True, others=self.channels is not None)
+        full = read_series(path, options)
+        _check_even(full, data.unit, path, calendar=data.frequency is not None)
+        store = _without_rows_ahead(full, data.known.numbers)
         values = _checked_values(store, self, path)
-        _check_even(store, known.unit, path, calendar=known.frequency is not None)
+        known = _known_rows(full, store, data.known.numbers, data.known.periods, self.horizon, data.unit, data.frequency)
         short = int(store.lengths.argmin())
-        if store.lengths[short] < known.context:
+        if store.lengths[short] < data.context:
             raise ValueError(
-                f"{path} must have at least {known.context} rows of each series, the steps of the context, got "
+                f"{path} must have at least {data.context} rows of each series, the steps of the context, got "
                 f"{store.lengths[short]} of series {str(store.ids[short])!r}"
             )
-        return store, values
+        if len(data.known.numbers):
+            _check_known(store, known, self, path)
+        return store, values, _standardised_known(known, data)
 
     def _new_starts(self, store: SeriesStore) -> np.ndarray:
         """Return the first rows of the windows of a new file: the last context of each series, or one every `horizon` steps."""
@@ -246,15 +309,17 @@ class SeriesForecast(SeriesFile, RegressionTask):
 
     def read_inputs(self, path: str | Path) -> Batch:
         """Read the last `context` rows of each series of a table with the same columns, or all windows (`predicted`)."""
-        store, values = self._new_series(path)
-        return self._to_batch(self._windows(values, self._new_starts(store), self._data.context), has_targets=False)
+        store, values, known = self._new_series(path)
+        starts = self._new_starts(store)
+        windows = self._windows(values, starts, self._data.context)
+        return self._to_batch(windows, self._known_windows(store, known, starts), has_targets=False)
 
     def add_times(self, rows: list[dict[str, str | float]], path: str | Path) -> list[dict[str, str | float]]:
         """Return the rows with the id of the series (if the table has ids), the date, and the number of steps ahead.
 
         With predicted="windows" the column origin has the last date of the context, and NAME_actual the value where it is known.
         """
-        store, values = self._new_series(path)
+        store, values, _ = self._new_series(path)
         data = self._data
         starts = self._new_starts(store)
         series = np.searchsorted(store.offsets, starts, "right") - 1
@@ -288,11 +353,13 @@ class SeriesForecast(SeriesFile, RegressionTask):
             ends = f"{step} between steps, from {first} to {last}"
         parts = ", ".join(f"{len(starts):,} {part}" for part, starts in data.starts.items())
         test, valid = self.test_fraction, self.valid_fraction
+        known = [("known", f"at the steps of the forecast: {', '.join(data.known.names)}")] if data.known.names else []
         return [
             ("file", f"{self.path}, {len(store.values):,} rows"),
             *self._common_summary(store, data.statistics),
             ("time", ends),
             ("target", f"{', '.join(self.variables)}, {self.horizon} steps from a context of {data.context}"),
+            *known,
             ("season", f"{data.season} steps" if data.season > 1 else "none known (`--task.season`)"),
             ("split", f"in time: the last {test:.0%} of each series is test, {valid:.0%} before it valid; windows: {parts}"),
         ]
@@ -369,15 +436,18 @@ def _load(task: SeriesForecast) -> ForecastData:
     """Read, check and split the table of a task."""
     store = task.read_store()
     source = str(task.path)
-    for name in task.target or ():
-        if name not in store.channels:
-            raise setting_error("target", name, f"a column of numbers of {source}, some of {', '.join(store.channels)}")
+    for setting, given in (("target", task.target or ()), ("known", task.known)):
+        for name in given:
+            if name not in store.channels:
+                raise setting_error(setting, name, f"a column of numbers of {source}, some of {', '.join(store.channels)}")
     if store.layout != "long":
         raise setting_error("path", source, "a table with a row for each step, for a forecast; `layout` long says that it is one")
     unit = 1.0 if store.stamps is None else usual_step(np.asarray(store.stamps), np.asarray(store.offsets))
     _check_even(store, unit, source)
     odd = store.stamps is not None and len(uneven_steps(np.asarray(store.stamps), np.asarray(store.offsets), unit))
     frequency = _frequency(store) if odd else None
+    numbers = np.array([store.channels.index(name) for name in task.known], int)
+    full, store = store, _without_rows_ahead(store, numbers)
     season = task.season or _season(store, unit, frequency)
     longest = int(store.lengths.max())
     context = task.context or max(1, min(MAX_CONTEXT, longest // 4, max(4 * season, 2 * task.horizon, 16)))
@@ -404,59 +474,180 @@ def _load(task: SeriesForecast) -> ForecastData:
             windows[part] = windows[part][np.linspace(0, len(windows[part]) - 1, task.eval_windows).round().astype(int)]
     values = _checked_values(store, task, source)
     statistics = fit_statistics(store, np.array(ranges), source)
-    names = task.target or store.channels
-    targets = np.array([store.channels.index(name) for name in names])
-    return ForecastData(
-        store, values, targets, {"train": windows["train"], "valid": windows["valid"], "test": windows["test"]}, statistics,
-        context, season, unit, frequency,
+    inputs = np.setdiff1d(np.arange(len(store.channels)), numbers)
+    if not len(inputs):
+        raise setting_error("known", task.known, "some of the channels, not all, as one must be forecast")
+    targets = np.array([store.channels.index(name) for name in task.target]) if task.target else inputs
+    if task.calendar and not store.is_dated:
+        raise setting_error("calendar", True, f"False, as {source} has no dates")
+    periods = calendar_periods(np.asarray(store.stamps), unit) if task.calendar and store.stamps is not None else ()
+    names = (*task.known, *(f"{wave} of {period}" for period in periods for wave in ("sine", "cosine")))
+    rows = _known_rows(full, store, numbers, periods, task.horizon, unit, frequency)
+    data = ForecastData(
+        store, values, inputs, targets, KnownAhead(numbers, periods, names, rows), cast("dict[Split, np.ndarray]", windows),
+        np.array(ranges), statistics, context, season, unit, frequency,
     )  # fmt: skip
+    return data._replace(known=data.known._replace(values=_standardised_known(rows, data)))
+
+
+def _without_rows_ahead(store: SeriesStore, known: np.ndarray) -> SeriesStore:
+    """Return series without their last rows in which all channels but the known ones are missing."""
+    if not len(known):
+        return store
+    others = np.setdiff1d(np.arange(store.values.shape[1]), known)
+    kept = np.ones(len(store.values), bool)
+    lengths = store.lengths.copy()
+    for number, (first, last) in enumerate(zip(store.offsets[:-1].tolist(), store.offsets[1:].tolist(), strict=True)):
+        length = last - first
+        while length and np.isnan(store.values[first + length - 1, others]).all():
+            length -= 1
+        kept[first + length : last] = False
+        lengths[number] = length
+    if kept.all():
+        return store
+    offsets = np.concatenate([[0], np.cumsum(lengths)])
+    stamps = None if store.stamps is None else np.asarray(store.stamps)[kept]
+    return store._replace(values=np.asarray(store.values)[kept], offsets=offsets, stamps=stamps)
+
+
+def _known_rows(
+    full: SeriesStore,
+    store: SeriesStore,
+    numbers: np.ndarray,
+    periods: tuple[str, ...],
+    horizon: int,
+    unit: float,
+    frequency: str | None,
+) -> np.ndarray:
+    """Return the values of `KnownAhead` in units of the table.
+
+    full, store: series with and without rows that have only what is known ahead.
+    """
+    rows = np.full((len(store.values) + len(store.ids) * horizon, len(numbers) + 2 * len(periods)), np.nan)
+    if not rows.shape[1]:
+        return rows
+    for number in range(len(store.ids)):
+        first, length = int(full.offsets[number]), int(store.lengths[number])
+        given = np.asarray(full.values[first : int(full.offsets[number + 1])])[: length + horizon, numbers]
+        place = int(store.offsets[number]) + number * horizon
+        rows[place : place + len(given), : len(numbers)] = given
+        if periods and store.stamps is not None:
+            stamps = np.asarray(store.stamps[store.offsets[number] : store.offsets[number + 1]])
+            if length:
+                stamps = np.concatenate([stamps, later_stamps(stamps, horizon, unit, frequency, is_dated=True)])
+            rows[place : place + len(stamps), len(numbers) :] = calendar_features(stamps, periods)
+    return rows
+
+
+def _check_known(store: SeriesStore, known: np.ndarray, task: SeriesForecast, source: str | Path) -> None:
+    """Raise ValueError if a series has no values of what is known ahead in the `horizon` rows after it."""
+    for number in range(len(store.ids)):
+        end = int(store.offsets[number + 1]) + number * task.horizon
+        ahead = ~np.isnan(known[end : end + task.horizon]).any(1)
+        if not ahead.all():
+            raise ValueError(
+                f"{source} must have {task.horizon} rows after the last value of series {str(store.ids[number])!r} with "
+                f"{', '.join(task.known)}, which are known ahead, and nothing else, got {int(np.cumprod(ahead).sum())}"
+            )
+
+
+def _standardised_known(rows: np.ndarray, data: ForecastData) -> np.ndarray:
+    """Return `KnownAhead.values` from values in units of the table: columns by the training rows, the calendar as it is."""
+    count = len(data.known.numbers)
+    mean, scale = (part[data.known.numbers] for part in (data.statistics.mean, data.statistics.scale))
+    return np.concatenate([(rows[:, :count] - mean) / scale, rows[:, count:]], axis=1)
+
+
+class Ridge(NamedTuple):
+    """A linear forecast: weights (context, horizon), and the effect (P, C) of what is known ahead, in standardised units."""
+
+    weights: Tensor
+    effect: Tensor
 
 
 @lru_cache(maxsize=4)
-def _ridge_weights(task: SeriesForecast) -> Tensor:
-    """Return the weights (context, horizon) of the linear forecast with the penalty that is best on valid.
+def _fit_ridge(task: SeriesForecast) -> Ridge:
+    """Return the linear forecast with the penalty that is best on valid, and the effect if it lowers the error there."""
+    data = task._data
+    none = np.zeros((len(data.known.names), len(data.inputs)))
+    weights, error = _regress(task, none)
+    if data.known.names:
+        effect = _known_effect(task)
+        informed, lower = _regress(task, effect)
+        if lower < (1 - SMALLEST_GAIN) * error:
+            return Ridge(informed, torch.from_numpy(effect.astype(np.float32)))
+    return Ridge(weights, torch.from_numpy(none.astype(np.float32)))
 
-    One regression for all channels that are forecast, from the differences of the context to its last value.
+
+def _known_effect(task: SeriesForecast) -> np.ndarray:
+    """Return the linear effect (P, C) of what is known ahead on the targets, 0 on other channels, fitted on training rows."""
+    data = task._data
+    share = min(1.0, FIT_ROWS / int((data.ranges[:, 1] - data.ranges[:, 0]).sum()))
+    mean, scale = (part[data.targets] for part in (data.statistics.mean, data.statistics.scale))
+    x, y = [], []
+    for number, (first, last) in enumerate(data.ranges.tolist()):
+        first = last - round(share * (last - first))
+        if first < last:
+            x.append(data.known.values[first + number * task.horizon : last + number * task.horizon])
+            y.append((data.values[first:last, data.targets] - mean) / scale)
+    effect = np.zeros((len(data.known.names), len(data.inputs)))
+    for place, target in zip(data.places, range(len(data.targets)), strict=True):
+        effect[:, place] = generalised_least_squares([np.ascontiguousarray(part[:, target]) for part in y], x)
+    return effect
+
+
+def _regress(task: SeriesForecast, effect: np.ndarray) -> tuple[Tensor, float]:
+    """Return the weights (context, horizon) with the penalty that is best on valid, and the mean squared error there.
+
+    One regression for all channels that are forecast, from the differences of the context to its last value, without the effect
+    (P, C) of what is known ahead.
     """
     data = task._data
-    length = data.context + task.horizon
     chosen = np.linspace(0, len(data.starts["train"]) - 1, min(FIT_WINDOWS, len(data.starts["train"]))).round().astype(int)
     gram, cross = np.zeros((data.context, data.context)), np.zeros((data.context, task.horizon))
     for piece in np.array_split(data.starts["train"][chosen], max(1, len(chosen) // 1000)):
-        contexts, ahead = _differences(task, task._windows(data.values, piece, length))
+        contexts, ahead = _differences(task, piece, effect)
         gram += contexts.T @ contexts
         cross += contexts.T @ ahead
-    contexts, ahead = _differences(task, task._windows(data.values, data.starts["valid"], length))
+    contexts, ahead = _differences(task, data.starts["valid"], effect)
     scale = np.trace(gram) / len(gram) / max(1, len(chosen)) or 1.0
     found = [np.linalg.solve(gram + penalty * scale * np.eye(len(gram)), cross) for penalty in PENALTIES]
     errors = [float(((contexts @ weights - ahead) ** 2).mean()) for weights in found]
-    return torch.from_numpy(found[int(np.argmin(errors))].astype(np.float32))
+    return torch.from_numpy(found[int(np.argmin(errors))].astype(np.float32)), min(errors)
 
 
-def _differences(task: SeriesForecast, windows: Tensor) -> tuple[np.ndarray, np.ndarray]:
-    """Return contexts (n, context) and horizons (n, horizon) of the targets less the last value of their contexts."""
+def _differences(task: SeriesForecast, starts: np.ndarray, effect: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return contexts (n, context) and horizons (n, horizon) of the targets less the last value of their contexts.
+
+    The effect (P, C) of what is known ahead is removed from both.
+    """
     data = task._data
-    chosen = windows[..., data.targets.tolist()].double()
+    windows = task._windows(data.values, starts, data.context + task.horizon)
+    known = task._known_windows(data.store, data.known.values, starts)
+    chosen = windows[..., data.places].double() - known.double() @ torch.from_numpy(effect[:, data.places])
     chosen = (chosen - chosen[:, data.context - 1 : data.context]).transpose(1, 2).flatten(0, 1)
     return chosen[:, : data.context].numpy(), chosen[:, data.context :].numpy()
 
 
-def _ridge_forecast(contexts: Tensor, weights: Tensor) -> Tensor:
-    """Return the linear forecasts (n, horizon, C) of contexts (n, context, C) less their last value."""
-    return (contexts.transpose(1, 2) @ weights).transpose(1, 2)
+def _ridge_forecast(contexts: Tensor, known: Tensor, ridge: Ridge) -> Tensor:
+    """Return the linear forecasts (n, horizon, C) after contexts (n, context, C). known: what is known ahead (n, L, P)."""
+    effect = known @ ridge.effect
+    past = contexts - effect[:, : contexts.shape[1]]
+    last = past[:, -1:]
+    return last + ((past - last).transpose(1, 2) @ ridge.weights).transpose(1, 2) + effect[:, contexts.shape[1] :]
 
 
 @lru_cache(maxsize=8)
 def _naive_errors(task: SeriesForecast, split: Split) -> dict[str, float]:
     """Return the mean absolute errors of simple forecasts on the windows of a split."""
     data = task._data
-    numbers = data.targets.tolist()
     windows = task._windows(data.values, data.starts[split], data.context + task.horizon)
-    contexts, ahead = windows[:, : data.context][..., numbers], windows[:, data.context :][..., numbers]
+    known = task._known_windows(data.store, data.known.values, data.starts[split])
+    ridge = _ridge_forecast(windows[:, : data.context], known, _fit_ridge(task))[..., data.places]
+    contexts, ahead = windows[:, : data.context, data.places], windows[:, data.context :, data.places]
     medians = ahead.flatten(0, 1).median(0).values
     forecasts = {"constant": medians.expand_as(ahead), "persistence": seasonal_mean(contexts, task.horizon, 1, 1)}
     if 1 < data.season <= data.context:
         forecasts["seasonal_naive"] = seasonal_mean(contexts, task.horizon, data.season, 1)
-    last = contexts[:, -1:]
-    forecasts["ridge"] = last + _ridge_forecast(contexts - last, _ridge_weights(task))
+    forecasts["ridge"] = ridge
     return {name: float((forecast - ahead).abs().double().mean()) for name, forecast in forecasts.items()}
