@@ -41,7 +41,7 @@ def test_correction_gives_the_nominal_share_of_new_values():
     scale = np.array([1.0, 3.0])[:, None] * np.array([1.0, 10.0])
     true = random.exponential(size=(8000, 2, 2)) * scale
     zeros, unit = np.zeros((4000, 2, 2, 3)), np.ones((4000, 2))
-    calibration = calibrate(zeros, true[:4000], unit, LEVELS, np.arange(4000) >= 2000)
+    calibration = calibrate(zeros, true[:4000], unit, LEVELS, np.arange(4000) >= 2000, np.full(2, 4000))
     assert not calibration.is_scaled
     np.testing.assert_allclose(calibration.coverage, LEVELS, atol=0.02)
     covered = (true[4000:, ..., None] <= calibration.apply(zeros, unit)).mean(0)
@@ -54,7 +54,7 @@ def test_correction_is_in_units_of_the_windows_where_errors_are():
     random = np.random.default_rng(0)
     unit = 10 ** random.uniform(-1, 1, (600, 1))
     true = random.normal(size=(600, 2, 1)) * unit[:, None]
-    calibration = calibrate(np.zeros((600, 2, 1, 3)), true, unit, LEVELS, np.arange(600) >= 300)
+    calibration = calibrate(np.zeros((600, 2, 1, 3)), true, unit, LEVELS, np.arange(600) >= 300, np.full(2, 600))
     assert calibration.is_scaled
     np.testing.assert_allclose(calibration.offsets[:, 0, 2], 1.28, atol=0.2)
 
@@ -64,12 +64,43 @@ def test_coverage_is_measured_on_windows_that_did_not_correct():
     random = np.random.default_rng(0)
     later = np.arange(600) >= 300
     true = random.normal(size=(600, 1, 1)) * np.where(later, 2, 1)[:, None, None]
-    coverage = calibrate(np.zeros((600, 1, 1, 1)), true, np.ones((600, 1)), [0.9], later).coverage
+    coverage = calibrate(np.zeros((600, 1, 1, 1)), true, np.ones((600, 1)), [0.9], later, np.full(1, 600)).coverage
     first, second = 0.9948, 0.7389  # of a normal distribution below 1.2816 times 2 and divided by 2
     np.testing.assert_allclose(coverage, [(first + second) / 2], atol=0.02)
-    alone = calibrate(np.zeros((1, 1, 1, 1)), true[:1], np.ones((1, 1)), [0.9], later[:1])
+    alone = calibrate(np.zeros((1, 1, 1, 1)), true[:1], np.ones((1, 1)), [0.5], later[:1], np.ones(1))
     assert np.isnan(alone.coverage).all()
     assert alone.offsets == true[0]
+
+
+def test_quantiles_of_few_independent_errors_are_further_apart():
+    """By the difference of the quantiles of Student's and of the normal distribution, times the root mean square error."""
+    true = np.random.default_rng(0).normal(2, 1, size=(40, 1, 1))
+    later = np.arange(40) >= 20
+    many, few = (
+        calibrate(np.zeros((40, 1, 1, 3)), true, np.ones((40, 1)), LEVELS, later, np.array([count])).offsets[0, 0]
+        for count in (1e9, 3.0)
+    )
+    np.testing.assert_allclose(many, np.quantile(true[:, 0, 0], LEVELS, method="weibull"), rtol=1e-6)
+    wider = (1.6377 * np.sqrt(4 / 3) - 1.2816) * np.sqrt(np.square(true).mean())  # 1.6377: of 3 degrees of freedom
+    np.testing.assert_allclose(few - many, [-wider, 0, wider], rtol=1e-3)
+
+
+@pytest.mark.parametrize("slope", [0.0, 0.3])
+def test_quantiles_cover_the_future_of_short_series_with_a_trend(slope):
+    """132 months, of which the last 26 have about two independent errors of twelve months ahead."""
+    covered = []
+    for seed in range(12):
+        random = np.random.default_rng(seed)
+        months = np.arange(144)
+        noise = np.zeros(144)
+        for month in months[1:]:
+            noise[month] = 0.8 * noise[month - 1] + random.normal()
+        y = 50 + slope * months + 5 * np.sin(months * np.pi / 6) + noise
+        model = SSMForecaster(**{**BRIEF, "horizon": 12}).fit(y[:132])
+        covered.append(y[132:, None] <= model.predict_quantiles().to_numpy())
+    low, high = np.mean(covered, (0, 1))[[0, 2]]
+    assert low < 0.14
+    assert high > 0.86
 
 
 def test_quantiles_cover_new_windows_and_do_not_cross(model):

@@ -427,7 +427,8 @@ class SSMForecaster(SavedEstimator):
         true = cut_windows(series.values, ends, horizon)
         rank, count = _ranks(starts[:, 0])
         later = np.where(count > 1, 2 * rank >= count, starts[:, 0] % 2 == 1)
-        self.calibration_ = calibrate(forecasts[..., 1:], true, unit, quantiles, later)
+        independent = _count_independent(starts, horizon)
+        self.calibration_ = calibrate(forecasts[..., 1:], true, unit, quantiles, later, independent)
         self.coverage_ = pd.Series(self.calibration_.coverage, pd.Index(quantiles, name="quantile"), name="coverage")
 
     def predict(
@@ -754,6 +755,18 @@ def _later_starts(lengths: np.ndarray, early: np.ndarray, window: int, horizon: 
         for first in range(max(0, begin - window), size - window - horizon + 1)
     ]
     return np.array(starts)[:: math.ceil(len(starts) / COMPARED)]
+
+
+def _count_independent(starts: np.ndarray, horizon: int) -> np.ndarray:
+    """Return for each step ahead (horizon,) how many errors of the windows at `starts` (n, 2) are about independent.
+
+    Errors k steps ahead of origins less than k steps apart are in part those of the same steps.
+    """
+    found = np.zeros(horizon)
+    for series in np.unique(starts[:, 0]):
+        firsts = starts[starts[:, 0] == series, 1]
+        found += np.minimum(len(firsts), 1 + (firsts[-1] - firsts[0]) / (1 + np.arange(horizon)))
+    return found
 
 
 def _ranks(groups: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

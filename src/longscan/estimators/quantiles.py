@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
+from scipy.stats import norm, t
 from torch import Tensor
 
 
@@ -36,7 +37,12 @@ def pinball_loss(predicted: Tensor, true: Tensor, quantiles: Sequence[float]) ->
 
 
 def calibrate(
-    predicted: np.ndarray, true: np.ndarray, unit: np.ndarray, quantiles: Sequence[float], second_half: np.ndarray
+    predicted: np.ndarray,
+    true: np.ndarray,
+    unit: np.ndarray,
+    quantiles: Sequence[float],
+    second_half: np.ndarray,
+    independent: np.ndarray,
 ) -> Calibration:
     """Return the correction of quantiles of windows that are held back.
 
@@ -49,6 +55,7 @@ def calibrate(
         unit: (n, C), standard deviations of the windows.
         quantiles: their Q probabilities.
         second_half: (n,) bool, the windows of the later half.
+        independent: (horizon,), number of independent errors among the n of each step ahead, which overlap.
     """
     levels = np.asarray(quantiles)
     found = []
@@ -57,22 +64,36 @@ def calibrate(
         loss, covered = 0.0, np.zeros(len(levels))
         for chosen in (second_half, ~second_half):
             if not chosen.any() or chosen.all():
-                return Calibration(_offsets(predicted, true, np.ones_like(unit), levels), False, np.full(len(levels), np.nan))
-            offsets = _offsets(predicted[~chosen], true[~chosen], units[~chosen], levels)
+                offsets = _offsets(predicted, true, np.ones_like(unit), levels, independent)
+                return Calibration(offsets, False, np.full(len(levels), np.nan))
+            share = float((~chosen).mean())
+            offsets = _offsets(predicted[~chosen], true[~chosen], units[~chosen], levels, share * independent)
             error = true[chosen][..., None] - _shift(predicted[chosen], offsets, units[chosen])
             loss += float(np.maximum(levels * error, (levels - 1) * error).sum())
             covered += (error <= 0).sum((0, 1, 2))
         found.append((loss, is_scaled, covered / true.size))
     _, is_scaled, coverage = min(found, key=lambda one: one[0])
     units = unit if is_scaled else np.ones_like(unit)
-    return Calibration(_offsets(predicted, true, units, levels), is_scaled, coverage)
+    return Calibration(_offsets(predicted, true, units, levels, independent), is_scaled, coverage)
 
 
-def _offsets(predicted: np.ndarray, true: np.ndarray, unit: np.ndarray, levels: np.ndarray) -> np.ndarray:
-    """Return the quantiles (horizon, C, Q) of the errors, each of its own probability."""
+def _offsets(
+    predicted: np.ndarray, true: np.ndarray, unit: np.ndarray, levels: np.ndarray, independent: np.ndarray
+) -> np.ndarray:
+    """Return the quantiles (horizon, C, Q) of the errors, each of its own probability, wider for few independent errors.
+
+    The scale of few errors is known roughly only. For the next number after n normal ones, whose deviation is estimated from
+    these, the quantile of Student's distribution takes the place of that of the normal one. Offsets are further from the middle
+    by the difference of the two, times the root mean square error.
+    """
     error = (true[..., None] - predicted) / unit[:, None, :, None]
     # With n errors the k-th smallest is the quantile k / (n + 1): as probable a bound for one more error.
-    return np.stack([np.quantile(error[..., k], level, 0, method="weibull") for k, level in enumerate(levels)], -1)
+    offsets = np.stack([np.quantile(error[..., k], level, 0, method="weibull") for k, level in enumerate(levels)], -1)
+    count = np.maximum(independent, 1)[:, None]
+    wider = t.ppf(levels, count) * np.sqrt(1 + 1 / count) - norm.ppf(levels)
+    middle = np.abs(levels - 0.5).argmin()
+    deviation = np.sqrt(np.square(error[..., middle]).mean(0))
+    return np.asarray(offsets + wider[:, None] * deviation[..., None])
 
 
 def _shift(predicted: np.ndarray, offsets: np.ndarray, unit: np.ndarray) -> np.ndarray:
