@@ -101,7 +101,19 @@ class TrainingBatches(IterableDataset):
             yield stack_batches([stack_batches([self._batch(i, step) for i in range(len(self.seeds))]) for step in steps])
 
     def _batch(self, i: int, step: int) -> Batch:
-        return self.lengths[i].task(step).batch("train", step // self.repeats, self.batch_size, self.seeds[i])
+        batch = self.lengths[i].task(step).batch("train", step // self.repeats, self.batch_size, self.seeds[i])
+        return fill_rows(batch, self.batch_size)
+
+
+def fill_rows(batch: Batch, count: int) -> Batch:
+    """Fill a batch up to `count` rows with its first row without scored steps, as the last batch of an epoch can be smaller."""
+    missing = count - len(batch.inputs)
+    if not missing:
+        return batch
+    first = batch.rows(0)
+    first = first._replace(loss_mask=torch.zeros_like(first.loss_mask))
+    parts = zip(batch, first, strict=True)
+    return Batch(*(None if part is None else torch.cat([part, row.expand(missing, *row.shape[1:])]) for part, row in parts))
 
 
 def stack_batches(batches: list[Batch]) -> Batch:

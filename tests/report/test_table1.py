@@ -57,6 +57,18 @@ def test_run_stopped_by_time_limit_continues_to_equal_results(tmp_path: Path) ->
         assert [{**row, "seconds": 0} for row in parts] == [{**row, "seconds": 0} for row in whole]
 
 
+def test_last_batch_of_an_epoch_is_filled_with_rows_that_are_not_scored(tmp_path: Path) -> None:
+    batch = parse_settings(["--config", RECIPE]).task.batch("train", 0, 3, 0)
+    filled = seeds.fill_rows(batch, 5)
+    assert filled.inputs.shape[0] == 5
+    assert filled.loss_mask.sum() == batch.loss_mask.sum() > 0
+    assert all(part is None or part.equal(whole) for part, whole in zip(filled.rows(0, 3), batch, strict=True))
+    options = ["--seeds", "2", "--every", "4", "--workers", "0", "--training.steps", "12", "--training.batch_size", "4"]
+    argv = [RECIPE, *options, "--task.data", "samples", "--task.train_size", "10", "--task.eval_lengths", "[8,12]"]
+    seeds.main([*argv, "--task.valid_size", "20", "--task.test_size", "20", "--out", str(tmp_path / "samples.json")])
+    assert json.loads((tmp_path / "samples.json").read_text())["steps"] == 12
+
+
 def test_curriculum_does_not_depend_on_scoring_interval(tmp_path: Path) -> None:
     argv = ["--seeds", "1", "--every", "2", "--training.steps", "12", "--training.batch_size", "4", "--task.valid_size", "20"]
     argv += ["--task.test_size", "20", "--task.eval_lengths", "[41,42]", "--training.curriculum.start", "6"]
