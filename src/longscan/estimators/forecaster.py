@@ -55,7 +55,8 @@ FLOAT32_ROUNDING = 1e-5  # bound for the values of a channel, in units of its st
 SEARCH_TIME = 0.4  # of `minutes`, for the number of epochs; the final training on all steps takes up to 1.25 times as long
 COMPARED = 500  # windows of the part that is held back, evenly spaced
 EPOCH_WINDOWS = 512  # that an epoch shows at most
-SMALLEST_GAIN = 0.005  # in the error on later steps, for which the blocks are used, and covariates
+SMALLEST_GAIN = 0.005  # in the error on later steps, for which covariates are used
+BLOCK_GAIN = 0.1  # in the error on the part that is held back, for which the blocks are used; less of it does not last
 BLOCK_WINDOW = 96  # steps that the blocks read at most next to a linear forecast
 
 _log = logging.getLogger("longscan")
@@ -73,7 +74,7 @@ class SSMForecaster(SavedEstimator):
     are trained on windows of the series, by the mean absolute error in units of each window's own standard deviation. At first
     the last fifth of each series is held back, or the last `horizon` steps if these are more: the blocks are trained for as many
     epochs as give the lowest mean squared error there, and what they add is multiplied by the factor from 0 to 1 of lowest error.
-    They are left out unless the error is .5 % lower than that of the linear forecast. Then everything is fitted to the whole
+    They are left out unless the error is 10 % lower than that of the linear forecast. Then everything is fitted to the whole
     series. With `times`, or if the series are too short to hold back a part, the blocks forecast alone and are trained for all
     `epochs`.
 
@@ -731,9 +732,9 @@ class _Validation:
         return self.curve[-1]
 
     def best_epoch(self) -> int:
-        """Return the number of epochs of lowest error; 0, the linear forecast, without a gain of `SMALLEST_GAIN`."""
+        """Return the number of epochs of lowest error; 0, the linear forecast, without a gain of `BLOCK_GAIN`."""
         best = int(np.nanargmin(self.curve))  # the error of the linear forecast is always a number
-        return best if self.curve[best] < (1 - SMALLEST_GAIN) * self.curve[0] else 0
+        return best if self.curve[best] < (1 - BLOCK_GAIN) * self.curve[0] else 0
 
 
 def _window_starts(lengths: np.ndarray, length: int) -> np.ndarray:
