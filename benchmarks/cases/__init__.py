@@ -1,6 +1,6 @@
 """The cases of all files in this folder. Add the CASES of a new file here."""
 
-from cases import accuracy, automata, blocks, classification, forecasts, loaders, ops, scaling, survival, systems
+from cases import accuracy, automata, blocks, classification, forecasts, loaders, long_series, ops, scaling, survival, systems
 
 CASES = (
     *ops.CASES,
@@ -13,4 +13,5 @@ CASES = (
     *survival.CASES,
     *forecasts.CASES,
     *classification.CASES,
+    *long_series.CASES,
 )

@@ -220,6 +220,8 @@ class ClassificationRecord(Provenance):
         n_train, n_test: numbers of series of both parts.
         fit_seconds, predict_seconds: time of the fit, and of the predictions for all test series.
         threads: number of threads of torch.
+        longest: steps of the longest series, of benchmarks of long series.
+        peak_mib: largest memory of the process beyond that before the fit, of the same.
         aeon: version of the package, for its methods.
     """
 
@@ -232,6 +234,8 @@ class ClassificationRecord(Provenance):
     fit_seconds: NonNegativeFloat
     predict_seconds: NonNegativeFloat
     threads: PositiveInt
+    longest: PositiveInt | Missing = MISSING
+    peak_mib: NonNegativeFloat | Missing = MISSING
     aeon: NonEmptyStr | Missing = MISSING
     torch: NonEmptyStr
 
