@@ -1,6 +1,19 @@
 """The cases of all files in this folder. Add the CASES of a new file here."""
 
-from cases import accuracy, automata, blocks, classification, forecasts, loaders, long_series, ops, scaling, survival, systems
+from cases import (
+    accuracy,
+    automata,
+    blocks,
+    classification,
+    forecasts,
+    loaders,
+    long_series,
+    ops,
+    regression,
+    scaling,
+    survival,
+    systems,
+)
 
 CASES = (
     *ops.CASES,
@@ -14,4 +27,5 @@ CASES = (
     *forecasts.CASES,
     *classification.CASES,
     *long_series.CASES,
+    *regression.CASES,
 )

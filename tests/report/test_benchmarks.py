@@ -16,7 +16,7 @@ import harness
 import page
 import run as command
 import stack_share
-from cases import CASES, blocks, classification, forecasts, loaders, systems
+from cases import CASES, blocks, classification, forecasts, loaders, long_series, regression, systems
 
 ROOT = Path(__file__).parents[2]
 
@@ -235,6 +235,80 @@ def test_table_of_classification_has_the_recorded_rows():
     path = ROOT / "results" / "classification" / "classification.jsonl"
     written = classification.PAGE.read_text("utf-8").partition(classification.BEGIN)[2].partition(classification.END)[0]
     assert written.strip() == (classification.table(read_records(path)).strip() if path.exists() else "")
+
+
+def write_long_series(folder: Path) -> None:
+    """Write events, bases and gestures of two classes that a classifier tells apart."""
+    random = np.random.default_rng(0)
+    events = folder / "events"
+    events.mkdir()
+    lists = {"train1K.txt": range(8), "test100.txt": range(8, 16)}
+    for name, numbers in lists.items():
+        (events / name).write_text("#sample #class\n" + "".join(f"{number}\t{number % 2}\n" for number in numbers))
+        for number in numbers:
+            x = random.integers(17 * (number % 2), 17 * (number % 2) + 17, 60)
+            rows = np.stack([x, random.integers(0, 34, 60), np.zeros(60), np.zeros(60), np.arange(60)], 1)
+            (events / f"{number}.bs2").write_bytes(rows.astype(np.uint8).tobytes())
+    for region in ("ENm001", "ENm002"):
+        (folder / "dna" / region).mkdir(parents=True)
+        for species in long_series.SPECIES:
+            bases = "".join(random.choice(list("ACGT"), 400))
+            (folder / "dna" / region / f"{species}.{region}.fa").write_text(f">one\n{bases}\n")
+
+
+def test_long_series_are_read_and_scored(monkeypatch, tmp_path):
+    write_long_series(tmp_path)
+    monkeypatch.setenv("LONGSCAN_DATA", str(tmp_path))
+    for name, value in (("EVENTS_EACH", 8), ("BASES_STEPS", 100), ("BASES_TRAIN", 3), ("BASES_TEST", 2)):
+        monkeypatch.setattr(long_series, name, value)
+    events = long_series.read_events(train=True)
+    assert events.labels.tolist() == [0, 1] * 4
+    assert {len(part) for part in events.series} == {60}
+    bases = long_series.read_bases(train=False)
+    assert [part.shape for part in bases.series] == [(100, 4)] * 8
+    assert all((part.sum(1) == 1).all() for part in bases.series)
+    rows = [long_series.fit_and_score("events", name, 0, 1, False) for name in ("SSMClassifier", "constant")]
+    assert [row["accuracy"] for row in rows] == [1.0, 0.5]
+    assert all(row["peak_mib"] >= 0 for row in rows)
+    assert "| events | 60 | constant | 1 | 0.500 | 0 | 0 | " in long_series.table(rows)
+
+
+def test_joined_gestures_have_a_majority(monkeypatch):
+    kinds = np.repeat(np.arange(4), 5)
+    part = classification.Part([np.full((6, 1), float(kind)) for kind in kinds], kinds)
+    monkeypatch.setattr(long_series, "read_set", lambda _: (part, part))
+    found = long_series.read_gestures(train=False)
+    assert len(found.series) == long_series.GESTURES_TEST
+    for values, label in zip(found.series, found.labels, strict=True):
+        assert len(values) == 6 * long_series.GESTURES_JOINED
+        assert (values == label).sum() == 6 * long_series.MAJORITY
+
+
+def test_regression_has_a_row_for_each_case_and_is_not_measured_twice(monkeypatch, tmp_path):
+    hours = np.arange(2000)
+    table = pd.DataFrame({"date": hours, "WetBulbCelsius": np.sin(hours / 100), "other": np.cos(hours / 7)})
+    (tmp_path / "forecasting").mkdir()
+    table.to_csv(tmp_path / "forecasting" / "WTH.csv", index=False)
+    monkeypatch.setenv("LONGSCAN_DATA", str(tmp_path))
+    monkeypatch.setattr(regression, "SETS", {"WTH": regression.read_weather})
+    out = tmp_path / "regression"
+    assert run(monkeypatch, out, "--only", "regression/SSMRegressor", "regression/constant", "regression/ridge") == 0
+    errors = {row["method"]: row["rmse"] for row in read_records(out / "regression.jsonl")}
+    assert errors["SSMRegressor"] < errors["constant"]
+    assert errors["ridge"] < errors["constant"]
+    text = (out / "regression.md").read_text("utf-8")
+    assert all(f"| {name} | 1 | {error:.4f} |" in text for name, error in errors.items())
+    options = type("Options", (), {"quick": False, "end": float("inf"), "runs": 1, "out": out, "name": None})
+    assert list(regression.rows_of(options, name="constant")) == []
+
+
+@pytest.mark.parametrize(
+    ("case", "file"), [(regression, "regression/regression.jsonl"), (long_series, "classification/long_series.jsonl")]
+)
+def test_tables_of_regression_and_long_series_have_the_recorded_rows(case, file):
+    path = ROOT / "results" / file
+    written = case.PAGE.read_text("utf-8").partition(case.BEGIN)[2].partition(case.END)[0]
+    assert written.strip() == (case.table(read_records(path)).strip() if path.exists() else "")
 
 
 def test_share_of_a_stack_is_large_where_it_is_right_and_zero_where_it_is_wrong():

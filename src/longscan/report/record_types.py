@@ -241,6 +241,33 @@ class ClassificationRecord(Provenance):
 
 
 @dataclass(frozen=True, kw_only=True)
+class RegressionRecord(Provenance):
+    """A row of results/regression/*.jsonl: a method fitted to the training part of a set, and its error on the test part.
+
+    Attributes:
+        set: name of the data set.
+        method: name of the method, with default settings.
+        rmse: root mean square error of the `n_test` test series, in the unit of the targets.
+        n_train, n_test: numbers of series of both parts.
+        fit_seconds, predict_seconds: time of the fit, and of the predictions for all test series.
+        threads: number of threads of torch.
+        aeon: version of the package, for its methods.
+    """
+
+    set: NonEmptyStr
+    method: NonEmptyStr
+    seed: NonNegativeInt
+    rmse: NonNegativeFloat
+    n_train: PositiveInt
+    n_test: PositiveInt
+    fit_seconds: NonNegativeFloat
+    predict_seconds: NonNegativeFloat
+    threads: PositiveInt
+    aeon: NonEmptyStr | Missing = MISSING
+    torch: NonEmptyStr
+
+
+@dataclass(frozen=True, kw_only=True)
 class AutomataRecord(Provenance):
     """A row of results/automata/*.jsonl. `KINDS` lists the fields that each kind of row needs, in this order:
 

@@ -12,6 +12,7 @@ from longscan.report.record_types import (
     BenchRecord,
     ClassificationRecord,
     ForecastRecord,
+    RegressionRecord,
     RunRecord,
     SeedsRecord,
     SweepRecord,
@@ -19,12 +20,13 @@ from longscan.report.record_types import (
 
 Record = dict[str, Any]
 
-_FOLDERS = ("automata", "bench", "classification", "forecasts", "runs")  # whose files have rows of the kind of the folder's name
+_FOLDERS = ("automata", "bench", "classification", "forecasts", "regression", "runs")  # whose rows have the kind of this name
 _TYPES: dict[str, type[RecordType]] = {
     "automata": AutomataRecord,
     "bench": BenchRecord,
     "classification": ClassificationRecord,
     "forecasts": ForecastRecord,
+    "regression": RegressionRecord,
     "runs": RunRecord,
     "seeds": SeedsRecord,
     "sweep": SweepRecord,
@@ -35,7 +37,7 @@ _MAX_ERRORS = 8  # fields that a message names
 def check_record(kind: str, row: Record) -> None:
     """Raise ValueError naming the fields of a row that do not match the type of its kind, their values and what was needed.
 
-    Kinds: `runs`, `bench`, `classification`, `forecasts`, `automata` for rows, and `sweep` and `seeds` for whole files.
+    Kinds: `runs`, `bench`, `classification`, `regression`, `forecasts`, `automata` for rows; `sweep`, `seeds` for whole files.
     """
     _, errors = parse_value(row, _TYPES[kind])
     if errors:
