@@ -9,11 +9,31 @@ import torch
 from torch import Tensor
 
 from longscan.engine import GraphedStep
+from longscan.engine.graphed_step import TIMED_EVERY
 
 
 class Pair(NamedTuple):
     inputs: Tensor
     mask: Tensor | None = None
+
+
+class Event:
+    """An event on a device whose clock shows the number of calls of `record` so far, in seconds."""
+
+    n_records = 0
+
+    def __init__(self, enable_timing: bool) -> None:
+        assert enable_timing
+
+    def record(self) -> None:
+        Event.n_records += 1
+        self.time = Event.n_records
+
+    def elapsed_time(self, end: "Event") -> float:
+        return 1000.0 * (end.time - self.time)
+
+    def synchronize(self) -> None:
+        assert self.time
 
 
 @pytest.fixture
@@ -34,6 +54,7 @@ def events(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     monkeypatch.setattr(torch.cuda, "current_stream", lambda _: stream)
     monkeypatch.setattr(torch.cuda, "stream", lambda _: nullcontext())
     monkeypatch.setattr(torch.cuda, "graph", graph)
+    monkeypatch.setattr(torch.cuda, "Event", Event)
     monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: SimpleNamespace(replay=lambda: recorded.append("replay")))
     return recorded
 
@@ -63,3 +84,16 @@ def test_at_most_four_shapes_are_captured(events: list[Any]) -> None:
             graphed(Pair(torch.zeros(length)))
     assert events.count("capture, thread_local") == 4
     assert events.count("replay") == 8
+
+
+def test_some_replays_are_timed_on_the_device(events: list[Any]) -> None:
+    graphed = GraphedStep(lambda batch: batch.inputs, torch.device("cpu"))
+    before = Event.n_records
+    for _ in range(3):
+        graphed(Pair(torch.zeros(2)))
+    assert graphed.seconds_per_replay() is None
+    for _ in range(TIMED_EVERY + 1):
+        graphed(Pair(torch.zeros(2)))
+    assert events.count("replay") == TIMED_EVERY + 1
+    assert Event.n_records == before + 4, "the first replay and the last one, each between two events"
+    assert graphed.seconds_per_replay() == 1.0

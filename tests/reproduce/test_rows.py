@@ -8,6 +8,7 @@ from longscan._errors import SettingError
 from longscan.cli import main
 from longscan.report.published import published_ids
 from longscan.reproduce import find_rows, read_rows
+from longscan.reproduce.page import wrap_name
 
 ROWS = read_rows()
 
@@ -66,8 +67,24 @@ def test_list_is_at_most_100_columns_wide_and_shows_each_row(
     lines = capsys.readouterr().out.splitlines()
     assert max(map(len, lines)) <= 100
     line, _ = [line for line in lines if line.startswith("parity/ma ")]  # of table1 and of table1-released
-    assert line.split() == ["parity/ma", "1.00", "aussm/parity", "generated", "5", "100,000", "15", "not", "run"]
+    assert line.split() == ["parity/ma", "1.00", "parity", "generated", "5", "100,000", "15", "not", "run"]
+    line, _ = [line for line in lines if line.startswith("parity/aa ")]
+    assert line.split()[-6:] == ["generated", "5", "100,000", "135", "not", "run"], "one line with the minutes of nine settings"
     assert sum(line.startswith("heartbeat ") and "missing" in line for line in lines) <= 1
-    assert lines[-1].startswith(f"{len(ROWS)} rows: ")
+    own = {row.published for row in ROWS if row.status not in ("cited", "repeated")}
+    assert lines[-2].startswith(f"{len(published_ids())} figures: {len(own)} of the papers' own, ")
     assert main(["reproduce", "list", "/nowhere", "--paper", "mamba_lra"]) == 0
     assert "aussm" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("name", "width", "lines"),
+    [
+        ("parity/ma", 24, ["parity/ma"]),
+        ("modular_arithmetic_brackets/aa (9 settings)", 24, ["modular_arithmetic_", "brackets/aa (9 settings)"]),
+        ("cycle_navigation/aa/aaaa-0.001", 14, ["cycle_", "navigation/aa/", "aaaa-0.001"]),
+        ("SelfRegulationSCP1, missing", 10, ["SelfRegulationSCP1,", "missing"]),
+    ],
+)
+def test_names_are_broken_where_a_part_of_them_ends(name: str, width: int, lines: list[str]) -> None:
+    assert wrap_name(name, width).split("\n") == lines

@@ -165,6 +165,17 @@ def test_failed_seeds_and_earlier_recipes_do_not_change_what_is_compared(row: Pu
     assert verdict_of(*finished, failed, common | {"seed": 3}) == ("reproduced", 3)
 
 
+def test_report_shows_updates_per_second_beside_the_replayed_rate(row: PublishedRow, tmp_path: Path) -> None:
+    assert reproduce([row], tmp_path / "out") == []
+    path = tmp_path / "out" / "runs" / "aussm.jsonl"
+    records = read_records(path)
+    changes = ({"updates_per_second": 20.0, "replayed_updates_per_second": 80.0}, {"updates_per_second": 30.0})
+    path.write_text("".join(json.dumps(record | change) + "\n" for record, change in zip(records, changes, strict=True)))
+    (outcome,) = read_outcomes([row], tmp_path / "out")
+    assert (outcome.rate, outcome.replayed_rate) == (25.0, 80.0)
+    assert " | 25.0, 80.0 | " in report_page([outcome], "longscan reproduce report")
+
+
 def test_report_has_one_line_for_candidates_without_runs(row: PublishedRow, tmp_path: Path) -> None:
     names = ["aa", "aaaa"]
     rows = [replace(row, id=f"aussm/table1/parity/aa/{name}", candidate_of="aussm/table1/parity/aa") for name in names]
@@ -276,8 +287,9 @@ def test_errors_in_arguments_are_one_line(
             "aussm/table2",
             "--rows",
             "heartbeat",
-        ): "the data of aussm/table2/heartbeat are missing; `longscan data get Heartbeat` downloads them",
-        ("aussm/appendix/r082",): "aussm/appendix/r082 cannot be run (impossible: a limit of one kernel",
+        ): "aussm/table2/heartbeat: missing data: `longscan data get Heartbeat` downloads them",
+        ("aussm/appendix/r082",): "aussm/appendix/r082: cannot be run (impossible: a limit of one kernel",
+        ("thesis/table7",): "thesis/table7/r350 and 5 more: cannot be run (no recipe: the genomes of Table 7 are not here; ",
         ("list", "--seeds", "3"): "`--seeds` must be left out with `longscan reproduce list`, got 3",
         ("aussm/table1", "--minutes", "0"): "`--minutes` must be a number above 0 or None, got 0",
         (

@@ -2,15 +2,18 @@
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
 from longscan.models import STANDARD_BLOCKS, SequenceModel
 from longscan.tasks import TASKS
-from longscan.training import ModelSettings, SettingError, Settings, TrainingSettings, train
+from longscan.training import ModelSettings, Settings, TrainingSettings, train
+from longscan.training.batches import widen_batches
+from longscan.training.evaluate import predict
+from longscan.training.records import result_row
 from run_files import have_equal_tensors, read_weights
+from task_variants import make_small
 
 
 @pytest.fixture
@@ -22,12 +25,6 @@ def settings() -> Settings:
         log_every=1, device="auto", capture=True,
     )  # fmt: skip
     return Settings(task=TASKS["fitzhugh_nagumo"](train_size=24, valid_size=10, test_size=12), model=model, training=training)
-
-
-def test_capture_for_a_task_that_scores_some_steps_raises(tiny: Any, tmp_path: Path) -> None:
-    with pytest.raises(SettingError, match=r"`training.capture` must be false, as parity scores some of the steps.*, got True"):
-        train(tiny(capture=True), tmp_path / "run")
-    assert not (tmp_path / "run").exists()
 
 
 def test_capture_on_the_cpu_does_not_change_the_weights(settings: Settings, tmp_path: Path) -> None:
@@ -44,6 +41,21 @@ def test_captured_training_equals_plain_training(settings: Settings, tmp_path: P
     captured = train(settings, tmp_path / "captured")
     plain = train(replace(settings, training=replace(settings.training, capture=False)), tmp_path / "plain")
     torch.testing.assert_close(read_weights(captured), read_weights(plain), rtol=1e-4, atol=1e-6)
+    assert result_row(captured)["replayed_updates_per_second"] > 0
+    assert "replayed_updates_per_second" not in result_row(plain)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("name", ["parity", "repetition", "forecast"])
+def test_captured_training_of_tasks_that_score_some_steps_equals_plain_training(
+    settings: Settings, tmp_path: Path, name: str
+) -> None:
+    """Words of different lengths are padded to the widest so far, and the losses of all steps are computed."""
+    settings = replace(settings, task=make_small(TASKS[name]))
+    captured = train(settings, tmp_path / "captured")
+    plain = train(replace(settings, training=replace(settings.training, capture=False)), tmp_path / "plain")
+    torch.testing.assert_close(read_weights(captured), read_weights(plain), rtol=1e-4, atol=1e-6)
+    assert result_row(captured)["replayed_updates_per_second"] > 0
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -67,3 +79,25 @@ def test_training_step_creates_no_tensors_from_host_values(name: str, monkeypatc
     for owner, name in ((torch, "tensor"), (torch, "as_tensor"), (torch, "from_numpy"), (torch.Tensor, "new_tensor")):
         monkeypatch.setattr(owner, name, raise_error)
     model(x).square().sum().backward()
+
+
+def test_batches_are_padded_to_the_widest_so_far_with_the_same_loss() -> None:
+    task = make_small(TASKS["parity"])
+    batches = [task.at_length(length).batch("train", number, 4, 0) for number, length in enumerate((6, 12, 4, 8))]
+    widened = list(widen_batches(batches))
+    widths = [batch.inputs.shape[1] for batch in batches]
+    assert [batch.inputs.shape[1] for batch in widened] == [max(widths[: n + 1]) for n in range(4)]
+    assert len(set(widths)) > 2
+    torch.manual_seed(0)
+    sizes = {"d_model": 8, "d_state": 4, "vocab_size": task.vocab_size, "d_output": task.d_output}
+    model = SequenceModel.from_spec("ma", pooling="none", **sizes)
+    for narrow, wide in zip(batches, widened, strict=True):
+        losses = [task.loss(predict(model, batch), batch) for batch in (narrow, wide)]
+        torch.testing.assert_close(losses[1], losses[0])
+
+
+def test_batches_of_equal_lengths_and_of_pairs_stay_as_they_are() -> None:
+    pairs = [make_small(TASKS["lra_retrieval"], layout="pair").batch("train", number, 4, 0) for number in range(3)]
+    series = [make_small(TASKS["forecast"]).batch("train", number, 4, 0) for number in range(2)]
+    for batches in (pairs, series):
+        assert all(after is before for after, before in zip(widen_batches(batches), batches, strict=True))

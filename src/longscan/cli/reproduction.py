@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 FOLDER = "runs/reproduce"
 TRACKING = "state-tracking"
 WIDTH = 100
-COLUMNS = {"row": 24, "published": 9, "recipe": 15, "data": 10, "seeds": 5, "updates": 9, "min": 3, "state": 11}  # of the list
+COLUMNS = {"row": 24, "published": 9, "recipe": 14, "data": 10, "seeds": 5, "updates": 9, "min": 4, "state": 11}  # of the list
 
 
 def reproduce(
@@ -71,25 +71,27 @@ def _list(folder: Path, paper: str | None) -> int:
     from rich.markup import escape
     from rich.table import Table
 
-    from longscan.reproduce.page import list_lines, read_outcomes
+    from longscan.reproduce.page import list_lines, merge_candidates, read_outcomes, wrap_name
     from longscan.reproduce.rows import read_rows
     from longscan.reproduce.state_tracking import read_rows as read_tracking
 
     console = Console(width=WIDTH, highlight=False, file=stdout().file)
     rows = [row for row in read_rows() if paper is None or row.id.startswith(f"{paper}/")]
-    for table, lines, reasons in list_lines(read_outcomes(rows, folder)):
+    for table, lines, reasons in list_lines(merge_candidates(read_outcomes(rows, folder))):
         page = Table(title=table, title_justify="left", box=None, pad_edge=False, padding=(0, 2, 0, 0), width=WIDTH)
         for name, width in COLUMNS.items():
             page.add_column(name, width=width, overflow="fold")
         for line in lines:
-            page.add_row(*map(escape, line))
+            cells = (wrap_name(cell, width) for cell, width in zip(line, COLUMNS.values(), strict=True))
+            page.add_row(*map(escape, cells))
         console.print(page)
         for reason in reasons:
             console.print(reason, markup=False)
         console.print()
-    own = [row for row in rows if row.status not in ("cited", "repeated")]
-    runnable = sum(row.status == "recipe" for row in own)
-    echo(f"{len(rows)} rows: {len(own)} of the papers' own, {runnable} with a recipe; min: GPU minutes of all seeds, expected")
+    own = {row.published for row in rows if row.status not in ("cited", "repeated")}
+    runnable = {row.published for row in rows if row.status == "recipe"}
+    echo(f"{len({row.published for row in rows})} figures: {len(own)} of the papers' own, {len(runnable)} with a recipe")
+    echo("recipe: the file in the paper's folder; min: GPU minutes of all seeds and settings, expected")
     if paper is None:
         found = len(read_tracking(folder))
         echo(f"`longscan reproduce {TRACKING}` trains models on the word problems of seven groups: {found} rows in {folder}")
@@ -178,16 +180,19 @@ def _runnable(target: str, names: Sequence[str]) -> "list[PublishedRow]":
     """Return the rows to run. Rows that cannot be run are printed; raises SettingError if no others are left."""
     from longscan.reproduce.rows import find_rows
 
-    rows, reasons = [], []
+    rows, left_out = [], dict[str, list[str]]()  # the rows that cannot be run, by the reason
     for row in find_rows(target, names):
         if row.status != "recipe":
-            reasons.append(f"{row.id} cannot be run ({row.status}: {row.why})")
+            left_out.setdefault(f"cannot be run ({row.status}: {row.why})", []).append(row.id)
         elif not row.has_data:
-            reasons.append(f"the data of {row.id} are missing; `longscan data get {row.data}` downloads them")
+            left_out.setdefault(f"missing data: `longscan data get {row.data}` downloads them", []).append(row.id)
         else:
             rows.append(row)
+    reasons = [
+        f"{found[0]}{f' and {len(found) - 1} more' if len(found) > 1 else ''}: {reason}" for reason, found in left_out.items()
+    ]
     if not rows:
-        raise SettingError("; ".join(reasons[:3]) + (f"; and {len(reasons) - 3} more" if len(reasons) > 3 else ""))
+        raise SettingError("; ".join(reasons[:3]) + (f"; and {len(reasons) - 3} more reasons" if len(reasons) > 3 else ""))
     for reason in reasons:
         echo(f"left out: {reason}")
     return rows

@@ -145,6 +145,10 @@ class Engine:
         make_capturable(self.optimizer, device)
         self._gradient_step = GraphedStep(self.gradient_step, device)
 
+    def seconds_per_replay(self) -> float | None:
+        """Return the time of a captured step on the device, as `GraphedStep.seconds_per_replay` has it; None without one."""
+        return self._gradient_step.seconds_per_replay() if isinstance(self._gradient_step, GraphedStep) else None
+
     def raise_if_not_finite(self) -> None:
         """Raise NonFiniteLossError if a loss or gradient so far was not finite, in any process. Waits for the device."""
         failures = (~self.all_finite).float()

@@ -1,8 +1,9 @@
 """Training steps captured as CUDA graphs. One replay replaces hundreds of small kernel launches."""
 
 import gc
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable
+from statistics import median
 from typing import Any, NamedTuple
 
 import torch
@@ -11,6 +12,7 @@ from torch.optim import Optimizer
 
 WARMUP_CALLS = 3  # before a capture: kernels compile, and the optimiser creates its state
 MAX_GRAPHS = 4  # each graph keeps the memory of a step
+TIMED_EVERY = 50  # replays between two that are timed
 
 
 class Capture(NamedTuple):
@@ -34,6 +36,8 @@ class GraphedStep:
         self._stream: torch.cuda.Stream | None = None
         self._n_calls: Counter[Any] = Counter()
         self._captures: dict[Any, Capture] = {}
+        self._n_replays = 0
+        self._timed = deque[tuple[torch.cuda.Event, torch.cuda.Event]](maxlen=100)
 
     def __call__(self, batch: Any) -> Any:
         """Run the step on a batch, which may be on any device."""
@@ -47,8 +51,31 @@ class GraphedStep:
         for static, tensor in zip(static_batch, batch, strict=True):
             if tensor is not None:
                 static.copy_(tensor, non_blocking=True)
-        graph.replay()
+        if self._n_replays % TIMED_EVERY == 0:
+            self._replay_timed(graph)
+        else:
+            graph.replay()
+        self._n_replays += 1
         return outputs
+
+    def _replay_timed(self, graph: torch.cuda.CUDAGraph) -> None:
+        """Replay a graph between two events. Nothing waits for them here."""
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+        start.record()
+        graph.replay()
+        end.record()
+        self._timed.append((start, end))
+
+    def seconds_per_replay(self) -> float | None:
+        """Return the median time of the latest timed replays on the device, None without one. Waits for the device.
+
+        Batches are neither made nor copied in this time, so that no training of these steps is faster. Other processes on the
+        device count.
+        """
+        if not self._timed:
+            return None
+        self._timed[-1][1].synchronize()
+        return median(start.elapsed_time(end) for start, end in self._timed) / 1000
 
     def _on_device(self, batch: Any) -> Any:
         return batch._make(None if tensor is None else tensor.to(self._device, non_blocking=True) for tensor in batch)

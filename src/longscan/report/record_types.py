@@ -91,6 +91,8 @@ class RunRecord(Provenance):
         note: what a reader of the tables must know besides the figures, with its source.
         corrected: values computed again after the run.
         stacked: number of seeds that trained together in one process, whose time `seconds` is; missing for a separate run.
+        replayed_updates_per_second: the rate at which the device replays the captured updates, which no loader and no host
+            holds back; missing without `training.capture`.
     """
 
     paper: str | None
@@ -118,6 +120,7 @@ class RunRecord(Provenance):
     note: NonEmptyStr | Missing = MISSING
     corrected: Correction | Missing = MISSING
     stacked: PositiveInt | Missing = MISSING
+    replayed_updates_per_second: PositiveFloat | Missing = MISSING
 
     def field_errors(self) -> Iterator[FieldError]:
         """Yield an error for a finished run without a score."""

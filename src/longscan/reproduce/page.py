@@ -1,5 +1,6 @@
 """Tables of the papers' rows: which can be run and how far their runs are, and ours next to the published figures."""
 
+import re
 from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
@@ -29,6 +30,9 @@ class Outcome:
             row is not reproduced by those that did not.
         unfinished: updates of the runs that are not over, by seed.
         minutes: minutes of a GPU or CPU, of all runs.
+        rate: updates per second, mean over the runs that are over; None if no record has it.
+        replayed_rate: the rate at which the device replays captured updates, which no loader and no host holds back; None if no
+            record has it.
         verdict: the comparison with the published figure.
         validation: mean validation score of the selected weights over the runs that are over, which chooses among candidates.
     """
@@ -41,6 +45,8 @@ class Outcome:
     unfinished: dict[int, int]
     minutes: float
     verdict: Verdict
+    rate: float | None = None
+    replayed_rate: float | None = None
     validation: float | None = None
 
     @property
@@ -113,10 +119,15 @@ def merge_candidates(outcomes: Sequence[Outcome], *, all_begun: bool = False) ->
             merged += members
             continue
         chosen = [one for one in members if one.verdict not in ("not run", "not chosen")]
-        merged.append(
-            chosen[0] if chosen else replace(members[0], row=replace(members[0].row, id=f"{name} ({len(members)} settings)"))
-        )
+        merged.append(chosen[0] if chosen else replace(members[0], row=_shared_row([one.row for one in members])))
     return merged
+
+
+def _shared_row(rows: Sequence[PublishedRow]) -> PublishedRow:
+    """Return one row for the candidates of a figure, with the minutes of all of them."""
+    minutes = [row.gpu_minutes for row in rows if row.gpu_minutes is not None]
+    identity = f"{rows[0].candidate_of} ({len(rows)} settings)"
+    return replace(rows[0], id=identity, gpu_minutes=sum(minutes) if minutes else None)
 
 
 def _unfinished(row: PublishedRow, out: Path) -> dict[int, tuple[int, float]]:
@@ -164,8 +175,16 @@ def outcome_of(row: PublishedRow, records: Sequence[Record], unfinished: dict[in
         unfinished={seed: made for seed, (made, _) in sorted(unfinished.items())},
         minutes=seconds / 60,
         verdict=found,
+        rate=_mean_of("updates_per_second", rows),
+        replayed_rate=_mean_of("replayed_updates_per_second", rows),
         validation=fmean(validations) if validations else None,
     )
+
+
+def _mean_of(name: str, rows: Sequence[Record]) -> float | None:
+    """Return the mean of a field over the records that have it."""
+    values = [float(row[name]) for row in rows if row.get(name) is not None]
+    return fmean(values) if values else None
 
 
 def figure_text(row: PublishedRow) -> str:
@@ -174,6 +193,16 @@ def figure_text(row: PublishedRow) -> str:
     if value is None:
         return "withdrawn"
     return f"{value:.{row.decimals}f}" if row.status == "recipe" else f"{value:g}"
+
+
+def wrap_name(name: str, width: int) -> str:
+    """Return a name in lines of at most `width` characters, broken after "/", "_", "-" and spaces where it has them."""
+    lines = [""]
+    for part in re.findall(r"[^/_\- ]*[/_\- ]?", name):
+        if len(lines[-1]) + len(part.rstrip()) > width and lines[-1]:
+            lines.append("")
+        lines[-1] += part
+    return "\n".join(line.rstrip() for line in lines)
 
 
 def list_lines(outcomes: Sequence[Outcome]) -> Iterator[tuple[str, list[list[str]], list[str]]]:
@@ -203,7 +232,7 @@ def list_lines(outcomes: Sequence[Outcome]) -> Iterator[tuple[str, list[list[str
 def _line(name: str, one: Outcome) -> list[str]:
     row = one.row
     data = "generated" if row.data is None else row.data if row.has_data else f"{row.data}, missing"
-    recipe = (row.recipe or "").removeprefix("recipes/").removesuffix(".yaml")
+    recipe = Path(row.recipe or "").stem
     minutes = "" if row.gpu_minutes is None else f"{row.gpu_minutes * row.seeds:.0f}"
     return [name, figure_text(row), recipe, data, str(row.seeds), f"{row.updates:,}", minutes, one.state]
 
@@ -226,7 +255,7 @@ def _counts_text(verdicts: Sequence[Verdict]) -> str:
     return next(iter(counts)) if len(counts) == 1 else ", ".join(f"{n} {name}" for name, n in counts.items())
 
 
-HEADER = "| row | published | ours | seeds | constant | updates, of published | minutes | verdict |"
+HEADER = "| row | published | ours | seeds | constant | updates, of published | updates/s, replayed | minutes | verdict |"
 
 
 def report_page(outcomes: Sequence[Outcome], command: str, tracking: Sequence[Record] = ()) -> str:
@@ -242,6 +271,8 @@ def report_page(outcomes: Sequence[Outcome], command: str, tracking: Sequence[Re
         f"`{command}` writes this page from the records of `longscan reproduce` ([how to](howto/reproduce.md)).",
         "A score is the mean over seeds with half of Student's 95 % interval, in the unit of the paper. Minutes are those of one",
         "GPU or CPU, divided among the runs on it at that time. The constant is the best constant predictor on the test split.",
+        "Next to the updates per second stands the rate at which the GPU replays captured updates: a run far below it waits for",
+        "its host or for data.",
         "",
         f"Of {len(figures)} figures with a recipe: {_counts_text([one.verdict for one in figures])}.",
         "A row with several settings runs with each of them, and the validation scores choose one.",
@@ -251,7 +282,7 @@ def report_page(outcomes: Sequence[Outcome], command: str, tracking: Sequence[Re
         for table, group in groupby(of_paper, lambda one: one.row.table):
             members = list(group)
             metrics = ", ".join(dict.fromkeys(f"{one.row.figure['metric']} ({one.row.figure['unit']})" for one in members))
-            lines += ["", f"### {table}: {members[0].row.figure['table']}, {metrics}", "", HEADER, "|---|" + "---|" * 7]
+            lines += ["", f"### {table}: {members[0].row.figure['table']}, {metrics}", "", HEADER, "|---|" + "---|" * 8]
             lines += [_report_line(table, one) for one in merge_candidates(members)]
             lines += _note_lines(table, [one.row for one in members])
     if tracking:
@@ -275,7 +306,8 @@ def _report_line(table: str, one: Outcome) -> str:
     seeds = f"{len(one.scores)}, {one.failed} failed" if one.failed else str(len(one.scores))
     constant = "–" if one.constant is None else f"{one.constant:.{row.decimals + 1}f}"
     cells = (row.id.removeprefix(f"{table}/"), figure_text(row), one.ours, f"{seeds} of {row.seeds}", constant)
-    return f"| {' | '.join(cells)} | {updates}, of {row.updates:,} | {one.minutes:.1f} | {one.verdict} |"
+    rates = ", ".join("–" if rate is None else f"{rate:.1f}" for rate in (one.rate, one.replayed_rate))
+    return f"| {' | '.join(cells)} | {updates}, of {row.updates:,} | {rates} | {one.minutes:.1f} | {one.verdict} |"
 
 
 def _note_lines(table: str, rows: Sequence[PublishedRow]) -> list[str]:

@@ -303,7 +303,9 @@ def _record(one: Planned, out: Path, recorded: set[tuple[Any, ...]]) -> str | No
         recorded.add(_identity(row))
         append_record(out / "runs" / f"{one.row.id.partition('/')[0]}.jsonl", row)
     value = "failed" if row["value"] is None else f"{row['metric']} {row['value']:.4f}"
-    return f"{one.name}: {value} after {row['steps']:,} updates, {row['updates_per_second']} updates a second"
+    limit = row.get("replayed_updates_per_second")
+    rate = f"{row['updates_per_second']} updates a second" + ("" if limit is None else f" ({limit} replayed)")
+    return f"{one.name}: {value} after {row['steps']:,} updates, {rate}"
 
 
 def _unfinished_line(one: Planned, status: int, log: Path) -> str:

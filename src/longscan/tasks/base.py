@@ -252,6 +252,11 @@ class TaskRegistry(Registry[type[Task]]):
 TASKS = TaskRegistry("task")
 
 
+def is_captured() -> bool:
+    """Return whether a CUDA graph is being captured, in which no size may depend on values, such as those of a mask."""
+    return bool(torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing())  # type: ignore[no-untyped-call]
+
+
 def check_request(task: Task, split: str, step: int = 0, batch_size: int = 1, seed: int = 0) -> None:
     """Raise ValueError if an argument of `Task.batch` is invalid."""
     if split not in task.splits:

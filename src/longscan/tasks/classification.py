@@ -8,10 +8,12 @@ import numpy as np
 from torch import Tensor
 from torch.nn import functional as F
 
-from longscan.tasks.base import Batch, Reduction, Split, Task
+from longscan.tasks.base import Batch, Reduction, Split, Task, is_captured
 
 if TYPE_CHECKING:
     from torchmetrics import Metric
+
+IGNORE_INDEX = -100  # cross_entropy's ignore_index
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,7 +38,7 @@ class ClassificationTask(Task):
 
         Targets may also be class probabilities, (B, K) float. smoothing: label smoothing (Szegedy et al. 2016, section 7).
         """
-        logits, targets = scored_outputs(output, batch)
+        logits, targets = (_all_outputs if is_captured() else scored_outputs)(output, batch)
         return F.cross_entropy(logits.float(), targets, reduction=reduction, label_smoothing=smoothing)
 
     def metrics(self, split: Split) -> "dict[str, Metric]":
@@ -108,3 +110,10 @@ def scored_outputs(output: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
     if batch.loss_mask is None:
         return output.reshape(-1, output.shape[-1]), batch.targets.reshape(-1)
     return output[batch.loss_mask], batch.targets[batch.loss_mask]
+
+
+def _all_outputs(output: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+    """Return the logits of all steps and their targets, which are `IGNORE_INDEX` at steps that are not scored."""
+    if batch.loss_mask is None or batch.targets is None:
+        return scored_outputs(output, batch)
+    return output.flatten(0, 1), batch.targets.masked_fill(~batch.loss_mask, IGNORE_INDEX).flatten()

@@ -4,11 +4,12 @@ from abc import abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
+import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from longscan._errors import setting_error
-from longscan.tasks.base import Batch, Reduction, Split, Task
+from longscan.tasks.base import Batch, Reduction, Split, Task, is_captured
 
 if TYPE_CHECKING:
     from torchmetrics import Metric
@@ -39,6 +40,11 @@ class RegressionTask(Task):
         """Return the squared error in float32, mean or sum over scored steps and variables. output: (B, L, C)."""
         if smoothing:
             raise setting_error("smoothing", smoothing, f"0, as {self.name} has no classes")
+        mask = _mask(output, batch)
+        if mask is not None and batch.targets is not None and is_captured():
+            difference = torch.where(mask[..., None], output.float() - batch.targets, 0)
+            total = difference.square().sum()
+            return total if reduction == "sum" else total / (mask.sum() * output.shape[-1])
         answers, targets = _scored(output, batch)
         return F.mse_loss(answers.float(), targets, reduction=reduction)
 
@@ -88,7 +94,14 @@ def _scored(output: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
         raise ValueError("`batch` must have targets, with which outputs are scored, got None")
     if output.ndim == 2:
         return output, batch.targets
-    mask = batch.loss_mask if batch.loss_mask is not None else batch.valid
+    mask = _mask(output, batch)
     if mask is None:
         return output.flatten(0, 1), batch.targets.flatten(0, 1)
     return output[mask], batch.targets[mask]
+
+
+def _mask(output: Tensor, batch: Batch) -> Tensor | None:
+    """Return the mask of the scored steps, (B, L); None if all are scored or the output has no axis of steps."""
+    if output.ndim == 2:
+        return None
+    return batch.loss_mask if batch.loss_mask is not None else batch.valid

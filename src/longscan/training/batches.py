@@ -4,14 +4,21 @@ A batch is a pure function of its task and number, so prefetching does not chang
 """
 
 from collections import deque
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import NamedTuple
 
+import torch
+from torch import nn
+
 from longscan.tasks import Batch, Task
 from longscan.tasks.base import Reduction
+from longscan.tasks.classification import IGNORE_INDEX
 from longscan.training.evaluate import scored_answers
 from longscan.training.settings import Settings
+
+# What padding holds, by the parts of a batch. Masks exclude padded steps from the loss.
+_FILL = {"inputs": 0, "targets": IGNORE_INDEX, "valid": 0, "loss_mask": 0, "elapsed": 1, "seq_idx": 0}
 
 
 class LengthSchedule:
@@ -99,6 +106,30 @@ def prefetch_batches(
             yield queue.popleft()[2].result()
     finally:
         pool.shutdown(cancel_futures=True)
+
+
+def pad_batch(batch: Batch, width: int) -> Batch:
+    """Pad a batch on the right to `width` steps."""
+    length = batch.inputs.shape[1]
+    valid = torch.ones(batch.inputs.shape[:2], dtype=torch.bool) if batch.valid is None else batch.valid
+    padded = {}
+    for name, tensor in batch._replace(valid=valid)._asdict().items():
+        is_class_probabilities = name == "targets" and tensor is not None and tensor.ndim == 2 and tensor.is_floating_point()
+        has_steps = tensor is not None and tensor.ndim > 1 and tensor.shape[1] == length and not is_class_probabilities
+        pad = (0,) * (2 * (tensor.ndim - 2)) + (0, width - length) if has_steps else ()
+        padded[name] = nn.functional.pad(tensor, pad, value=_FILL[name]) if has_steps else tensor
+    return Batch(**padded)
+
+
+def widen_batches(batches: Iterable[Batch]) -> Generator[Batch, None, None]:
+    """Yield batches of sequences that end at different steps padded to the widest so far, so that few shapes occur."""
+    width = 0
+    for batch in batches:
+        if batch.valid is None or batch.valid.ndim > 2:  # of equal lengths, or pairs of sequences
+            yield batch
+            continue
+        width = max(width, batch.inputs.shape[1])
+        yield batch if batch.inputs.shape[1] == width else pad_batch(batch, width)
 
 
 class Share(NamedTuple):

@@ -31,7 +31,7 @@ def result_row(run: Run) -> dict[str, Any]:
         "quick": about.quick,
         "chosen_on": about.chosen_on,
         **{name: result[name] for name in (*rest, "versions")},
-        **({"stacked": result["stacked"]} if "stacked" in result else {}),
+        **{name: result[name] for name in ("stacked", "replayed_updates_per_second") if name in result},
     }
 
 

@@ -280,7 +280,7 @@ class TrainingSettings(SettingsGroup):
         bool,
         Doc(
             "on a CUDA device, capture an update as a CUDA graph and replay it, which makes small models several times faster; "
-            "for batches of few shapes, all of whose steps are scored. Other devices run the update as it is"
+            "batches of different lengths are padded to the longest so far. Other devices run the update as it is"
         ),
     ] = False
     shard: Annotated[

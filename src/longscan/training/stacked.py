@@ -24,6 +24,7 @@ from longscan.blocks import BatchNorm
 from longscan.engine import GraphedStep, NonFiniteLossError
 from longscan.models import SiameseModel
 from longscan.tasks import Batch
+from longscan.training.batches import pad_batch
 from longscan.training.run import Run, build_model, holds_run
 from longscan.training.settings import Settings
 from longscan.training.trainer import (
@@ -35,9 +36,6 @@ from longscan.training.trainer import (
     is_over,
     open_accelerator,
 )
-
-# What padding holds, by the parts of a batch. Masks exclude padded steps from the loss.
-_FILL = {"inputs": 0, "targets": -100, "valid": 0, "loss_mask": 0, "elapsed": 1, "seq_idx": 0}
 
 
 class StackableRun(NamedTuple):
@@ -195,6 +193,8 @@ class _StackedStep:
         self._step: Any = self.gradient_step
         if first.training.capture and self.device.type == "cuda":
             self._step = GraphedStep(self.gradient_step, self.device)
+            for trainer in trainers:
+                trainer.seconds_per_replay = self._step.seconds_per_replay
 
     def __call__(self, batch: Batch) -> list[tuple[StepOutputs, Tensor, Tensor | None]]:
         """Make an update of each model with its part of a stacked batch (K, B, ...), and return what its engine needs of it."""
@@ -233,19 +233,6 @@ def stack_batches(batches: Sequence[Batch]) -> Batch:
     """Stack batches on a leading axis; shorter ones are padded on the right by steps that are not valid."""
     width = max(batch.inputs.shape[1] for batch in batches)
     if any(batch.inputs.shape[1] < width for batch in batches) or len({batch.valid is None for batch in batches}) > 1:
-        batches = [_pad_batch(batch, width) for batch in batches]
+        batches = [pad_batch(batch, width) for batch in batches]
     parts = zip(*batches, strict=True)
     return Batch(*(None if all(x is None for x in part) else torch.stack(part) for part in parts))  # type: ignore[arg-type]
-
-
-def _pad_batch(batch: Batch, width: int) -> Batch:
-    """Pad a batch on the right to `width` steps."""
-    length = batch.inputs.shape[1]
-    valid = torch.ones(batch.inputs.shape[:2], dtype=torch.bool) if batch.valid is None else batch.valid
-    padded = {}
-    for name, tensor in batch._replace(valid=valid)._asdict().items():
-        is_class_probabilities = name == "targets" and tensor is not None and tensor.ndim == 2 and tensor.is_floating_point()
-        has_steps = tensor is not None and tensor.ndim > 1 and tensor.shape[1] == length and not is_class_probabilities
-        pad = (0,) * (2 * (tensor.ndim - 2)) + (0, width - length) if has_steps else ()
-        padded[name] = nn.functional.pad(tensor, pad, value=_FILL[name]) if has_steps else tensor
-    return Batch(**padded)

@@ -36,7 +36,7 @@ from longscan.models.roles import optimizer_groups
 from longscan.ops.dispatch import NATIVE
 from longscan.tasks import Batch
 from longscan.tasks.base import Split
-from longscan.training.batches import LengthSchedule, prefetch_batches, share_of
+from longscan.training.batches import LengthSchedule, prefetch_batches, share_of, widen_batches
 from longscan.training.checkpoint import (
     find_checkpoint,
     generator_states,
@@ -313,6 +313,7 @@ class Trainer(Callback):
         )
         if training.capture and accelerator.device.type == "cuda":
             self.engine.capture(accelerator.device)
+        self.seconds_per_replay: Callable[[], float | None] = self.engine.seconds_per_replay
         wrap = several and not training.shard
         self.wrapped_model: nn.Module = accelerator.prepare_model(self.model) if wrap else self.model
         self.run_log: RunLog | None = None
@@ -332,7 +333,7 @@ class Trainer(Callback):
         except (MemoryError, OverflowError):
             raise setting_error("training.batch_size", self.training.batch_size, "a batch that fits into memory") from None
         if self.training.capture:
-            self._check_capture(batch)
+            self._check_capture()
         if self.settings.model.backend in NATIVE:
             self._check_backend(batch)
         for split in self.task.splits[1:]:
@@ -341,14 +342,11 @@ class Trainer(Callback):
                 needed = f"a number of batches, as split {split} of {self.task.name} is endless"
                 raise setting_error(f"training.{setting}", 0, needed)
 
-    def _check_capture(self, batch: Batch) -> None:
+    def _check_capture(self) -> None:
         """Raise SettingError if a step cannot be captured as a CUDA graph, also on devices that would not."""
         if self.accelerator.num_processes > 1:
             processes = self.accelerator.num_processes
             raise setting_error("training.capture", True, f"false, as {processes} processes exchange gradients")
-        if batch.loss_mask is not None or (self.task.per_step and batch.valid is not None):
-            needed = f"false, as {self.task.name} scores some of the steps, and how many varies"
-            raise setting_error("training.capture", True, needed)
 
     @torch.no_grad()
     def _check_backend(self, batch: Batch) -> None:
@@ -403,6 +401,9 @@ class Trainer(Callback):
             logs = self._open_logs(stack) if self.is_main else []
             self.engine.callbacks = [*([] if self.average is None else [self.average]), *logs, self, *callbacks]
             stack.enter_context(closing(batches))
+            # A graph is for one shape. Padding that the model reads would change its output.
+            if training.capture and pin and self.settings.model.padding == "masked":
+                batches = widen_batches(batches)
             self._start = time.perf_counter() - self._seconds_before
             try:
                 yield batches
@@ -412,6 +413,8 @@ class Trainer(Callback):
             self.result |= {"steps": self.engine.step, "stopped_early": progress.stopped_early}
             self.result["valid"] = {**progress.valid, "best": progress.best and progress.best["value"]}
             self.result["seconds"] = round(time.perf_counter() - self._start, 3)
+            if replay := self.seconds_per_replay():
+                self.result["replayed_updates_per_second"] = round(1 / replay, 3)
             if self.is_main:
                 write_text(folder / "result.json", json.dumps(self.result, indent=1))
                 self._write_details()

@@ -8,8 +8,8 @@ import torch
 
 from longscan.tasks._random import CounterRNG
 from longscan.tasks.base import Batch
+from longscan.tasks.classification import IGNORE_INDEX
 
-IGNORE_INDEX = -100  # cross_entropy's ignore_index
 PADDING = "_"  # the symbol of the padding token
 
 

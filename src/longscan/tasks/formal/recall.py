@@ -11,7 +11,8 @@ from longscan._errors import setting_error
 from longscan._types import Doc, PositiveInt, Rule, at_least
 from longscan.tasks._random import CounterRNG
 from longscan.tasks.base import TASKS, Batch
-from longscan.tasks.formal._examples import IGNORE_INDEX, PADDING, Examples, single_token_examples
+from longscan.tasks.classification import IGNORE_INDEX
+from longscan.tasks.formal._examples import PADDING, Examples, single_token_examples
 from longscan.tasks.formal.base import EvalLengths, WordTask
 
 Letters = Annotated[int, at_least(2), Doc("number of different letters")]
