@@ -94,7 +94,7 @@ def _list(folder: Path, paper: str | None) -> int:
     echo("recipe: the file in the paper's folder; min: GPU minutes of all seeds and settings, expected")
     if paper is None:
         found = len(read_tracking(folder))
-        echo(f"`longscan reproduce {TRACKING}` trains models on the word problems of seven groups: {found} rows in {folder}")
+        echo(f"`longscan reproduce {TRACKING}`: word problems of seven groups, {found} rows in {folder}")
     return 0
 
 
