@@ -6,9 +6,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 
 from longscan.training import processes
-from longscan.training.processes import STOPPED, Job, run_jobs
+from longscan.training.processes import STOPPED, Job, run_jobs, visible_gpus
 
 PRINT = "import os, sys, time; print(os.environ['CUDA_VISIBLE_DEVICES'], flush=True); "
 
@@ -69,3 +70,16 @@ def test_time_limit_interrupts_and_then_kills_jobs(
     assert "ready" in (tmp_path / "stubborn.txt").read_text()
     assert ended["stubborn"].status == -9
     assert run_jobs(jobs, [""], 2, 0.0) == {}, "the limit is zero"
+
+
+@pytest.mark.parametrize(
+    ("visible", "count", "expected"), [(None, 2, ["0", "1"]), ("1,3", 2, ["1", "3"]), ("1", 1, ["1"]), ("", 0, []), (None, 0, [])]
+)
+def test_other_processes_get_the_gpus_of_this_one(
+    monkeypatch: pytest.MonkeyPatch, visible: str | None, count: int, expected: list[str]
+) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert visible_gpus() == expected

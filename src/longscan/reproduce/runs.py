@@ -18,7 +18,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import torch
 from filelock import FileLock, Timeout
 
 import longscan
@@ -29,7 +28,7 @@ from longscan.reproduce.archive import MANIFEST, pack, unpack
 from longscan.reproduce.rows import PublishedRow, find_recipe
 from longscan.reproduce.stacks import Stacking, is_stacked, stack_command
 from longscan.training.parsing import parse_settings
-from longscan.training.processes import GRACE, Ended, Job, run_jobs
+from longscan.training.processes import GRACE, Ended, Job, run_jobs, visible_gpus
 from longscan.training.records import result_row
 from longscan.training.run import Run, check_out, holds_run
 from longscan.training.settings import Settings
@@ -246,7 +245,7 @@ def reproduce(
         waiting = [one for one in plan if not progress_of(one.folder).is_over]
         processes = _share_processes(waiting, stacked)
         by_name = {process.name: process for process in processes}
-        gpus = [str(number) for number in range(torch.cuda.device_count())]
+        gpus = visible_gpus()
         jobs = [Job(process.name, process.log, process.command) for process in processes]
         limit = 60 * minutes - (time.monotonic() - began) - (0 if archive is None else PACKING)
         try:

@@ -40,7 +40,7 @@ from longscan.engine.graphed_step import make_capturable
 from longscan.models import SequenceModel, optimizer_groups
 from longscan.report.records import Record, append_record, read_records
 from longscan.reproduce.word_problems import CHECKSUMS, GROUPS, random_words, score_fields, scored_words, word_problem
-from longscan.training.processes import GRACE, STOPPED, Ended, Job, run_jobs
+from longscan.training.processes import GRACE, STOPPED, Ended, Job, run_jobs, visible_gpus
 from longscan.training.run import commit, device_name
 
 NAME = "state-tracking"  # of the target of `longscan reproduce`
@@ -432,7 +432,7 @@ def run(
             echo(f"{one.name}: ended with code {ended.status}: {lines[-1] if lines else ''} ({log})")
 
     jobs = [Job(one.name, one.path(out, ".txt"), partial(_command, one, out)) for one in plan]
-    gpus = [str(number) for number in range(torch.cuda.device_count())]
+    gpus = visible_gpus()
     limit = 60 * minutes - (time.monotonic() - began)
     run_jobs(jobs, gpus or [""], per_device or (8 if gpus else os.cpu_count() or 1), limit, on_end)
     rows = read_rows(out)

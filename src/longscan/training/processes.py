@@ -11,6 +11,8 @@ from pathlib import Path
 from types import FrameType
 from typing import NamedTuple
 
+import torch
+
 GRACE = 20.0  # seconds before the limit at which processes get the signal to stop
 STOPPED = (128 + signal.SIGINT, -signal.SIGINT, -signal.SIGTERM, -signal.SIGKILL)  # exit statuses of a process that was stopped
 _POLL = 0.5  # seconds between two looks at the processes
@@ -74,6 +76,13 @@ class _Started:
             self.process.wait()
         self.process.stdin.close()
         return Ended(self.job.name, self.process.returncode, self.device_seconds)
+
+
+def visible_gpus() -> list[str]:
+    """Return the GPUs that this process may use, as values of CUDA_VISIBLE_DEVICES for other processes."""
+    count = torch.cuda.device_count()
+    names = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(count)))
+    return names.split(",")[:count]
 
 
 def run_jobs(

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-import torch
+from longscan.training.processes import visible_gpus
 
 _PROGRAM = """
 import sys
@@ -47,8 +47,7 @@ def run_workers(folder: Path, n_workers: int, echo: Callable[[str], None]) -> No
 def worker_environment(position: int, n_workers: int) -> dict[str, str]:
     """Return the environment variables of one of several workers: its share of the cores, and its GPU if there are several."""
     variables = {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // n_workers)), **os.environ}
-    if n_workers > 1 and torch.cuda.device_count() > 1:
-        visible = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(torch.cuda.device_count())))
-        devices = visible.split(",")
+    devices = visible_gpus()
+    if n_workers > 1 and len(devices) > 1:
         variables["CUDA_VISIBLE_DEVICES"] = devices[position % len(devices)]
     return variables
