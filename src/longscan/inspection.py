@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor, nn
 
-from longscan.layers import PhaseState, SequenceLayer, SequenceModule
+from longscan.layers import S6, PhaseState, SequenceLayer, SequenceModule
 from longscan.layers.base import SequenceInfo, mask_padding
 from longscan.layers.heads import Heads
 from longscan.layers.state import State, map_state, state_tensors
@@ -26,21 +26,58 @@ UNIT_STATES = 256  # of such a matrix, the number of columns that one call compu
 MAX_LOG_MODULUS = 1e-9  # |log|a|| of eigenvalues that count as |a| = 1, which have rounding errors
 
 
+class SelectedS6(nn.Module):
+    """An S6 whose step sizes, B and C a block computes from two sequences, with the interface of `Heads`.
+
+    Blocks call it with rotary positions: some of the three come from rotated features, the others from plain ones.
+    """
+
+    def __init__(self, layer: S6) -> None:
+        super().__init__()
+        self.layer = layer
+
+    @staticmethod
+    def join(selected: tuple[Tensor, Tensor, Tensor]) -> Tensor:
+        """Return step sizes (B, L, D), B and C (B, L, N[, 2]) as one tensor (B, L, S)."""
+        return torch.cat([part.flatten(2) for part in selected], -1)
+
+    def _split(self, selected: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        layer = self.layer
+        shape = (layer.d_state, 2) if layer.complex_state else (layer.d_state,)
+        dt, maps = torch.split(selected, [layer.d_model, selected.shape[-1] - layer.d_model], -1)
+        B, C = (part.reshape(*part.shape[:-1], *shape) for part in maps.chunk(2, -1))
+        return dt, B, C
+
+    def initial_state(self, batch: int) -> State:
+        """Return the state of the layer before a sequence."""
+        return self.layer.initial_state(batch)
+
+    def forward(self, x: Tensor, selected: Tensor, state: State, info: SequenceInfo) -> tuple[Tensor, State]:
+        """Return the outputs (B, L, D) and the state after the last step."""
+        return self.layer.scan(x, self._split(selected), state, info)
+
+    def map_values(self, x: Tensor, selected: Tensor, values: Tensor, state: State, info: SequenceInfo) -> Tensor:
+        """See `Heads.map_values`; of SiLU, x sigmoid(x), the sigmoid is a coefficient."""
+        u = values * torch.sigmoid(x) if self.layer.activates_input else values
+        return self.layer.scan_activated(u, self._split(selected), state, info)[0]
+
+
 class InspectedLayer(NamedTuple):
     """One call of a layer inside a model.
 
     Attributes:
         name: of the module in the model, such as "blocks.0.block.layer"; "" for the model itself.
-        layer: the layer, or the heads that a block of Mamba-2, Mamba-3 or Gated DeltaNet calls with features of its own.
+        layer: the layer, or what a block calls with features of its own: the heads of Mamba-2, Mamba-3 or Gated DeltaNet, an S6
+            with rotary positions.
         x: (B, L, D), the input of the call.
         y: (B, L, D), its output, with zeros at padding.
         state: the state before the first step; None at the start of the sequences.
         info: the other arguments of the call.
-        selected: (B, L, S), the selected features, the second argument of `Heads`; None for layers.
+        selected: (B, L, S), the selected features, the second argument of `Heads` and `SelectedS6`; None for layers.
     """
 
     name: str
-    layer: SequenceLayer | Heads
+    layer: SequenceLayer | Heads | SelectedS6
     x: Tensor
     y: Tensor
     state: State = None
@@ -189,7 +226,7 @@ class InspectedLayer(NamedTuple):
         """Return the outputs for other values, with zeros at padding."""
         self._require_linear_state()
         values = mask_padding(values, self.info.valid)
-        if isinstance(self.layer, Heads):
+        if isinstance(self.layer, Heads | SelectedS6):
             x = mask_padding(self.x, self.info.valid)
             y = self.layer.map_values(x, cast("Tensor", self.selected), values, self.state, self.info)
         else:
@@ -204,7 +241,7 @@ class InspectedLayer(NamedTuple):
             None if part is None else part[:, steps].expand(batch, *part[:, steps].shape[1:])
             for part in (self.x, self.selected, *self.info[:4])
         )
-        if isinstance(self.layer, Heads):
+        if isinstance(self.layer, Heads | SelectedS6):
             return self.layer(x, selected, state, SequenceInfo(elapsed, valid, seq_idx, gate))
         return cast(
             "tuple[Tensor, State]",
@@ -221,8 +258,7 @@ def inspect(
 ) -> Mapping[str, InspectedLayer]:
     """Run a model or a layer and return the calls of its layers by their names, in the order of the calls.
 
-    Dropout is off during the call. Of a layer that is called twice, the first call is returned. An S6 whose scan a block calls
-    with rotary positions in some of its inputs is not found.
+    Dropout is off during the call. Of a layer that is called twice, the first call is returned.
 
     Args:
         model: a `SequenceModel`, a block or a layer.
@@ -243,7 +279,7 @@ def inspect(
 
     def record(name: str) -> Callable[..., None]:
         def hook(layer: SequenceLayer | Heads, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-            if name in calls:
+            if name in calls and not isinstance(calls[name].layer, SelectedS6):
                 return
             if isinstance(layer, Heads):
                 given, selected, state, info = args
@@ -255,6 +291,21 @@ def inspect(
 
         return hook
 
+    def record_scan(name: str, layer: S6) -> Callable[..., tuple[Tensor, State]]:
+        scan = layer.scan
+
+        def recorded(
+            x: Tensor, selected: tuple[Tensor, Tensor, Tensor], state: State, info: SequenceInfo
+        ) -> tuple[Tensor, State]:
+            y, after = scan(x, selected, state, info)
+            if name not in calls:  # in a call of the layer itself, the hook replaces this
+                joined = SelectedS6.join(selected)
+                calls[name] = InspectedLayer(name, SelectedS6(layer), x, mask_padding(y, info.valid), state, info, joined)
+            return y, after
+
+        return recorded
+
+    scanned = [(name, module) for name, module in model.named_modules() if isinstance(module, S6)]
     handles = [
         module.register_forward_hook(record(name), with_kwargs=True)
         for name, module in model.named_modules()
@@ -262,11 +313,15 @@ def inspect(
     ]
     arguments = {name: value for name, value in (("elapsed", elapsed), ("valid", valid)) if value is not None}
     try:
+        for name, layer in scanned:
+            vars(layer)["scan"] = record_scan(name, layer)
         with torch.no_grad(), _evaluating(model):
             model(x, **arguments)
     finally:
         for handle in handles:
             handle.remove()
+        for _, layer in scanned:
+            vars(layer).pop("scan", None)
     if not calls:
         raise ValueError(f"`model` must call a layer of longscan, got {type(model).__name__}, which calls none")
     return calls

@@ -12,6 +12,7 @@ import longscan
 from longscan._specs import STANDARD_BLOCKS
 from longscan.inspection import (
     InspectedLayer,
+    SelectedS6,
     ablate_state,
     gradient_times_input,
     patch_state,
@@ -317,6 +318,31 @@ def test_inspect_finds_the_layers_of_a_model() -> None:
     first = next(iter(calls.values()))
     assert_close((first.attention_row(-1, 5, 1) * first.x[1]).sum() + first.bias(1)[-1, 5], first.y[1, -1, 5])
     assert [steps for steps, _ in first.states(every=3)] == [3, 6, 7]
+
+
+@pytest.mark.parametrize("complex_state", [False, True])
+@pytest.mark.parametrize("targets", [("x",), ("dt", "C"), ("x", "dt", "B", "C")])
+@pytest.mark.parametrize("block", ["mamba", "bidirectional"])
+def test_inspect_finds_s6_with_rotary_positions(block: str, targets: tuple[str, ...], complex_state: bool) -> None:
+    """y = M x + b, states and eigenvalues of an S6 whose Delta, B and C a block computes from rotated and plain features."""
+    torch.manual_seed(0)
+    options = {"d_state": 3, "complex_state": complex_state, "rotary": {"targets": targets, "base": 10.0}}
+    entry = {"layer": "s6", "block": block, "options": options}
+    model = longscan.SequenceModel.from_spec([entry], d_model=4, d_output=2, d_input=2, pooling="none").double()
+    x = torch.randn(2, LENGTH, 2, dtype=torch.float64)
+    expected = model(x)
+    calls = longscan.inspect(model, x)
+    assert_close(model(x), expected)
+    call = next(iter(calls.values()))
+    assert isinstance(call.layer, SelectedS6)
+    assert model.get_submodule(call.name) is call.layer.layer
+    total = (call.attention_row(-1, 3, 1) * call.x[1]).sum()
+    assert_close(total + call.bias(1)[-1, 3], call.y[1, -1, 3])
+    states = dict(call.states(row=1))
+    assert list(states) == list(range(1, LENGTH + 1))
+    moduli = call.eigenvalues(2, row=1).abs()
+    assert len(moduli) == states[1].ssm.numel()
+    assert (moduli < 1).all()
 
 
 def test_ablating_one_block_of_a_model() -> None:

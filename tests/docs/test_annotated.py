@@ -7,7 +7,7 @@ import pytest
 
 def read_differences(page):
     """Return the differences that a page prints, by the name of what it compares."""
-    found = re.findall(r"^(.+): largest difference (\S+),", "\n".join(page.printed), re.MULTILINE)
+    found = re.findall(r"^(.+): difference (\S+),", "\n".join(page.printed), re.MULTILINE)
     return {name: float(difference) for name, difference in found}
 
 

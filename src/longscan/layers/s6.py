@@ -130,16 +130,18 @@ class S6(SequenceLayer):
     def map_values(self, x: Tensor, values: Tensor, state: State, info: SequenceInfo) -> Tensor:
         """See `SequenceLayer.map_values`; of SiLU, x sigmoid(x), the sigmoid is a coefficient."""
         u = values * torch.sigmoid(x) if self.activates_input else values
-        return self._scan(u, self.select(x), state, info)[0]
+        return self.scan_activated(u, self.select(x), state, info)[0]
 
     def scan(self, x: Tensor, selected: tuple[Tensor, Tensor, Tensor], state: State, info: SequenceInfo) -> tuple[Tensor, State]:
         """Return the outputs and the final state for inputs x (B, L, D) with given Delta, B and C.
 
         selected: Delta (B, L, D) before bias and softplus, B and C, as `select` returns them, of x or of another sequence.
         """
-        return self._scan(silu(x) if self.activates_input else x, selected, state, info)
+        return self.scan_activated(silu(x) if self.activates_input else x, selected, state, info)
 
-    def _scan(self, u: Tensor, selected: tuple[Tensor, Tensor, Tensor], state: State, info: SequenceInfo) -> tuple[Tensor, State]:
+    def scan_activated(
+        self, u: Tensor, selected: tuple[Tensor, Tensor, Tensor], state: State, info: SequenceInfo
+    ) -> tuple[Tensor, State]:
         """Return what `scan` returns, for inputs u (B, L, D) after the activation."""
         initial, last_seq_idx = start_state(state, u.shape[0], info, u.device)
         dt, B, C = selected
