@@ -5,6 +5,7 @@ import re
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 from sklearn.base import clone
 
 from longscan.estimators import SSMForecaster, score_forecasts
@@ -215,3 +216,28 @@ def test_wrong_use_of_covariates_raises():
     short = two.groupby("unique_id").head(299).merge(long[["ds", "heat"]]).drop(columns="y")
     with pytest.raises(ValueError, match="series 0 of `covariates` must have 300 steps, got 299"):
         SSMForecaster(**SMALL).fit(two, covariates=short)
+
+
+def test_dated_covariates_of_a_series_without_time_stamps_raise():
+    """Nothing says to which steps they belong; the numbers of a frame without another index are not read as time stamps."""
+    with pytest.raises(
+        ValueError, match=r"`y` must have time stamps if `covariates` has some.*got 2024-03-01 00:00:00.* none in `y`"
+    ):
+        SSMForecaster(**SMALL).fit(Y[:300], covariates=FITTED["covariates"])
+    model = SSMForecaster(**SMALL).fit(Y[:300], covariates=FITTED["covariates"].reset_index(drop=True))
+    expected = model.predict(covariates_ahead=X[300:])
+    np.testing.assert_array_equal(model.predict(covariates_ahead=AHEAD.reset_index(drop=True)), expected)
+    with pytest.raises(ValueError, match=r"`y` must have time stamps if `covariates_ahead` has some"):
+        model.predict(covariates_ahead=AHEAD)
+
+
+def test_data_of_fit_are_a_copy():
+    """Later changes of what was handed to `fit` do not change the forecasts of `predict` without arguments."""
+    y, x, steps = Y[:300].copy(), torch.from_numpy(X[:300].copy()), pd.Series(Y[:300].copy())
+    model = SSMForecaster(**SMALL).fit([y], covariates=[x])
+    alone = SSMForecaster(**SMALL).fit(steps)
+    expected, following = model.predict(covariates_ahead=[X[300:]]), alone.predict()
+    y[:], x[:] = 0, 0
+    steps.loc[300] = 1e6
+    np.testing.assert_array_equal(model.predict(covariates_ahead=[X[300:]]), expected)
+    pd.testing.assert_series_equal(alone.predict(), following)

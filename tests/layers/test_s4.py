@@ -113,3 +113,16 @@ def test_empty_batch_gives_empty_results():
     y, state = layer(torch.zeros(0, 9, 4), return_state=True)
     assert y.shape == (0, 9, 4)
     assert state.ssm.shape == (0, 4, 2, 2)
+
+
+@torch.no_grad()
+def test_export_refuses_an_open_length():
+    """The kernel of S4 needs the power of a matrix whose exponent is the length, so that a graph is for one length."""
+    layer, example = S4(3, d_state=4), torch.randn(2, 8, 3)
+    with pytest.raises(torch._dynamo.exc.UserError, match=r"marked L\['x'\]\.size\(\)\[1\] as dynamic but .* a constant \(8\)"):
+        torch.export.export(layer, (example,), dynamic_shapes=({1: torch.export.Dim.DYNAMIC},))
+    graph = torch.export.export(layer, (example,), dynamic_shapes=({1: torch.export.Dim.AUTO},)).module()
+    torch.testing.assert_close(graph(example), layer(example))
+    for length in (1, 7, 9, 16):
+        with pytest.raises(AssertionError, match=r"Guard failed: x\.size\(\)\[1\] == 8"):
+            graph(torch.randn(2, length, 3))

@@ -89,8 +89,8 @@ def read_covariates(
             an array (n, L, K), a frame indexed by (case, time), or a long frame with the columns unique_id, ds and the
             covariates.
         series: to which they belong. If both have cases, the covariates are matched by them.
-        stamps: the time stamps of the steps of each series, None without any. If the covariates have time stamps, too, they must
-            be the same.
+        stamps: the time stamps of the steps of each series, None without any. Time stamps of the covariates must be the same;
+            without any in the series, those of covariates may only be numbers, such as the index of a frame that has no other.
         lengths: (n,), the number of steps of each.
         layout: the axes of arrays.
         known: number and names of the covariates of `fit`, None in `fit`.
@@ -122,6 +122,11 @@ def read_covariates(
         if found.lengths[row] != length:
             raise ValueError(f"{source} must have {length} steps, got {found.lengths[row]}")
         clock = stamps[row]
+        if found.clocks is not None and clock is None and not pd.api.types.is_numeric_dtype(found.clocks[row]):
+            raise ValueError(
+                f"`y` must have time stamps if `{argument}` has some, by which they are matched, got {found.clocks[row][0]} ... "
+                f"{found.clocks[row][-1]} in {source} and none in `y`"
+            )
         if found.clocks is not None and clock is not None and not _same_stamps(found.clocks[row], clock):
             raise ValueError(
                 f"{source} must have the time stamps {clock[0]} ... {clock[-1]}, got {found.clocks[row][0]} ... "

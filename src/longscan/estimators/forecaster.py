@@ -40,7 +40,7 @@ from longscan.estimators.forecast_series import (
 from longscan.estimators.limits import fill_codes, find_codes, find_limits
 from longscan.estimators.linear import FOLDS, WINDOWS, LinearForecast, fit_linear, usable_windows
 from longscan.estimators.quantiles import Calibration, calibrate, pinball_loss
-from longscan.estimators.reading import FittedChannels, Layout, times_presence_error
+from longscan.estimators.reading import FittedChannels, Layout, copy_input, times_presence_error
 from longscan.estimators.saving import SavedEstimator
 from longscan.estimators.series import Collection, StandardisedSeries, check_predictions, cut_windows
 from longscan.estimators.threads import choose_threads, limited_threads
@@ -189,7 +189,7 @@ class SSMForecaster(SavedEstimator):
         """
         check_settings(self)
         self._fit_collection(self._read(y, times, covariates, fitting=True).collection, regular=times is None)
-        self._last_fit_data = y, times, covariates
+        self._last_fit_data = copy_input(y, "y"), copy_input(times, "times"), copy_input(covariates, "covariates")
         return self
 
     def _fit_collection(self, collection: Collection, *, regular: bool) -> None:
@@ -246,9 +246,7 @@ class SSMForecaster(SavedEstimator):
                     early, None, self.epochs, seed, copy.deepcopy(random), seconds=seconds(SEARCH_TIME)
                 )
                 self._calibrate(partial_model, standardised, held)
-            self.model_, self.loss_curve_ = self._train(
-                standardised, None, self.epochs, seed, random, seconds=seconds(1)
-            )
+            self.model_, self.loss_curve_ = self._train(standardised, None, self.epochs, seed, random, seconds=seconds(1))
         else:
             ends = held + np.array([0, window])
             validation = _Validation(

@@ -5,6 +5,7 @@ the axes of an array are (cases, steps, channels) or (cases, channels, steps). W
 steps, channels) and rejected if its last axis is longer than its middle one.
 """
 
+import copy
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import replace
 from itertools import pairwise
@@ -58,6 +59,14 @@ def convert_input(X: Any, argument: str = "X") -> Any:
     if hasattr(X, "__array__") and not hasattr(X, "columns"):
         return np.asarray(X)
     return X
+
+
+def copy_input(X: Any, argument: str) -> Any:
+    """Return converted input that shares no memory with `X`, so that later changes of `X` do not change it."""
+    if X is None or isinstance(X, str):
+        return X
+    X = convert_input(X, argument)
+    return [copy_input(part, argument) for part in X] if isinstance(X, list) else copy.deepcopy(X)
 
 
 def tensor_as_array(tensor: Tensor, argument: str) -> np.ndarray:
