@@ -1,6 +1,7 @@
 """Patches of Triton's interpreter that make it fast enough for tests, and exact in float64 and bfloat16."""
 
 from dataclasses import replace
+from importlib import import_module
 from typing import Any
 
 original_scans: list[Any] = []  # the interpreter's implementation of associative scans, after it was replaced
@@ -78,6 +79,7 @@ def replace_dot() -> None:
         return tl.dot(a, b, sums, input_precision=PRECISION, out_dtype=sums.dtype)
 
     kernels._dot = dot
+    import_module("longscan.ops.ssd_scan").INTERPRETER_MULTIPLIES_BFLOAT16 = True  # type: ignore[attr-defined]
 
 
 def replace_bfloat16_casts() -> None:

@@ -239,6 +239,7 @@ def test_ssd_scan_calls_its_kernel_with_bfloat16_only_where_all_maps_have_it(wid
 
     module = import_module("longscan.ops.ssd_scan")
     monkeypatch.setattr(module, "_native", record_dtypes)
+    monkeypatch.setattr(module, "INTERPRETER_MULTIPLIES_BFLOAT16", True)  # as on a GPU
     monkeypatch.setattr(module, "resolve", lambda *_: "triton")
     inputs = example("ssd_scan", torch.bfloat16, masked=False)
     y, _ = OPS["ssd_scan"].function(**inputs | {name: inputs[name].float() for name in wide})

@@ -1,5 +1,8 @@
 """`ssd_scan` against the selective scan, a complex recurrence and a semiseparable matrix, and its options."""
 
+import os
+import subprocess
+import sys
 from importlib import import_module
 
 import pytest
@@ -148,3 +151,24 @@ def test_auto_uses_the_kernel_for_sizes_at_which_it_was_measured(monkeypatch, st
     maps = torch.randn(1, 3, 1, states, dtype=dtype)
     ssd_scan(torch.randn(1, 3, 2, 4, dtype=dtype), torch.rand(1, 3, 2, dtype=dtype), -torch.ones(2, dtype=dtype), maps, maps)
     assert backends == ["triton"] * n_calls
+
+
+UNPATCHED = """
+import torch
+from longscan.ops import ssd_scan
+from longscan.ops._examples import example_inputs
+
+sizes = {"B": 1, "L": 20, "H": 2, "P": 3, "G": 1, "N": 4, "R": 2}
+inputs = example_inputs("ssd_scan", sizes, generator=torch.Generator().manual_seed(0), long=True)
+inputs = {name: inputs[name].bfloat16() for name in ("x", "dt", "A", "B", "C")}
+for result, expected in zip(ssd_scan(**inputs, backend="triton"), ssd_scan(**inputs, backend="eager"), strict=True):
+    torch.testing.assert_close(result, expected, rtol=1e-2, atol=1e-2)
+"""
+
+
+def test_bfloat16_is_right_in_the_interpreter_of_triton_as_it_comes():
+    """The interpreter multiplies tiles of bfloat16 wrongly, so that the kernel gets float32 there."""
+    pytest.importorskip("triton")
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}
+    done = subprocess.run([sys.executable, "-c", UNPATCHED], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]

@@ -17,6 +17,8 @@ from longscan.ops.pieces import PieceMap, scan_piece, sum_steps
 from longscan.ops.ssd_scan import eager, reference
 
 NATIVE_BACKENDS = probe("ssd_scan", "triton")
+# Triton's interpreter multiplies tiles of bfloat16 wrongly; tests that correct it set this to True.
+INTERPRETER_MULTIPLIES_BFLOAT16 = False
 AUTO_STATES = 128  # with more states than these the Triton kernel spills registers, and auto takes eager
 
 _inputs = ("x", "dt", "input_scale", "own_scale", "A", "B", "C", "D", "B_bias", "C_bias", "angle", "initial_state")
@@ -138,6 +140,7 @@ def ssd_scan(
     chosen = resolve("ssd_scan", backend, x, NATIVE_BACKENDS, unsuited)
     native = chosen in NATIVE and x.numel() > 0 and states > 0
     narrow = native and wide == torch.float32 and all(value.dtype == torch.bfloat16 for value in (x, B, C))
+    narrow = narrow and (INTERPRETER_MULTIPLIES_BFLOAT16 or x.device.type != "cpu")
     tensors: list[Any] = [
         None if value is None else value.to(torch.bfloat16 if narrow and i in (0, 3, 4) else wide)  # x, B, C: what is multiplied
         for i, value in enumerate(given)
