@@ -242,3 +242,21 @@ def test_all_windows_know_what_lies_ahead(tmp_path):
     known = [row for row in rows if row["sales_actual"] != ""]
     assert len(rows) - len(known) == 6
     assert np.corrcoef([row["sales"] for row in known], [row["sales_actual"] for row in known])[0, 1] > 0.97
+
+
+@pytest.mark.parametrize("zone", ["Europe/Berlin", "UTC"])
+def test_dates_with_offsets_give_dates_in_utc_that_say_so(tmp_path, zone):
+    """Across the change of the clocks hours are equal steps."""
+    dates = pd.date_range("2024-03-29", periods=100, freq="h", tz=zone)
+    task = single(tmp_path / "a.csv", dates)
+    batch = task.read_inputs(task.path)
+    rows = task.add_times(task.decode(torch.zeros(1, task.length, 1), batch), task.path)
+    assert [row["date"] for row in rows][:2] == [str(dates[-1].tz_convert("UTC") + pd.Timedelta(hours=n)) for n in (1, 2)]
+    assert dict(task.summary())["time"].endswith("+00:00")
+
+
+def test_dates_with_and_without_offsets_are_not_mixed(tmp_path):
+    dates = [str(date) for date in pd.date_range("2024-03-29", periods=100, freq="h", tz="UTC")]
+    dates[60] = dates[60].removesuffix("+00:00")
+    with pytest.raises(ValueError, match=r"'2024-03-31 12:00:00'"):
+        single(tmp_path / "a.csv", dates).size("train")

@@ -14,7 +14,9 @@ if TYPE_CHECKING:
 _DAYS = ("%Y/%m/%d", "%m/%d/%Y", "%d/%m/%Y", "%d.%m.%Y")
 _PERIODS = {"day": 86_400.0, "week": 7 * 86_400.0, "year": 365.2425 * 86_400.0}  # seconds
 _MONDAY = 4 * 86_400.0  # of the first week after 1970-01-01, a Thursday, in seconds
-FORMATS = ("numbers", "ISO8601", *(f"{day}{time}" for time in ("", " %H:%M", " %H:%M:%S") for day in _DAYS))
+WITH_OFFSETS = "ISO8601 with offsets"  # such as 2024-01-31 12:00+02:00; a format of its own, so that a table does not mix both
+OFFSET = r"(?:[Zz]|[Tt ]\d{2}.*[+-]\d{2}(?::?\d{2})?)$"
+FORMATS = ("numbers", "ISO8601", WITH_OFFSETS, *(f"{day}{time}" for time in ("", " %H:%M", " %H:%M:%S") for day in _DAYS))
 
 
 class Clock(NamedTuple):
@@ -71,22 +73,28 @@ def _parse(words: "pd.Series", form: str) -> tuple[np.ndarray, int | None]:
         numbers = pd.to_numeric(words, errors="coerce").to_numpy(np.float64)
         wrong = ~np.isfinite(numbers)
         return numbers, int(wrong.argmax()) if wrong.any() else None
-    dates = pd.to_datetime(words, format=form, errors="coerce", utc=True)
+    is_iso = form in ("ISO8601", WITH_OFFSETS)
+    dates = pd.to_datetime(words, format="ISO8601" if is_iso else form, errors="coerce", utc=True)
     wrong = dates.isna().to_numpy()
-    if form == "ISO8601":  # of words of digits alone only those of eight, 20240131, are dates
+    if is_iso:  # of words of digits alone only those of eight, 20240131, are dates
         wrong = wrong | (words.str.isdigit() & (words.str.len() != 8)).to_numpy(bool)
+        wrong = wrong | (words.str.contains(OFFSET) != (form == WITH_OFFSETS)).to_numpy(bool)
     if wrong.any():
         return np.zeros(0), int(wrong.argmax())
     return dates.dt.as_unit("ns").astype(np.int64).to_numpy(), None
 
 
-def format_stamps(stamps: np.ndarray, *, is_dated: bool) -> list[str]:
-    """Return time stamps as text: dates of ISO 8601 without a time zone, or numbers."""
-    if not is_dated:
+def format_stamps(stamps: np.ndarray, form: str) -> list[str]:
+    """Return time stamps as text: numbers, or dates of ISO 8601.
+
+    form: the format in which they were read. Dates with offsets are in UTC, with the offset +00:00.
+    """
+    if form == "numbers":
         return [f"{number:.15g}" for number in stamps.tolist()]
     import pandas as pd
 
-    return [date.isoformat(" ") for date in pd.to_datetime(stamps, unit="ns")]
+    has_offsets = form == WITH_OFFSETS or "%z" in form
+    return [date.isoformat(" ") for date in pd.to_datetime(stamps, unit="ns", utc=has_offsets)]
 
 
 def usual_step(stamps: np.ndarray, offsets: np.ndarray) -> float:

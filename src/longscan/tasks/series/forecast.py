@@ -348,7 +348,7 @@ class SeriesForecast(SeriesFile, RegressionTask):
         store = data.store
         ends = "rows count as steps; there is no column of times"
         if store.stamps is not None:
-            first, last = format_stamps(np.array([store.stamps.min(), store.stamps.max()]), is_dated=store.is_dated)
+            first, last = format_stamps(np.array([store.stamps.min(), store.stamps.max()]), store.form)
             step = data.frequency or format_step(data.unit, is_dated=store.is_dated)
             ends = f"{step} between steps, from {first} to {last}"
         parts = ", ".join(f"{len(starts):,} {part}" for part, starts in data.starts.items())
@@ -372,7 +372,7 @@ def _series_dates(store: SeriesStore, number: int, horizon: int, data: ForecastD
         return [str(step + 1) for step in range(last - first + horizon)]
     stamps = np.asarray(store.stamps[first:last])
     later = later_stamps(stamps, horizon, data.unit, data.frequency, is_dated=store.is_dated)
-    return format_stamps(np.concatenate([stamps, later]), is_dated=store.is_dated)
+    return format_stamps(np.concatenate([stamps, later]), store.form)
 
 
 def _checked_values(store: SeriesStore, task: SeriesForecast, source: str | Path) -> np.ndarray:
@@ -404,7 +404,7 @@ def _check_even(store: SeriesStore, unit: float, source: str | Path, *, calendar
         return
     row = int(odd[0])
     series = int(np.searchsorted(store.offsets, row, "right")) - 1
-    before, after = format_stamps(np.asarray(store.stamps[row : row + 2]), is_dated=store.is_dated)
+    before, after = format_stamps(np.asarray(store.stamps[row : row + 2]), store.form)
     usual = format_step(unit, is_dated=store.is_dated)
     name = f" of series {str(store.ids[series])!r}" if store.has_ids else ""
     raise ValueError(

@@ -197,7 +197,7 @@ class LabelledSeries(SeriesFile):
             return "no column of times; a row is a step" if data.store.layout == "long" else "none"
         usual = format_step(data.unit, is_dated=data.store.is_dated)
         ends = np.array([data.store.stamps.min(), data.store.stamps.max()])
-        first, last = format_stamps(ends, is_dated=data.store.is_dated)
+        first, last = format_stamps(ends, data.store.form)
         uneven = "" if self.uneven == "refuse" else f" (median; uneven: {self.uneven})"
         return f"{usual} between steps{uneven}, from {first} to {last}"
 

@@ -472,7 +472,7 @@ def _choose_clock(
     clock, row = sorted_clocks[0], decreases[0]
     assert row is not None
     series = int(np.searchsorted(parts.offsets, row, "right")) - 1
-    before, stamp = format_stamps(clock.stamps[row - 1 : row + 1], is_dated=clock.is_dated)
+    before, stamp = format_stamps(clock.stamps[row - 1 : row + 1], clock.form)
     name = f"series {parts.ids[series]!r}" if parts.has_ids else "the table (`id` names the column of several series)"
     codes = np.repeat(np.arange(len(parts.ids), dtype=np.int32), np.diff(parts.offsets))
     by_time = np.lexsort((clock.stamps, codes))
@@ -481,7 +481,7 @@ def _choose_clock(
     if again is not None:  # after sorting only equal time stamps are left
         series = int(np.searchsorted(parts.offsets, again, "right")) - 1
         name = f"series {parts.ids[series]!r}" if parts.has_ids else name
-        (stamp,) = format_stamps(sorted_clock.stamps[again : again + 1], is_dated=clock.is_dated)
+        (stamp,) = format_stamps(sorted_clock.stamps[again : again + 1], clock.form)
         raise ValueError(f"{path}: each time of a series must occur once in column {column!r}, got {stamp} twice in {name}")
     if options.order == "refuse":
         raise ValueError(
