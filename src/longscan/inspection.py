@@ -157,15 +157,16 @@ class InspectedLayer(NamedTuple):
         """Return the eigenvalues of the map from the state `ssm` before a step to that after it, complex128 (S,), in any order.
 
         S is the number of real numbers in the state of one sequence; a complex state has each eigenvalue and its conjugate. The
-        eigenvalues of a time-invariant layer are the same at every step. They are computed in float64 from the columns of the
-        transition matrix, which calls of the layer with unit vectors as states return.
+        eigenvalues of a time-invariant layer are the same at every step; those of padding, where the state stays as it is, are
+        1. They are computed in float64 from the columns of the transition matrix, which calls of the layer with unit vectors as
+        states return.
 
         Args:
             step: step of the input, from 0, or from the end if negative.
             row: sequence of the batch.
 
         Raises TypeError if the layer is not linear in its state or keeps its state in another form (attention, mLSTM, AUSSM with
-        a phase grid), ValueError if S is above 16,384.
+        a phase grid), ValueError if S is above 16,384, IndexError if there is no such step.
         """
         self._require_linear_state()
         layer = copy.deepcopy(self.layer).double()
@@ -181,8 +182,11 @@ class InspectedLayer(NamedTuple):
             layer=layer,
             x=call.x.double(),
             selected=None if call.selected is None else call.selected.double(),
-            info=SequenceInfo(call.info.elapsed),
+            info=SequenceInfo(call.info.elapsed, call.info.valid),
         )
+        length = call.x.shape[1]
+        if not -length <= step < length:
+            raise IndexError(f"`step` must be from {-length} to {length - 1}, got {step}")
 
         def next_states(states: Tensor) -> Tensor:
             """Return the states (n, S) after the step from states (n, S)."""
@@ -192,7 +196,7 @@ class InspectedLayer(NamedTuple):
             after: Tensor = call._run(steps, others._replace(ssm=states.view(count, *shape)))[1].ssm
             return after.flatten(1)
 
-        origin = next_states(empty.ssm.flatten(1))
+        origin = next_states(torch.zeros_like(empty.ssm).flatten(1))  # PD-SSM starts from another state
         unit = torch.eye(UNIT_STATES, dtype=origin.dtype, device=origin.device)
         rows, columns, values = [], [], []
         for start in range(0, size, UNIT_STATES):

@@ -134,6 +134,7 @@ HAS_EIGENVALUES = [
     ("s4", {"d_state": 4}), ("s4d", {"d_state": 4}), ("lru", {"d_state": 5}), ("s5", {"d_state": 4}), ("linoss", {"d_state": 3}),
     ("s6", {"d_state": 3}), ("s7", {"d_state": 3}), ("aussm", {"d_state": 3}), ("mamba2", {"d_state": 3, "head_dim": 2}),
     ("gated_deltanet", {"d_state": 3, "head_dim": 2}), ("mamba3", {"d_state": 4, "head_dim": 2}),
+    ("pdssm", {"d_state": 4}),
 ]  # fmt: skip
 
 
@@ -158,6 +159,17 @@ def test_eigenvalues_are_those_of_the_recurrence(name: str, options: dict[str, A
     if name == "lru":
         expected = (-call.layer.nu.exp()).exp()  # type: ignore[operator]
         assert_close(eigenvalues.abs().sort()[0], expected.repeat_interleave(2).sort()[0])
+
+
+def test_eigenvalues_of_padding_are_one_and_those_of_no_step_raise() -> None:
+    x = torch.randn(1, 6, 4)
+    x[:, 4:] = torch.nan
+    call = longscan.inspect(LAYERS["s6"](4, d_state=2), x, valid=torch.arange(6).unsqueeze(0) < 4)[""]
+    assert (call.eigenvalues(5) == 1).all()
+    assert (call.eigenvalues(3).abs() < 1).all()
+    for step in (6, -7):
+        with pytest.raises(IndexError, match=f"`step` must be from -6 to 5, got {step}"):
+            call.eigenvalues(step)
 
 
 def test_rounding_errors_do_not_couple_states() -> None:

@@ -190,6 +190,7 @@ def test_streamer_of_transformers_prints_the_tokens(capsys):
         ({"eos_token_id": [1, 11]}, r"`eos_token_id` must be tokens below vocab_size \(11\), got \[1, 11\]"),
         ({"eos_token_id": 1, "pad_token_id": 11}, r"`pad_token_id` must be a token below vocab_size \(11\), got 11"),
         ({"attention_mask": torch.ones(1, 2)}, r"`attention_mask` must have the shape of input_ids \(1, 1\), got \(1, 2\)"),
+        ({"attention_mask": torch.full((1, 1), 0.5)}, "`attention_mask` must have only the values 0 and 1, got others"),
         ({"attention_mask": torch.zeros(1, 1)}, "`attention_mask` must have at least one token in each row"),
         ({"input_ids": torch.zeros(1, 0, dtype=torch.int64)}, r"`input_ids` must have shape .*, got \(1, 0\)"),
     ],

@@ -116,7 +116,7 @@ def start_unit(kind: str, seed: int, seconds: float, folder: Path) -> Unit:
     if kind == "streaming":  # oneDNN caches a kernel of torch.lstm for each of up to 1,024 lengths, 0.4 MiB each
         variables["ONEDNN_PRIMITIVE_CACHE_CAPACITY"] = "16"
     with (folder / f"{kind}-{seed}.log").open("wb") as log:
-        process = subprocess.Popen(command, cwd=ROOT, env=variables, stdout=log, stderr=log)
+        process = subprocess.Popen(command, cwd=ROOT, env=variables, stdout=log, stderr=log, start_new_session=True)
     return Unit(kind, seed, lines, process)
 
 
@@ -214,7 +214,8 @@ def soak(args: argparse.Namespace) -> int:
         sys.stderr.write("\nstopped; the finished cases are recorded\n")
     finally:
         for unit in running:
-            unit.process.kill()
+            if unit.process.poll() is None:
+                os.killpg(unit.process.pid, signal.SIGKILL)  # with the processes that the unit has started
             unit.process.wait()
         for unit in list(running):
             finish(unit, stopped=True)

@@ -170,6 +170,8 @@ def generate_ids(
         raise ValueError(
             f"`attention_mask` must have the shape of input_ids {tuple(input_ids.shape)}, got {tuple(attention_mask.shape)}"
         )
+    if attention_mask is not None and not bool(((attention_mask == 0) | (attention_mask == 1)).all()):
+        raise ValueError("`attention_mask` must have only the values 0 and 1, got others")
     valid = None if attention_mask is None else attention_mask.bool()
     if valid is not None and not bool(valid.any(1).all()):
         raise ValueError("`attention_mask` must have at least one token in each row, got a row without one")
