@@ -87,6 +87,7 @@ def run_row(name: str, share: float, folder: Path, settings: Sequence[str]) -> d
         "status": result["status"],
         "seconds": result["seconds"],
         "updates_per_second": round(result["steps"] / result["seconds"], 2),
+        "replayed_updates_per_second": result.get("replayed_updates_per_second"),
         "device": device_name(torch.device("cuda" if torch.cuda.is_available() else "cpu")),
         "torch": torch.__version__,
         "commit": commit(),

@@ -109,7 +109,7 @@ def _report(folder: Path, out: str, readme: str | None) -> int:
     if not folder.is_dir():
         raise setting_error("folder", str(folder), "a folder that `longscan reproduce` made")
     outcomes = read_outcomes(read_rows(), folder)
-    page = report_page(outcomes, f"longscan reproduce report {folder} --out {out}", read_tracking(folder))
+    page = report_page(outcomes, f"longscan reproduce report {folder} --out {out}", read_tracking(folder), folder)
     if readme is not None:
         summary = Path(readme)
         text = replace_between(summary.read_text("utf-8"), SUMMARY_MARKERS, summary_table(outcomes), summary)

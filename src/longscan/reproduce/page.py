@@ -11,6 +11,7 @@ from longscan.report.comparisons import compare
 from longscan.report.published import papers, valid_score
 from longscan.report.records import Record, read_folder
 from longscan.report.statistics import mean_interval
+from longscan.reproduce.near import near_lines
 from longscan.reproduce.rows import PublishedRow, read_rows
 from longscan.reproduce.runs import device_seconds, progress_of
 from longscan.reproduce.state_tracking import report_lines as tracking_lines
@@ -258,10 +259,16 @@ def _counts_text(verdicts: Sequence[Verdict]) -> str:
 HEADER = "| row | published | ours | seeds | constant | updates, of published | updates/s, replayed | minutes | verdict |"
 
 
-def report_page(outcomes: Sequence[Outcome], command: str, tracking: Sequence[Record] = ()) -> str:
+def report_page(
+    outcomes: Sequence[Outcome], command: str, tracking: Sequence[Record] = (), folder: Path | None = None
+) -> str:
     """Return the Markdown page that compares our runs with the published figures.
 
-    tracking: rows of `longscan.reproduce.state_tracking`, whose table comes before the verdicts.
+    Args:
+        outcomes: those of all rows.
+        command: the command that writes the page.
+        tracking: rows of `longscan.reproduce.state_tracking`, whose table comes before the verdicts.
+        folder: the folder of the records, whose runs near a row stand below its table; None for none.
     """
     runnable = [one for one in outcomes if one.row.status == "recipe"]
     figures = merge_candidates(runnable, all_begun=True)
@@ -285,6 +292,7 @@ def report_page(outcomes: Sequence[Outcome], command: str, tracking: Sequence[Re
             lines += ["", f"### {table}: {members[0].row.figure['table']}, {metrics}", "", HEADER, "|---|" + "---|" * 8]
             lines += [_report_line(table, one) for one in merge_candidates(members)]
             lines += _note_lines(table, [one.row for one in members])
+            lines += [] if folder is None else near_lines(table, [one.row for one in members], folder)
     if tracking:
         lines += ["", "## State tracking", "", *tracking_lines(tracking)]
     lines += ["", "## Verdicts", "", *(f"- **{name}**: {meaning}." for name, meaning in VERDICTS.items())]

@@ -9,7 +9,8 @@
         rows: {parity/ma: fields of the row aussm/table1/parity/ma}
         others: [fields of rows that need no name; `published` may be a range such as r296-r334]
       table1-released:
-        like: table1, whose defaults and rows this table repeats; with settings, notes and so on below `defaults` in addition
+        like: table1, whose defaults and rows this table repeats, without `near`; with settings, notes and so on below `defaults`
+        in addition
 
 A row with `candidates`, lists of values by setting, stands for a row for each combination of them, whose names follow that of the
 row: parity/aa/aaaa-0.001. The validation scores choose one of them (`longscan.reproduce.page`).
@@ -65,6 +66,7 @@ class PublishedRow(SettingsGroup):
         printed: settings as the paper prints them, by the names of `tests/contracts/test_protocols.py`.
         differs: printed settings that the recipe does not follow, each with the reason.
         note: what a reader of the tables must know.
+        near: files with runs that are near the row but do not count, each with the reason (`longscan.reproduce.near`).
     """
 
     path: ClassVar[str] = "row"
@@ -86,6 +88,7 @@ class PublishedRow(SettingsGroup):
     printed: dict[str, Any] = field(default_factory=dict)
     differs: dict[str, str] = field(default_factory=dict)
     note: str = ""
+    near: dict[str, str] = field(default_factory=dict)
 
     @property
     def figure(self) -> dict[str, Any]:
@@ -127,7 +130,7 @@ def _read_protocol(name: str, content: Mapping[str, Any]) -> Iterator[PublishedR
         named = [one for row, values in entries.get("rows", {}).items() for one in _candidates(f"{name}/{table}", row, values)]
         others = [(one, values | {"published": one}) for values in entries.get("others", []) for one in _ids(values["published"])]
         for row, values in named + others:
-            values = merge(entries.get("defaults", {}), values)
+            values = merge(entries.get("defaults", {}), values) | ({"near": {}} if "like" in own else {})
             identity = f"{name}/{table}/{row}"
             parsed, _ = PublishedRow.parse_mapping({"id": identity, **values}, identity)
             seen.add(parsed.published)
