@@ -153,3 +153,17 @@ def test_positions_count_valid_steps_of_each_sequence():
 def test_invalid_setting_raises(options, message):
     with pytest.raises(ValueError, match=message):
         MambaBlock(**{"d_model": 4, **options})
+
+
+def test_positions_after_rows_of_few_valid_steps():
+    """A call continues at the position after the last valid step; a row without one stays where it was."""
+    from longscan.blocks.rotary import positions
+    from longscan.layers.base import SequenceInfo
+
+    valid = torch.arange(4) >= torch.tensor([[4], [3], [2], [0]])
+    carried = torch.tensor([7, 7, 7, 7])
+    position, after = positions(carried, None, (4, 4), SequenceInfo(valid=valid))
+    assert after.tolist() == [7, 8, 9, 11]
+    assert position[valid].tolist() == [7, 7, 8, 7, 8, 9, 10]
+    _, restarted = positions(carried, torch.tensor([True, True, False, False]), (4, 4), SequenceInfo(valid=valid))
+    assert restarted.tolist() == [0, 1, 9, 11]

@@ -78,6 +78,9 @@ def compute_values(task: Task) -> dict[str, Any]:
         "train, another seed": task.batch("train", 1000, 3, seed=1).inputs,
         "scores": compute_scores(task),
     }
+    if hasattr(task, "summary"):
+        values["names"].append(task.channel_names)
+        values["summary"] = {name: text.replace(str(task.path), "FILE") for name, text in task.summary()}
     return json.loads(json.dumps(describe(values)))
 
 

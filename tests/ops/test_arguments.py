@@ -9,6 +9,7 @@ import torch
 
 from longscan.blocks import BLOCKS
 from longscan.ops import OPS, dispatch, explain, linear_scan, long_conv, selective_scan, short_conv, unitary_scan
+from longscan.ops._examples import ARGUMENTS
 from longscan.ops.arguments import (
     INVALID,
     RESET,
@@ -99,6 +100,8 @@ def test_errors_of_single_ops():
         linear_scan(x.to(torch.complex64), x, pairs=True)
     with pytest.raises(ValueError, match=r"`f` must be of shape \(B, L, \.\.\., 2\), got \(1, 3, 3\)"):
         OPS["block2_scan"].function(torch.ones(2, 2), torch.ones(1, 3, 3))
+    with pytest.raises(ValueError, match=r"`f` must be of shape \(B, L, \.\.\., 2\), got \(1, 3, 1\)"):
+        OPS["block2_scan"].function(torch.ones(2, 2), torch.ones(1, 3, 1))
     with pytest.raises(ValueError, match=r"`f` must be of shape \(B, L, \.\.\., 2, 2\), got \(1, 3, 2\)"):
         OPS["block2_scan"].function(torch.ones(2, 2), torch.ones(1, 3, 2), pairs=True)
     real, pairs = torch.ones(2, 4), torch.ones(2, 4, 2)
@@ -315,3 +318,30 @@ def test_real_factor_of_linear_scan_multiplies_both_parts_of_complex_inputs():
     a, b = torch.rand(2, 6, 3), torch.randn(2, 6, 3, dtype=torch.complex64)
     for real, wide in zip(linear_scan(a, b), linear_scan(a.to(torch.complex64), b), strict=True):
         torch.testing.assert_close(real, wide)
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_optional_arguments_of_examples_are_those_with_a_default(op):
+    """Of the arguments in `ARGUMENTS`, by which doctor, tests and benchmarks call an op; an initial state may be given always."""
+    parameters = inspect.signature(OPS[op].function).parameters
+    for name, argument in ARGUMENTS[op].items():
+        has_default = parameters[name].default is not inspect.Parameter.empty
+        assert argument.optional == has_default or (name == "initial_state" and has_default), name
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_each_optional_argument_has_its_effect_alone_and_without_each_other(op):
+    """All backends agree if one is given, and if one is left out; and the argument changes the result."""
+    everything = example(op, torch.float64, masked=False)
+    optional = [name for name, argument in ARGUMENTS[op].items() if argument.optional]
+    required = {name: value for name, value in everything.items() if name not in optional}
+    plain = OPS[op].function(**required, backend="reference")
+    for name in optional:
+        alone, others = required | {name: everything[name]}, {key: value for key, value in everything.items() if key != name}
+        expected = OPS[op].function(**alone, backend="reference")
+        changed = [not torch.equal(x, y) for x, y in zip(tuple(expected), tuple(plain), strict=True)]
+        assert any(changed), name
+        for inputs in (alone, others):
+            expected = OPS[op].function(**inputs, backend="reference")
+            for backend in usable_backends(op):
+                torch.testing.assert_close(OPS[op].function(**inputs, backend=backend), expected)

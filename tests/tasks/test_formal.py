@@ -479,3 +479,23 @@ def test_length_buckets_have_no_gaps():
         assert buckets[-1][1] == high
         assert all(second[0] == first[1] + 1 for first, second in pairwise(buckets))
         assert len(buckets) <= 5
+
+
+@pytest.mark.parametrize("cls", FORMAL, ids=lambda cls: cls.name)
+def test_generated_lengths_are_those_that_the_language_declares(cls):
+    """Of questions, the smallest number; of questions and answers, the largest. Without variation it is exactly this one.
+
+    Equations outside of "chomsky" are the exception: how their symbols divide between the sides is random for other lengths only.
+    """
+    for suite in get_args(get_type_hints(cls)["suite"]):
+        try:
+            task = cls(suite=suite)
+        except ValueError:
+            continue
+        for length in range(max(9, task._min_length), max(9, task._min_length) + 12):
+            examples = task._generate(CounterRNG((cls.name, suite), length), np.full(64, length))
+            questions, whole = examples.question_lengths, examples.question_lengths + examples.answer_lengths
+            assert questions.min() >= task._min_question_length(length), (suite, length)
+            assert whole.max() <= task._max_length_at(length), (suite, length)
+            if (questions == questions[0]).all() and (cls is not SolveEquation or suite == "chomsky"):
+                assert questions[0] == task._min_question_length(length), (suite, length)

@@ -111,6 +111,8 @@ BAD: dict[str, tuple[str, dict[str, object], str]] = {
     ),
     "time stamp twice": (change(3, 1, 2), {}, "a series must occur once in column 'time', got 2 twice in series 'u0'"),
     "clock goes back": (change(3, 1, 0.5), {}, "the rows of a series must be in the order of column 'time', got 0.5 after 2"),
+    "time stamp twice later": (change(38, 1, 2), {}, "a series must occur once in column 'time', got 2 twice in series 'u7'"),
+    "clock goes back later": (change(38, 1, 0.5), {}, "in the order of column 'time', got 0.5 after 2 in series 'u7'"),
     "gap": (change(4, 1, 9), {}, "`uneven` must be elapsed"),
     "mixed frequency": (
         text_of([[row[0], row[1] * (1 if row[0] < "u5" else 2), *row[2:]] for row in long_rows()]), {}, "`uneven` must be elapsed"

@@ -148,3 +148,10 @@ def test_restored_generators_give_the_same_numbers() -> None:
     torch.manual_seed(0)
     restore_generators(json.loads(text))
     assert torch.equal(torch.randn(7), expected)
+
+
+def test_folders_of_a_checkpoint_are_made(tmp_path: Path) -> None:
+    target = tmp_path / "run" / "checkpoints" / "last"
+    save_value(target, 3.0)
+    assert load_value(target) == load_value(target)
+    assert sorted(path.name for path in target.parent.iterdir()) == ["last"]

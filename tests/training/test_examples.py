@@ -79,7 +79,7 @@ def test_long_inputs_have_no_gradient() -> None:
 
 
 def test_wrong_answers_are_the_most_certain_ones(monkeypatch: pytest.MonkeyPatch) -> None:
-    task = settings_of("uea").task
+    task = TASKS["lra_image"]()
     inputs = torch.arange(1.0, 9.0)[:, None, None].repeat(1, 2, 1) / 8  # answers are class 0, with growing probability
     targets = torch.tensor([0, 1, 0, 1, 1, 1, 1, 0])
     monkeypatch.setattr(module, "_spread_batches", lambda *_: [Batch(inputs, targets)])
@@ -149,7 +149,7 @@ def test_half_of_the_missing_wrong_answers_are_replaced_by_right_ones(
 ) -> None:
     targets = (torch.arange(12) < n_wrong).long()
     monkeypatch.setattr(module, "_spread_batches", lambda *_: [Batch(torch.ones(12, 2, 1), targets)])
-    found = find_examples(FirstChannel(), settings_of("uea").task, 5)
+    found = find_examples(FirstChannel(), TASKS["lra_image"](), 5)
     assert found is not None
     assert found["wrong"] == n_wrong
     assert [one["true"] == one["predicted"] for one in found["examples"]] == [False] * min(4, n_wrong) + [True] * n_right
@@ -213,7 +213,7 @@ def test_long_text_is_shown_around_a_wrong_answer(tmp_path: Any) -> None:
 
 def test_channels_on_which_the_answer_depends_most_are_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     """The times are sums of elapsed times, padding is left out, and the channels stay in their order."""
-    task = settings_of("uea").task
+    task = TASKS["lra_image"]()
 
     class Weighted(FirstChannel):
         def forward(self, inputs: Tensor, **_: Any) -> Tensor:
@@ -241,7 +241,7 @@ def test_channels_on_which_the_answer_depends_most_are_shown(monkeypatch: pytest
 
 @pytest.mark.parametrize(("count", "names"), [(64, 6), (65, 1)])
 def test_many_channels_without_names_are_shown_as_their_mean(monkeypatch: pytest.MonkeyPatch, count: int, names: int) -> None:
-    task = settings_of("uea").task
+    task = TASKS["lra_image"]()
     inputs = torch.arange(float(count)).repeat(1, 3, 1)
     monkeypatch.setattr(module, "_spread_batches", lambda *_: [Batch(inputs, torch.tensor([0]))])
     monkeypatch.setattr(type(task), "channel_names", None)

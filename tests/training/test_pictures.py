@@ -1,6 +1,7 @@
 """What the pictures of `longscan inspect` show: input, gradients, cleared states, attention, states and eigenvalues."""
 
 from pathlib import Path
+from textwrap import wrap
 from types import SimpleNamespace
 from typing import Any
 
@@ -182,3 +183,18 @@ def test_examples_are_numbers_of_the_split() -> None:
     with pytest.raises(ValueError, match="split"):
         find_example(model, settings.task, "other", 0, 0)  # type: ignore[arg-type]
     assert find_example(model, settings.task, "test", 3, 0).inputs.shape[0] == 1
+
+
+def test_reasons_for_missing_panels_are_wrapped_at_the_width_of_the_figure(
+    draw: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reason = "word " * 60
+
+    def fail(*_: Any) -> None:
+        raise ValueError(reason)
+
+    monkeypatch.setattr(InspectedLayer, "attention_map", fail)
+    _, _, drawn = draw(0, *PARITY)
+    two, one = (next(figure for name, figure in drawn.items() if block in name) for block in ("blocks_0", "blocks_1"))
+    assert two.get_supxlabel() == "\n".join(wrap(reason, 140))
+    assert one.get_supxlabel().startswith("\n".join(wrap(reason, 70)))
