@@ -5,13 +5,15 @@ import pytest
 import torch
 
 from longscan.estimators import SSMClassifier, SSMRegressor
-from longscan.estimators.aeon import AeonSSMClassifier
+from longscan.estimators import features as features_module
 from longscan.estimators.features import (
     FEWEST_OUTPUTS,
     LARGEST_FEATURE,
     FeatureModel,
     StateFeatures,
     _deviation,
+    _mixture,
+    _Systems,
     calibrated_features,
     choose_outputs,
 )
@@ -107,6 +109,9 @@ def test_there_are_fewer_outputs_for_more_data_and_less_time():
 
 
 def test_classifier_of_aeon_without_settings_of_a_stack_is_the_default():
+    pytest.importorskip("aeon.base", reason="the package aeon is not installed")
+    from longscan.estimators.aeon import AeonSSMClassifier
+
     X, y = make_waves(30)
     model = AeonSSMClassifier(minutes=1.0, n_jobs=1, **DEFAULT).fit(X[:, None], y)
     assert model.estimator_.minutes == 1.0
@@ -118,3 +123,70 @@ def test_classifier_of_aeon_without_settings_of_a_stack_is_the_default():
 def test_constant_columns_have_deviation_one():
     values = torch.tensor([[1.0, 3.0], [1.0, 7.0]])
     assert _deviation(values).tolist() == [1, 2]
+
+
+@pytest.mark.parametrize("count", [1, 5, 300])
+def test_mixtures_read_few_columns(count):
+    """The number of columns is log-uniform up to 8."""
+    random = np.random.RandomState(0)
+    numbers = [np.count_nonzero(_mixture(count, random)) for _ in range(400)]
+    assert set(numbers) == set(range(1, min(count, 8) + 1))
+    if count > 8:
+        share = np.mean(np.array(numbers) == 1)
+        assert abs(share - np.log(2) / np.log(9)) < 0.06
+
+
+def test_features_of_an_output_are_shares_means_and_the_largest_value():
+    """Compared with the definitions at the top of the module, for thresholds that are far from all values."""
+    random = np.random.RandomState(0)
+    system = _Systems(np.ones((1, 2)), 10, False, random)
+    y = torch.tensor([[0.0, 10], [1, 10], [2, -10], [3, 10]])[None]
+    thresholds = torch.tensor([[1.5, 0.0], [0.5, 0], [2.5, 0]])
+    system.slope.fill_(1000.0)
+    system.offsets.copy_(0.5 - thresholds * 1000)
+    weights, positions = torch.full((1, 4), 0.25), (torch.arange(4.0)[None] + 0.5) / 4
+    features = system.summarise(y, weights, positions, None)[0].view(-1, 2)
+    share, position, second, third, mean, largest = features
+    assert share.tolist() == [0.5, 0.75]
+    torch.testing.assert_close(position, torch.tensor([(0.375 + 0.005) / 0.51, (0.34375 + 0.005) / 0.76]))
+    assert (second.tolist(), third.tolist()) == ([0.75, 0.75], [0.25, 0.75])
+    assert (mean.tolist(), largest.tolist()) == ([1.5, 5.0], [3.0, 10.0])
+
+
+def test_backward_systems_read_the_reversed_series_with_the_times_to_the_next_step():
+    random = np.random.RandomState(0)
+    system = _Systems(np.ones((1, 3)), 10, True, random)
+    u, elapsed = torch.randn(2, 6, 1), torch.rand(2, 6) + 0.5
+    forward = _Systems(np.ones((1, 3)), 10, False, random)
+    forward.load_state_dict(system.state_dict())
+    with torch.no_grad():
+        torch.testing.assert_close(system(u, None, None), forward(u.flip(1), None, None).flip(1))
+        until_next = torch.cat([elapsed[:, 1:], torch.ones(2, 1)], 1)
+        torch.testing.assert_close(system(u, None, elapsed), forward(u.flip(1), None, until_next.flip(1)).flip(1))
+        valid = torch.arange(6) < torch.tensor([[6], [4]])
+        padded, short = system(u, valid, elapsed), system(u[1:, :4], None, elapsed[1:, :4])
+        torch.testing.assert_close(padded[1:, :4], short)
+
+
+def test_outputs_are_reduced_to_the_time_that_is_left(monkeypatch):
+    """To four fifths of the share of the expected time that is left, and to half at most."""
+    tried = []
+    original = StateFeatures.__init__
+
+    def record(self, channels, length, outputs, random):
+        tried.append(outputs)
+        original(self, channels, length, outputs, random)
+
+    monkeypatch.setattr(StateFeatures, "__init__", record)
+    series = StandardisedSeries(np.random.default_rng(0).normal(size=(4, 50, 1)).astype(np.float32), np.full(4, 50), None)
+    for seconds, expected in (
+        (20.0, [768]),
+        (19.0, [768, int(0.8 * 768 * 8.5 / 20)]),
+        (19.9, [768, 288]),
+        (11.0, [768, FEWEST_OUTPUTS]),
+    ):
+        times = iter([0, 10, 10.5, 11, 11.1])  # 10 seconds for all series, for which 20 seconds are expected; then little
+        monkeypatch.setattr(features_module, "monotonic", lambda times=times: next(times))
+        tried.clear()
+        calibrated_features(series, CPU, np.random.RandomState(0), seconds=seconds)
+        assert tried == expected
