@@ -204,3 +204,16 @@ def test_models_in_lists_and_tensors_are_restored():
         _encode(np.zeros(1, complex), "value", {})
     big_endian = _encode(np.array([1, 2], ">i4"), "value", tensors)
     assert _decode(big_endian, tensors).tolist() == [1, 2]
+
+
+def test_numbers_of_numpy_among_the_settings_are_saved(tmp_path):
+    """Searches over settings, such as GridSearchCV with np.arange, give such numbers."""
+    settings = BRIEF | {"d_model": np.int64(4), "d_state": np.int32(2)}
+    wave = list(np.sin(np.arange(60.0)))
+    model = SSMForecaster(np.int64(3), np.int64(8), **settings).fit(wave)
+    model.save(tmp_path / "model")
+    np.testing.assert_array_equal(SSMForecaster.load(tmp_path / "model").predict(), model.predict())
+    X, y = np.random.default_rng(0).normal(size=(9, 7, 2)), np.arange(9.0)
+    regressor = SSMRegressor("lru", **settings).fit(X, y)
+    regressor.save(tmp_path / "model")
+    np.testing.assert_array_equal(SSMRegressor.load(tmp_path / "model").predict(X), regressor.predict(X))

@@ -63,7 +63,7 @@ def convert_input(X: Any, argument: str = "X") -> Any:
 
 def copy_input(X: Any, argument: str) -> Any:
     """Return converted input that shares no memory with `X`, so that later changes of `X` do not change it."""
-    if X is None or isinstance(X, str):
+    if X is None or np.isscalar(X):
         return X
     X = convert_input(X, argument)
     return [copy_input(part, argument) for part in X] if isinstance(X, list) else copy.deepcopy(X)

@@ -197,8 +197,12 @@ def _encode_model(model: SavedModel, path: str, tensors: dict[str, Tensor]) -> d
 
 def _decode_model(value: dict[str, Any], tensors: Mapping[str, Tensor]) -> SavedModel:
     model = MODELS[value["class"]](**_decode(value["config"], tensors))
-    prefix = value["name"]
-    weights = {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+    prefix, config = value["name"], f"{value['name']}config."
+    weights = {
+        name.removeprefix(prefix): tensor
+        for name, tensor in tensors.items()
+        if name.startswith(prefix) and not name.startswith(config)  # numbers of NumPy among the settings
+    }
     model.load_state_dict(weights, assign=True)
     return model.eval()
 
