@@ -197,6 +197,22 @@ def test_learning_rates_are_those_of_the_paper(row: PublishedRow) -> None:
         assert [training.learning_rate(step, scale) for step in steps] == pytest.approx(rates, rel=1e-9)
 
 
+@pytest.mark.parametrize("row", [row for row in ROWS if "base_lr" in row.printed], ids=lambda row: row.id)
+def test_learning_rates_of_s7_fall_along_a_cosine(row: PublishedRow) -> None:
+    """Section 4.1. That they fall to 0 and rise before in some recipes is not printed."""
+    training = read_training(row)
+    factor = training.lr_scale.get("ssm", 1.0)
+    begin, end = training.warmup, training.steps
+    steps = [begin, begin + (end - begin) // 4, begin + (end - begin) // 2, begin + 3 * (end - begin) // 4, end - 1]
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=row.printed["ssm_lr"])
+    scheduler = CosineAnnealingWarmRestarts(optimizer, T_0=end - begin)
+    for step in steps:
+        scheduler.step(step - begin)
+        expected = optimizer.param_groups[0]["lr"]
+        assert training.learning_rate(step, factor) == pytest.approx(expected, rel=2e-3)
+        assert training.learning_rate(step) == pytest.approx(expected / factor, rel=2e-3)
+
+
 # Sizes of inputs and outputs of the tasks of "Long Range Tasks with Mamba": 18 symbols of ListOps with three special ones, 135
 # characters of IMDB, 97 of AAN.
 LRA_SIZES: dict[str, dict[str, int]] = {

@@ -258,8 +258,13 @@ def test_folders_of_another_version_or_recipe_are_refused(row: PublishedRow, tmp
     write_run(row, out, 0, 2)
     check_manifest(out)
     (out / MANIFEST).write_text(json.dumps({"layout": 1, "longscan": "0.0.1"}))
-    with pytest.raises(SettingError, match=r"`--out` must be a folder made by .* got .*0\.0\.1"):
+    made_by = rf"`--out` must be a folder made by longscan {longscan.__version__} \(layout 1\), got .*, made by longscan 0\.0\.1"
+    with pytest.raises(SettingError, match=made_by):
         reproduce([row], out)
+    for text in ("{", "[1]"):
+        (out / MANIFEST).write_text(text)
+        with pytest.raises(SettingError, match=r"reproduce\.json is damaged"):
+            reproduce([row], out)
     (out / MANIFEST).unlink()
     with pytest.raises(SettingError, match="`--out` must be an empty folder or one"):
         reproduce([row], out)

@@ -148,8 +148,11 @@ def check_manifest(out: Path) -> None:
         found = json.loads(path.read_text("utf-8"))
     except ValueError as error:
         raise SettingError(f"{path} is damaged ({error})") from None
+    if not isinstance(found, dict):
+        raise SettingError(f"{path} is damaged (it must have a mapping, got {found!r})")
     if found != here:
-        raise SettingError(f"`--out` must be a folder made by {here}, got {out} by {found}")
+        needed, got = (f"longscan {of.get('longscan')} (layout {of.get('layout')})" for of in (here, found))
+        raise SettingError(f"`--out` must be a folder made by {needed}, got {out}, made by {got}")
 
 
 def check_run(planned: Planned, settings: Settings) -> None:
