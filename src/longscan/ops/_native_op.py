@@ -72,7 +72,7 @@ class _Piece(torch.autograd.Function):
         ctx.op, ctx.exchange = op, exchange
         y, _, *kept = op.call_unchecked(*args, enter=exchange.enter)
         output = y, exchange.last, *kept
-        op.save(ctx, args, output)
+        op.save(ctx, [exchange.entering if x is exchange.initial_state else x for x in args], output)
         return output
 
     @staticmethod

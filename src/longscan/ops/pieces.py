@@ -49,22 +49,23 @@ class PieceExchange:
 
     def __init__(self, split: SequenceSplit, initial_state: Tensor, flags: Tensor | None, is_complex: bool) -> None:
         self.split, self.initial_state, self.flags, self.is_complex = split, initial_state, flags, is_complex
-        self.factors = self.last = initial_state  # until `enter` has found them
+        self.factors = self.entering = self.last = initial_state  # until `enter` has found them
         self.restarts: list[Tensor] = []
 
     def enter(self, factor: Tensor, final: Tensor) -> Tensor:
         """Return the state before this piece, from its factor and its state after the piece from a zero state.
 
-        factor: of the shape of the state. It need not consider restarts. `last` becomes the state after the last piece.
+        factor: of the shape of the state. It need not consider restarts. `entering` becomes the result, and `last` the state
+            after the last piece.
         """
         restarts = [] if self.flags is None else [(self.flags == RESET).any(1).to(final.dtype)]
         finals, self.factors, *self.restarts = all_gather_together([final, factor, *restarts], self.split)
-        entering = state = self.initial_state
+        state = self.initial_state
         for piece in range(self.split.size):
-            entering = state if piece == self.split.rank else entering
+            self.entering = state if piece == self.split.rank else self.entering
             state = finals[piece] + self._carry(piece, state, self.factors[piece])
         self.last = state
-        return entering
+        return self.entering
 
     def leave(self, grad: Tensor, grad_last: Tensor) -> Tensor:
         """Return the gradient with respect to the state after this piece.

@@ -1,8 +1,10 @@
 """Models on batches whose sequences are split along their length over processes, for training and evaluation."""
 
+from datetime import timedelta
+
 import torch
-from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch import Tensor, distributed, nn
+from torch.distributed import ProcessGroup
 from torch.nn.functional import pad
 
 from longscan._errors import setting_error
@@ -13,10 +15,16 @@ from longscan.models import SequenceModel
 from longscan.tasks import Batch
 from longscan.training.evaluate import predict
 
+TIMEOUT = timedelta(minutes=1)  # after which the processes of a group stop if one of them takes part in no exchange
 
-def build_mesh(device: torch.device, processes: int, context: int) -> DeviceMesh:
-    """Return the mesh (processes / context, context) of all processes, with the dimensions "data" and "context"."""
-    return init_device_mesh(device.type, (processes // context, context), mesh_dim_names=("data", "context"))
+
+def build_group(processes: int, context: int) -> ProcessGroup:
+    """Return this process's group of `context` processes that share each sequence. All processes must call it.
+
+    Its exchanges raise an error after TIMEOUT if another process of the group has died; with NCCL the process ends.
+    """
+    ranks = torch.arange(processes).view(-1, context).tolist()
+    return distributed.new_subgroups_by_enumeration(ranks, timeout=TIMEOUT)[0]
 
 
 def check_model(model: nn.Module, context: int) -> None:
@@ -49,28 +57,28 @@ def pad_steps(batch: Batch, multiple: int) -> Batch:
 class PiecePredictor:
     """A function like `longscan.training.evaluate.predict` that runs a model on this process's piece of each sequence of a batch.
 
-    All processes of a row of the mesh must have the same batch. They return the same outputs, those of whole sequences, so that
+    All processes of the group must have the same batch. They return the same outputs, those of whole sequences, so that
     any loss and any metric of a task can be computed from them: outputs of single steps are gathered. The mean of the gradients
     over the processes is then that of one process.
 
     Args:
-        mesh: a mesh with the dimension "context".
+        group: the processes that share each sequence.
         model: the model, which may be wrapped when it is called.
     """
 
-    def __init__(self, mesh: DeviceMesh, model: SequenceModel) -> None:
-        self.mesh, self.has_steps, self.padding = mesh, model.pooling == "none", model.padding
+    def __init__(self, group: ProcessGroup, model: SequenceModel) -> None:
+        self.group, self.has_steps, self.padding = group, model.pooling == "none", model.padding
 
     def __call__(self, model: nn.Module, batch: Batch) -> Tensor:
         """Return the model's output on a batch. Raises SettingError if the model reads padding, and a batch needs more of it."""
-        size, length = self.mesh["context"].size(), batch.inputs.shape[1]
+        size, length = distributed.get_world_size(self.group), batch.inputs.shape[1]
         if length % size and self.padding == "read":
             needed = f"a divisor of the length of each batch ({length}) with model.padding=read"
             raise setting_error("training.context", size, needed)
         padded = pad_steps(batch, size)
         parts = (padded.inputs, None, padded.valid, None, padded.elapsed, padded.seq_idx)
-        piece = Batch(*(None if part is None else shard_sequence(part, self.mesh) for part in parts))  # type: ignore[arg-type]
-        with context_parallel(self.mesh) as split:
+        piece = Batch(*(None if part is None else shard_sequence(part, self.group) for part in parts))  # type: ignore[arg-type]
+        with context_parallel(self.group) as split:
             output = predict(model, piece)
         if not self.has_steps or split is None:
             return output

@@ -50,7 +50,7 @@ from longscan.training.checkpoint import (
     write_checkpoint,
     write_tensors,
 )
-from longscan.training.context import PiecePredictor, build_mesh, check_model
+from longscan.training.context import PiecePredictor, build_group, check_model
 from longscan.training.evaluate import Scores, evaluate, number, predict, symbol_angles
 from longscan.training.examples import find_examples
 from longscan.training.logs import Row, RunLog, TrackerLog, build_trackers, read_rows
@@ -286,8 +286,8 @@ class Trainer(Callback):
         self.predict: Callable[[nn.Module, Batch], Tensor] = predict
         if training.context > 1:
             check_model(self.model, training.context)
-            mesh = build_mesh(accelerator.device, accelerator.num_processes, training.context)
-            self.predict = PiecePredictor(mesh, cast("SequenceModel", self.model))
+            group = build_group(accelerator.num_processes, training.context)
+            self.predict = PiecePredictor(group, cast("SequenceModel", self.model))
         self._check_data()
         self.lengths = LengthSchedule(settings)
         self.progress, self.patience = ValidationState(), Patience(training.patience)

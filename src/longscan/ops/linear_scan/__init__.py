@@ -1,9 +1,11 @@
 """The first-order linear recurrence x_t = a_t x_{t-1} + b_t, real or complex, a constant or one for every step."""
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
-from longscan.distributed.context import current_split, reversed_split
+from longscan.distributed.context import SequenceSplit, current_split, reversed_split
 from longscan.numerics.pairs import constant, multiply
 from longscan.ops._native_op import NativeOp
 from longscan.ops.arguments import check_tensor, state_dtype, step_flags, to_pairs, without_autocast
@@ -22,6 +24,7 @@ _native = NativeOp(
     saved=("a", "x", "initial_state", "flags", "reverse", "is_complex"),
     gradients={"a": "a", "b": "x", "initial_state": "initial_state"},
     batched=lambda axes: ("b", "initial_state", "flags", *(("a",) if axes["a"] == axes.get("b", axes.get("x")) else ())),
+    pieces=("triton",),
 )
 
 
@@ -102,6 +105,7 @@ def linear_scan(
             initial_state,
             flags,
             lambda: factor_map(a, b, flags, is_complex),
+            native=_piece(a, b, initial_state, flags, is_complex, chosen),
         )
     if not form.is_complex():
         return x.to(out), final
@@ -114,6 +118,34 @@ def factor_map(a: Tensor, b: Tensor, flags: Tensor | None, is_complex: bool) -> 
     identity = constant(a, 1.0, 0.0) if is_complex else a.new_ones(())
     factor = product_of_factors(a, flags, b.shape[1], b.ndim, times, identity)
     return PieceMap([factor], lambda state, factor: times(factor, state))
+
+
+def _flat(a: Tensor, b: Tensor, initial_state: Tensor, is_complex: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """Return a, b and the initial state with one axis S, and the last axis of pairs."""
+    tail = (2,) if is_complex else ()
+    return (
+        a.reshape(*a.shape[: a.ndim - initial_state.ndim + 1], -1, *tail),
+        b.reshape(*b.shape[:2], -1, *tail),
+        initial_state.reshape(b.shape[0], -1, *tail),
+    )
+
+
+def _piece(
+    a: Tensor, b: Tensor, initial_state: Tensor, flags: Tensor | None, is_complex: bool, backend: str
+) -> Callable[[SequenceSplit], tuple[Tensor, Tensor]] | None:
+    """Return the scan of a piece of split sequences by a native kernel, for `scan_piece`, or None."""
+    if current_split() is None or not b.numel():
+        return None
+    flat = _flat(a, b, initial_state, is_complex)
+    native = _native.of_piece(*flat, flags, False, is_complex, backend, is_complex=is_complex)
+    if native is None:
+        return None
+
+    def run(split: SequenceSplit) -> tuple[Tensor, Tensor]:
+        x, final = native(split)
+        return x.reshape(b.shape), final.reshape(initial_state.shape)
+
+    return run
 
 
 def run_backend(
@@ -132,13 +164,7 @@ def run_backend(
     whether they may contain RESET.
     """
     if backend in NATIVE and b.numel():
-        tail = (2,) if is_complex else ()
-        x, final = _native(
-            a.reshape(*a.shape[: a.ndim - initial_state.ndim + 1], -1, *tail),
-            b.reshape(*b.shape[:2], -1, *tail),
-            initial_state.reshape(b.shape[0], -1, *tail),
-            flags, reverse, is_complex, backend,
-        )  # fmt: skip
+        x, final = _native(*_flat(a, b, initial_state, is_complex), flags, reverse, is_complex, backend)
         return x.reshape(b.shape), final.reshape(initial_state.shape)
     if reverse:
         a, b, flags = a.flip(1) if a.ndim == b.ndim else a, b.flip(1), None if flags is None else flags.flip(1)

@@ -10,13 +10,16 @@ the second pass reads first.
 With REVERSE, step i of the scan is the step L - 1 - i of the tensors. Complex numbers are pairs, the last axis of a tile.
 """
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from longscan.ops import _triton_launch as launch
-from longscan.ops._triton import next_numbers, next_rows, walk, where_positive
+from longscan.ops._triton import chain, next_numbers, next_rows, walk, where_positive
 from longscan.ops.arguments import last_valid
 
 
@@ -410,9 +413,12 @@ class _Problem:
         """Room for a row for each split."""
         return like.new_empty((self.batch, self.split.splits, self.size, self.parts))
 
-    def summaries(self, a: Tensor, b: Tensor, flags: Tensor | None, adjoint: bool) -> tuple[Tensor | None, ...]:
-        """What each split does to the state, or to m, and whether a sequence starts there; None where there is one split."""
-        if self.split.splits == 1:
+    def summaries(self, a: Tensor, b: Tensor, flags: Tensor | None, adjoint: bool, piece: bool) -> tuple[Any, Any, Tensor | None]:
+        """What each split does to the state, or to m, and whether a sequence starts there.
+
+        None where there is one split, unless it is the `piece` of a sequence, whose map other processes wait for.
+        """
+        if self.split.splits == 1 and not piece:
             return None, None, None
         mult, ends = self.of_splits(b), self.of_splits(b)
         launch.run(summary, self.grid, a, b, flags, mult, ends, *self.sizes, constants={"ADJOINT": adjoint, **self.options})
@@ -420,18 +426,38 @@ class _Problem:
             flags = flags.flip(1)
         return mult, ends, launch.restarts(flags, self.split.span * self.split.T)
 
+    def after_all(self, mult: Tensor, ends: Tensor, restarts: Tensor | None, first: Tensor) -> Tensor:
+        """The state (B, S[, 2]) after all splits, from the `first`."""
+        out = first.new_empty((self.batch, self.split.splits + 1, self.size, self.parts))
+        grid = self.batch, launch.ceil_div(self.size, 128)
+        constants = {"COMPLEX": self.parts == 2, "REVERSE": False, "BLOCK": 128}
+        launch.run(chain, grid, mult, ends, first, restarts, out, self.split.splits, self.size, constants=constants)
+        return out[:, -1].clone().view(first.shape)
+
 
 def forward(
-    a: Tensor, b: Tensor, initial_state: Tensor, flags: Tensor | None, reverse: bool, is_complex: bool
+    a: Tensor,
+    b: Tensor,
+    initial_state: Tensor,
+    flags: Tensor | None,
+    reverse: bool,
+    is_complex: bool,
+    enter: Callable[[Tensor, Tensor], Tensor] | None = None,
 ) -> tuple[Tensor, Tensor]:
     """x (B, L, S[, 2]) and the final state (B, S[, 2]), of contiguous tensors of one real dtype.
 
     A constant a (S[, 2]) may have one more leading axis, of groups: as many runs of batch rows then have an `a` of their own.
+    enter: the initial state, from the factor of these steps and the state that they leave from 0.
     """
     p = _Problem("linear_scan", a, b, reverse, is_complex)
     x, final = torch.empty_like(b), torch.empty_like(initial_state)
     with launch.on_device(b):
-        maps = p.summaries(a, b, flags, False)
+        maps = p.summaries(a, b, flags, False, enter is not None)
+        if enter is not None:
+            zero, one = torch.zeros_like(initial_state), torch.zeros_like(initial_state)
+            (one[..., 0] if is_complex else one).fill_(1)
+            factor = p.after_all(maps[0], torch.zeros_like(maps[1]), None, one)
+            initial_state = enter(factor, p.after_all(*maps, zero)).contiguous()
         launch.run(scan, p.grid, a, b, initial_state, *maps, flags, x, final, *p.sizes, constants=p.options)
     return x, final
 
@@ -445,8 +471,12 @@ def backward(
     flags: Tensor | None,
     reverse: bool,
     is_complex: bool,
+    leave: Callable[[Tensor], Tensor] | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of a, b and initial_state."""
+    """Gradients of a, b and initial_state.
+
+    leave: in place of grad_final, that of the final state from that of the initial state if it is 0.
+    """
     p = _Problem("linear_scan_backward", a, x, reverse, is_complex)
     previous = None
     if flags is not None:
@@ -454,7 +484,10 @@ def backward(
     da = p.of_splits(x) if p.constant else torch.empty_like(a)
     db, d_initial = torch.empty_like(x), torch.empty_like(initial_state)
     with launch.on_device(x):
-        maps = p.summaries(a, grad_x, flags, True)
+        maps = p.summaries(a, grad_x, flags, True, leave is not None)
+        if leave is not None:
+            backwards = [None if x is None else x.flip(1) for x in maps]
+            grad_final = leave(p.after_all(*backwards, torch.zeros_like(grad_final))).contiguous()
         launch.run(
             scan_backward, p.grid, grad_x, grad_final, a, x, initial_state, *maps, flags, previous, da, db, d_initial, *p.sizes,
             constants=p.options,

@@ -1,0 +1,126 @@
+"""Triton kernels on pieces of sequences, each on one of two gloo processes: results and gradients are those of the whole."""
+
+import json
+import multiprocessing
+from collections.abc import Callable
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, distributed
+
+from interpreter import speed_up_interpreter
+
+SIZE, BATCH = 2, 3
+DOUBLE: Any = {"dtype": torch.float64}
+
+
+def numbers(*shape: int, scale: float = 1.0) -> Tensor:
+    return scale * torch.randn(shape, **DOUBLE)
+
+
+def scan_inputs(op: str, length: int) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Return tensors, those with an axis of steps included, and other arguments of an op."""
+    steps, channels, states, pair = (BATCH, length), 3, 2, (2,) * op.endswith("pairs")
+    if op.startswith("linear"):
+        shape = () if "constant" in op else steps
+        state = numbers(BATCH, channels, *pair)
+        tensors = {
+            "a": numbers(*shape, channels, *pair, scale=0.3),
+            "b": numbers(*steps, channels, *pair),
+            "initial_state": state,
+        }
+        return tensors, {"pairs": bool(pair)}
+    tensors = {
+        "u": numbers(*steps, channels), "dt": numbers(*steps, channels).abs(), "D": numbers(channels),
+        "z": numbers(*steps, channels), "initial_state": numbers(BATCH, channels, states, *pair),
+    }  # fmt: skip
+    if op.startswith("unitary"):
+        weights = {"W": numbers(channels, states, channels), "bias": numbers(channels, states)}
+        return tensors | weights | {name: numbers(channels, states, 2) for name in "BC"}, {"phase_dt": True}
+    tensors |= {name: numbers(*steps, states, *pair) for name in "BC"}
+    return tensors | {"A": -numbers(channels, states, *pair).abs(), "dt_bias": numbers(channels)}, {"dt_softplus": True}
+
+
+OPS = ("linear", "linear constant pairs", "selective", "selective pairs", "unitary pairs")
+
+
+def run_op(op: str, masked: bool, length: int) -> float:
+    """Return the largest error of the results and gradients on pieces, over the largest value."""
+    from longscan.distributed import context_parallel, shard_sequence
+    from longscan.ops import linear_scan, selective_scan, unitary_scan
+
+    world = distributed.group.WORLD
+    torch.manual_seed(0)
+    tensors, options = scan_inputs(op, length)
+    masks = {}
+    if masked:
+        masks = {"valid": torch.ones(BATCH, length, dtype=torch.bool), "seq_idx": (torch.rand(BATCH, length) < 0.1).cumsum(1)}
+        masks["valid"][0, : length // 2 + 1], masks["seq_idx"][1] = False, 3
+    function = {"linear": linear_scan, "selective": selective_scan, "unitary": unitary_scan}[op.split()[0]]
+    by_step = {name for name, x in tensors.items() if x.shape[:2] == (BATCH, length)}
+
+    def cut(x: Tensor) -> Tensor:
+        return shard_sequence(x, world)
+
+    def run(change: Callable[[Tensor], Tensor], share: float) -> dict[str, Tensor]:
+        leaves = {name: (change(x) if name in by_step else x).clone().requires_grad_() for name, x in tensors.items()}
+        with nullcontext() if change is not cut else context_parallel(world):
+            y, final = function(**leaves, **options, **{name: change(x) for name, x in masks.items()}, backend="triton")
+        weights = change(torch.linspace(-1, 2, BATCH * length, **DOUBLE).view(BATCH, length)).view(
+            *y.shape[:2], *(1,) * (y.ndim - 2)
+        )
+        final = torch.view_as_real(final) if final.is_complex() else final
+        ((y * weights).sum() + share * (final * torch.linspace(0, 1, final.numel(), **DOUBLE).view_as(final)).sum()).backward()
+        gradients = {name: x.grad for name, x in leaves.items() if x.grad is not None}
+        return {"y": y.detach(), "final": final.detach(), **gradients}
+
+    whole, pieces = run(lambda x: x, 1.0), run(cut, 1 / SIZE)
+    errors = []
+    for name, expected in whole.items():
+        found = pieces[name]
+        if name == "y" or name in by_step:
+            expected = cut(expected)
+        elif name != "final":
+            distributed.all_reduce(found)
+        errors.append(((found - expected).abs().max() / expected.abs().max().clamp(min=1)).item())
+    return max(errors)
+
+
+def run_all(rank: int, folder: str, cases: list[tuple[str, bool, int]]) -> None:
+    """Run the cases, arguments of `run_op`, on this process, and write the errors to a file."""
+    speed_up_interpreter()
+    torch.set_num_threads(1)
+    distributed.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=SIZE)
+    errors = {f"{op}, masked {masked}, {length} steps": run_op(op, masked, length) for op, masked, length in cases}
+    Path(folder, f"errors-{rank}.json").write_text(json.dumps(errors))
+    distributed.destroy_process_group()
+
+
+@pytest.mark.parametrize(
+    "cases",
+    [
+        [(op, True, 6) for op in ("linear constant pairs", "selective", "unitary pairs")],
+        # several tiles in each piece
+        pytest.param(
+            [(op, masked, 140) for op in OPS for masked in (False, True)], marks=[pytest.mark.slow, pytest.mark.timeout(600)]
+        ),
+    ],
+    ids=["short", "long"],
+)
+def test_pieces_equal_the_whole(cases: list[tuple[str, bool, int]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("triton")
+    monkeypatch.setenv("TRITON_INTERPRET", "1")  # to be read when Triton is imported, so that processes are not forked
+    context = multiprocessing.get_context("spawn")
+    workers = [context.Process(target=run_all, args=(rank, str(tmp_path), cases)) for rank in range(SIZE)]
+    for process in workers:
+        process.start()
+    for process in workers:
+        process.join(500)
+        assert process.exitcode == 0
+    for rank in range(SIZE):
+        errors = json.loads((tmp_path / f"errors-{rank}.json").read_text())
+        assert len(errors) == len(cases)
+        assert max(errors.values()) < 1e-10, errors
