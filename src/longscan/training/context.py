@@ -24,7 +24,8 @@ def build_group(processes: int, context: int) -> ProcessGroup:
     Its exchanges raise an error after TIMEOUT if another process of the group has died; with NCCL the process ends.
     """
     ranks = torch.arange(processes).view(-1, context).tolist()
-    return distributed.new_subgroups_by_enumeration(ranks, timeout=TIMEOUT)[0]
+    group: ProcessGroup = distributed.new_subgroups_by_enumeration(ranks, timeout=TIMEOUT)[0]  # type: ignore[no-untyped-call]
+    return group
 
 
 def check_model(model: nn.Module, context: int) -> None:

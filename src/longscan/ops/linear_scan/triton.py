@@ -486,7 +486,7 @@ def backward(
     with launch.on_device(x):
         maps = p.summaries(a, grad_x, flags, True, leave is not None)
         if leave is not None:
-            backwards = [None if x is None else x.flip(1) for x in maps]
+            backwards: list[Any] = [None if x is None else x.flip(1) for x in maps]
             grad_final = leave(p.after_all(*backwards, torch.zeros_like(grad_final))).contiguous()
         launch.run(
             scan_backward, p.grid, grad_x, grad_final, a, x, initial_state, *maps, flags, previous, da, db, d_initial, *p.sizes,
