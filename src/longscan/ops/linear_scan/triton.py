@@ -426,7 +426,7 @@ class _Problem:
             flags = flags.flip(1)
         return mult, ends, launch.restarts(flags, self.split.span * self.split.T)
 
-    def after_all(self, mult: Tensor, ends: Tensor, restarts: Tensor | None, first: Tensor) -> Tensor:
+    def after_all(self, mult: Any, ends: Any, restarts: Tensor | None, first: Tensor) -> Tensor:
         """The state (B, S[, 2]) after all splits, from the `first`."""
         out = first.new_empty((self.batch, self.split.splits + 1, self.size, self.parts))
         grid = self.batch, launch.ceil_div(self.size, 128)
@@ -486,8 +486,8 @@ def backward(
     with launch.on_device(x):
         maps = p.summaries(a, grad_x, flags, True, leave is not None)
         if leave is not None:
-            backwards: list[Any] = [None if x is None else x.flip(1) for x in maps]
-            grad_final = leave(p.after_all(*backwards, torch.zeros_like(grad_final))).contiguous()
+            mult, ends, restarts = (None if x is None else x.flip(1) for x in maps)
+            grad_final = leave(p.after_all(mult, ends, restarts, torch.zeros_like(grad_final))).contiguous()
         launch.run(
             scan_backward, p.grid, grad_x, grad_final, a, x, initial_state, *maps, flags, previous, da, db, d_initial, *p.sizes,
             constants=p.options,
