@@ -4,9 +4,10 @@ import pytest
 import torch
 from torch.nn.functional import conv1d, gelu, pad, sigmoid, silu
 
-from longscan.blocks import BLOCKS, AUSSMBlock, MambaBlock, Residual, SimpleBlock, mamba
+from longscan.blocks import BLOCKS, AUSSMBlock, BidirectionalBlock, MambaBlock, Residual, S5Block, SimpleBlock, mamba
 from longscan.blocks.gated import GatedBlock
 from longscan.layers import AUSSM, S6, parameter_options
+from longscan.layers.base import SequenceModule
 from parameter_counts import count_parameters
 
 
@@ -197,3 +198,24 @@ def test_fused_step_checks_its_arguments():
         y, new_state = block.step(torch.where(active.unsqueeze(1), x, float("nan")), state, active=active)
     assert torch.equal(y[1], torch.zeros(6))
     assert torch.equal(new_state.conv[1], state.conv[1])
+
+
+def test_a_module_changes_the_length_if_one_of_its_children_does():
+    """Whatever the order of the children is; every other property needs all of them."""
+
+    class Pair(SequenceModule):
+        def __init__(self, *children):
+            super().__init__()
+            self.parts = torch.nn.ModuleList(self.inherit_properties(child) for child in children)
+
+        forward_impl = initial_state = None
+
+    shorter, same = S5Block(4, stride=2), S5Block(4)
+    assert [shorter.changes_length, same.changes_length] == [True, False]
+    for children, expected in (((shorter, same), True), ((same, shorter), True), ((same, same), False), ((shorter,), True)):
+        assert Pair(*children).changes_length is expected
+    both = BidirectionalBlock(4)
+    for name in ("causal", "streaming"):
+        assert not getattr(both, name)
+        assert not getattr(Pair(same, both), name)
+        assert not getattr(Pair(both, same), name)

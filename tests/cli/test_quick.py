@@ -150,6 +150,15 @@ def test_later_file_replaces_the_quick_section(recipe: Path, tmp_path: Path) -> 
     assert (settings.training.steps, settings.model.d_state, settings.about.quick) == (5, 2, True)
 
 
+def test_quick_without_a_recipe_raises_unless_the_settings_are_those_of_a_quick_run() -> None:
+    with pytest.raises(SettingError, match="`--config` must be the recipe whose quick section --quick takes, got nothing"):
+        parse_settings(["--task", "parity", "--quick"])
+    quick = {"task": {"name": "parity"}, "about": {"quick": True}}
+    assert parse_settings(["--quick", "--steps", "3"], base=quick).about.quick
+    with pytest.raises(SettingError, match="`--config` must be the recipe whose quick section"):
+        parse_settings(["--quick"], base=quick | {"about": {"quick": False}})
+
+
 def test_stored_settings_of_a_quick_run_are_quick(recipe: Path, tmp_path: Path) -> None:
     assert main(["train", "--config", str(recipe), "--quick", "--out", str(tmp_path / "run")]) == 0
     assert parse_settings(["--config", str(tmp_path / "run" / "settings.yaml")]).about.quick

@@ -171,3 +171,21 @@ def test_to_seconds_keeps_nanoseconds_of_dates():
     """Seconds since 1970 in float64 would have a resolution of a quarter of a microsecond."""
     clock = pd.date_range("2024-01-01", periods=5, freq="250ns")
     np.testing.assert_allclose(np.diff(to_seconds(clock)), 2.5e-7, rtol=1e-12)
+
+
+def test_times_of_a_table_are_its_columns():
+    """With times="index" of a frame; any other text, and "index" of an array, raise."""
+    table, y = pd.DataFrame(np.random.default_rng(0).normal(size=(12, 8))), np.arange(12) % 2
+    table.columns = [0.0, 1.0, 2.5, 3.0, 4.5, 5.0, 6.5, 7.0]
+    settings = {"spec": "lru", "d_model": 4, "d_state": 2, "epochs": 1, "device": "cpu", "random_state": 0}
+    model = SSMClassifier(**settings).fit(table, y, "index")
+    given = SSMClassifier(**settings).fit(table, y, np.tile(np.asarray(table.columns), (12, 1)))
+    np.testing.assert_allclose(model.predict_proba(table, "index"), given.predict_proba(table, np.tile(table.columns, (12, 1))))
+    message = "`times` must be the times of the steps, or 'index' with series of pandas, got"
+    for X, times in ((table, "columns"), (table, "z"), (table.to_numpy(), "index")):
+        with pytest.raises(ValueError, match=message):
+            SSMClassifier(**settings).fit(X, y, times)
+    frame = pd.concat({number: pd.DataFrame({"x": row}) for number, row in enumerate(table.to_numpy())})
+    for times in ("columns", "z"):
+        with pytest.raises(ValueError, match="`times` must be None or 'index', as X is indexed by time, got a str"):
+            SSMClassifier(**settings).fit(frame, y, times)

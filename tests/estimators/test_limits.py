@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from longscan.estimators import SSMForecaster
-from longscan.estimators.limits import fill_codes, find_codes, find_limits
+from longscan.estimators.limits import Limits, fill_codes, find_codes, find_limits
 from longscan.estimators.series import Collection, pad_arrays
 
 SMALL = {"d_model": 4, "d_state": 2, "epochs": 1, "device": "cpu", "random_state": 0}
@@ -83,3 +83,27 @@ def test_codes_do_not_change_the_forecast(caplog):
     assert "-9999 in channel 0 (3 steps)" in caplog.text
     np.testing.assert_array_equal(model.predict(coded), SSMForecaster(4, window=24, **SMALL).fit(filled).predict(filled))
     assert model.backtest(coded, start=296)["y"].min() == -9999, "the values of the series are returned as they are"
+
+
+def test_limits_extend_to_the_values_of_the_window_before():
+    """By the rounding a value may lie beyond a limit that holds."""
+    limits = Limits(np.array([0.0, -np.inf]), np.array([100.0, 5.0]), np.array([0.5, 0.5]))
+    forecasts = np.array([-50.0, 150.0])[None, :, None, None] * np.ones((3, 1, 2, 1))
+    smallest = np.array([[0.0, -1], [-0.5, -1], [-3, -1]])
+    largest = np.array([[100.0, 5], [100.5, 5.5], [107, 9]])
+    lower, upper = limits.apply(forecasts, smallest, largest)[..., 0].transpose(1, 0, 2)
+    assert lower.tolist() == [[0, -50], [0, -50], [-3, -50]]
+    assert upper.tolist() == [[100, 5], [100, 5], [107, 9]]
+
+
+def test_the_halves_of_a_series_are_those_of_its_own_length():
+    """A limit in the first half of a short series and in the second half of a long one is one; in one half of all it is none."""
+    ramp = np.arange(1.0, 201)
+    first, second = ramp.copy(), ramp.copy()
+    first[:20:2], second[-20::2] = 0, 0
+    for parts, expected in (([first[:40], second], 0), ([first, first[:40]], -np.inf), ([second, second[-40:]], -np.inf)):
+        assert find_limits(pad_arrays([part[:, None] for part in parts]), np.zeros(1)).lower[0] == expected
+    odd = np.arange(1.0, 12)
+    odd[[1, 3]] = 0
+    odd[5:10:2] = 0
+    assert find_limits(pad_arrays([odd[:, None]]), np.zeros(1)).lower[0] == 0, "the middle step of eleven is in the first half"

@@ -1,3 +1,5 @@
+import math
+
 import pytest
 import torch
 
@@ -170,3 +172,12 @@ def test_elapsed_time_without_exponential_reparam_raises():
 def test_invalid_setting_raises(options, message):
     with pytest.raises(ValueError, match=message):
         S7(4, **options)
+
+
+@pytest.mark.parametrize("blocks", [None, 2])
+def test_b_must_be_below_the_inverse_of_the_largest_distance(blocks):
+    """The largest distance from 1 is dt_max, or with blocks 1 - exp(-n dt_max) of the n = 4 eigenvalues of a block."""
+    largest = 0.09 if blocks is None else 1 - math.exp(-4 * 0.09)
+    S7(3, d_state=8, blocks=blocks, dt_max=0.09, reparam=(1.0, 0.999 / largest))
+    with pytest.raises(ValueError, match=f"`reparam` must have b below {1 / largest:g}, which dt_max allows"):
+        S7(3, d_state=8, blocks=blocks, dt_max=0.09, reparam=(1.0, 1.001 / largest))

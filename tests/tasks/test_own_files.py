@@ -350,3 +350,14 @@ def test_usual_step_leaves_out_the_steps_between_series():
     stamps = np.array([0, 10, 20, 22])
     assert usual_step(stamps, np.array([0, 1, 2, 4])) == 2
     assert usual_step(stamps, np.array([0, 1, 2, 3, 4])) == 1
+
+
+def test_summary_names_twelve_classes_and_counts_the_others(tmp_path):
+    for count, more in ((12, ""), (13, ", and 1 others"), (15, ", and 3 others")):
+        rows = long_rows(count=3 * count)
+        for row in rows:
+            row[4] = f"k{int(str(row[0])[1:]) % count:02d}"
+        path = tmp_path / f"{count}.csv"
+        path.write_text(text_of(rows))
+        text = dict(SeriesClasses(path=str(path), **PLAIN, test_fraction=0.3, valid_fraction=0.3).summary())["classes"]
+        assert text == f"{count} in kind: {', '.join(f'k{number:02d} 3' for number in range(12))}{more}"
