@@ -77,7 +77,9 @@ def _list(folder: Path, paper: str | None) -> int:
 
     console = Console(width=WIDTH, highlight=False, file=stdout().file)
     rows = [row for row in read_rows() if paper is None or row.id.startswith(f"{paper}/")]
-    for table, lines, reasons in list_lines(merge_candidates(read_outcomes(rows, folder))):
+    tables = list(dict.fromkeys(row.table for row in rows))
+    outcomes = sorted(merge_candidates(read_outcomes(rows, folder)), key=lambda one: tables.index(one.row.table))
+    for table, lines, reasons in list_lines(outcomes):
         page = Table(title=table, title_justify="left", box=None, pad_edge=False, padding=(0, 2, 0, 0), width=WIDTH)
         for name, width in COLUMNS.items():
             page.add_column(name, width=width, overflow="fold")
