@@ -5,6 +5,7 @@ import re
 from longscan.report import results_markdown
 from longscan.reproduce import read_rows
 from longscan.reproduce.page import read_outcomes, report_page, summary_table
+from longscan.reproduce.state_tracking import read_rows as read_tracking
 
 
 def test_examples_are_short_and_the_first_one_learns(run_page, read_page_blocks):
@@ -25,7 +26,7 @@ def test_summary_and_page_of_reproduction_are_those_of_the_records(root):
     command = "longscan reproduce report results --out docs/reproduction.md"
     (summary,) = re.findall(r"<!-- reproduction -->\n(.*?)<!-- /reproduction -->", text, re.DOTALL)
     assert summary.strip() == summary_table(outcomes).strip(), "run: longscan reproduce report results --readme README.md"
-    assert (root / "docs/reproduction.md").read_text("utf-8") == report_page(outcomes, command)
+    assert (root / "docs/reproduction.md").read_text("utf-8") == report_page(outcomes, command, read_tracking(root / "results"))
 
 
 def test_tables_of_the_readme_are_short(root):
