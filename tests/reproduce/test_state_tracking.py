@@ -110,7 +110,7 @@ def test_a_run_adds_the_compiled_models_once(tmp_path: Path, capsys: pytest.Capt
     (line,) = [line for line in page.splitlines() if line.startswith("| S3 | compiled")]
     assert line.endswith("| 1.000 | 1.000 | 1.000 | 1.000 |")
     assert "| A5 | compiled: none" in page
-    assert "Not run: Z2/pdssm" in page
+    assert "Not run: `pdssm` (all groups); " in page
 
 
 def test_a_process_trains_a_model_and_its_row_is_reported(

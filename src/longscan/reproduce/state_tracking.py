@@ -475,13 +475,13 @@ def report_lines(rows: Sequence[Record]) -> list[str]:
         "",
         *_table(rows),
     ]
-    missing = [
-        f"{group}/{name}" + (f" (needs {entry.package})" if entry.package else "")
-        for group in GROUPS
-        for name, entry in MODELS.items()
-        if not any(row["case"] == group and row.get("blocks") == entry.blocks for row in rows)
-    ]
-    return lines + (["", f"Not run: {', '.join(missing)}."] if missing else [])
+    missing = []
+    for name, entry in MODELS.items():
+        groups = [group for group in GROUPS if not any(r["case"] == group and r.get("blocks") == entry.blocks for r in rows)]
+        if groups:
+            needs = f", needs {entry.package}" if entry.package else ""
+            missing.append(f"`{name}` ({'all groups' if len(groups) == len(GROUPS) else ', '.join(groups)}{needs})")
+    return lines + (["", f"Not run: {'; '.join(missing)}."] if missing else [])
 
 
 def _table(rows: Sequence[Record]) -> list[str]:
