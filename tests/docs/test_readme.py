@@ -26,7 +26,8 @@ def test_summary_and_page_of_reproduction_are_those_of_the_records(root):
     command = "longscan reproduce report results --out docs/reproduction.md"
     (summary,) = re.findall(r"<!-- reproduction -->\n(.*?)<!-- /reproduction -->", text, re.DOTALL)
     assert summary.strip() == summary_table(outcomes).strip(), "run: longscan reproduce report results --readme README.md"
-    assert (root / "docs/reproduction.md").read_text("utf-8") == report_page(outcomes, command, read_tracking(root / "results"))
+    page = report_page(outcomes, command, read_tracking(root / "results"), root / "results")
+    assert (root / "docs/reproduction.md").read_text("utf-8") == page
 
 
 def test_tables_of_the_readme_are_short(root):
