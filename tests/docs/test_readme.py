@@ -1,6 +1,7 @@
 """README.md and the pages of results: the example learns, and the tables are those of results/."""
 
 import re
+from pathlib import Path
 
 from longscan.report import results_markdown
 from longscan.reproduce import read_rows
@@ -20,13 +21,15 @@ def test_tables_are_those_of_the_records(root):
     assert tables.strip() == results_markdown(root / "results").strip(), "--markdown results/README.md writes them"
 
 
-def test_summary_and_page_of_reproduction_are_those_of_the_records(root):
-    outcomes = read_outcomes(read_rows(), root / "results")
+def test_summary_and_page_of_reproduction_are_those_of_the_records(root, monkeypatch):
+    monkeypatch.chdir(root)  # the page has paths from there
+    folder = Path("results")
+    outcomes = read_outcomes(read_rows(), folder)
     text = (root / "README.md").read_text("utf-8")
     command = "longscan reproduce report results --out docs/reproduction.md"
     (summary,) = re.findall(r"<!-- reproduction -->\n(.*?)<!-- /reproduction -->", text, re.DOTALL)
     assert summary.strip() == summary_table(outcomes).strip(), "run: longscan reproduce report results --readme README.md"
-    page = report_page(outcomes, command, read_tracking(root / "results"), root / "results")
+    page = report_page(outcomes, command, read_tracking(folder), folder)
     assert (root / "docs/reproduction.md").read_text("utf-8") == page
 
 
