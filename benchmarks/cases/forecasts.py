@@ -2,7 +2,8 @@
 
 Sets are divided in the order of time as in the literature: ETTh1 into 12, 4 and 4 months, the others into 70, 10 and 20 %. All
 models see the same: those with settings choose them on the second part, and everything is fitted to the first two parts. Channels
-are scaled by mean and standard deviation of the first part; errors are in these units. The origins of the forecasts are evenly
+are scaled by mean and standard deviation of the first part; errors are in these units. `SSMForecaster` reads the numbers of the
+file, as its users do, in which it recognises codes of missing values such as -9999. The origins of the forecasts are evenly
 spaced in the third part. AutoETS is fitted again at each origin to the last ten days, and forecasts only a few origins, the same
 for all horizons; `mse_few` and `mae_few` are the errors of all models at these.
 
@@ -50,15 +51,16 @@ class Part:
     target: str
     day: int
 
-    def read(self, channels: str) -> Array:
-        """Return the scaled series (L, C), of all channels or of the target alone."""
+    def read(self, channels: str) -> tuple[Array, Array, Array]:
+        """Return the scaled series (L, C), of all channels or of the target alone, and their mean and scale (C,)."""
         folder = os.environ.get("LONGSCAN_DATA")
         if not folder:
             raise SystemExit("forecasts: LONGSCAN_DATA must be the folder that has forecasting/*.csv, got nothing")
         frame = pd.read_csv(Path(folder) / "forecasting" / f"{self.name}.csv", encoding="latin-1", index_col=0)
         values = (frame if channels == "all" else frame[[self.target]]).to_numpy(np.float64)[: self.ends[2]]
         first = values[: self.ends[0]]
-        return (values - first.mean(0)) / first.std(0)
+        mean, scale = first.mean(0), first.std(0)
+        return (values - mean) / scale, mean, scale
 
 
 SETS = (
@@ -70,9 +72,14 @@ SETS = (
 
 @dataclass(frozen=True)
 class Problem:
-    """What a model is fitted to: the first two parts of a series (L, C), the step that divides them, and the horizon."""
+    """What a model is fitted to: the first two parts of a series (L, C), the step that divides them, and the horizon.
+
+    mean, scale: of the channels (C,) in the units of the file.
+    """
 
     x: Array
+    mean: Array
+    scale: Array
     split: int
     horizon: int
     day: int
@@ -254,10 +261,15 @@ def _smooth(values: bytes, day: int) -> Array:
 
 
 def ours(problem: Problem) -> Fitted:
-    """Fit `SSMForecaster` without settings."""
-    model = SSMForecaster(horizon=problem.horizon, random_state=problem.seed).fit(problem.x)
+    """Fit `SSMForecaster` without settings to the numbers of the file."""
+    mean, scale = problem.mean, problem.scale
+    model = SSMForecaster(horizon=problem.horizon, random_state=problem.seed).fit(problem.x * scale + mean)
     epochs = f"{model.n_epochs_} epochs" if model.n_epochs_ else "linear forecast alone"
-    return Fitted(lambda past: model.predict(past[-model.window_ :]), model.window_, epochs)
+
+    def forecast(past: Array) -> Array:
+        return np.asarray((model.predict(past[-model.window_ :] * scale + mean) - mean) / scale)
+
+    return Fitted(forecast, model.window_, epochs)
 
 
 MODELS = {
@@ -274,11 +286,11 @@ RANDOM = ("SSMForecaster", "DLinear")  # whose errors depend on the seed
 
 def measure(data: Part, channels: str, horizon: int, name: str, seed: int, quick: bool) -> Row:
     """Fit a model and return its row: errors at all origins, and at the few of AutoETS."""
-    x = data.read(channels)
+    x, mean, scale = data.read(channels)
     split, end, last = (n // 12 for n in data.ends) if quick else data.ends
     x = x[:last]
     started = time.perf_counter()
-    fitted = MODELS[name](Problem(x[:end], split, horizon, data.day, seed))
+    fitted = MODELS[name](Problem(x[:end], mean, scale, split, horizon, data.day, seed))
     seconds = time.perf_counter() - started
     possible = np.arange(end, last - horizon + 1)
     origins = possible[:: -(-len(possible) // (8 if quick else ORIGINS))]
