@@ -260,3 +260,12 @@ def test_dates_with_and_without_offsets_are_not_mixed(tmp_path):
     dates[60] = dates[60].removesuffix("+00:00")
     with pytest.raises(ValueError, match=r"'2024-03-31 12:00:00'"):
         single(tmp_path / "a.csv", dates).size("train")
+
+
+@pytest.mark.parametrize(("end", "part"), [(300, "training"), (230, "test")])
+def test_a_target_that_does_not_vary_is_refused(tmp_path, end, part):
+    x = np.sin(np.arange(300.0))
+    x[(0 if part == "training" else end) :] = 5.0
+    task = SeriesForecast(path=write(tmp_path / "flat.csv", pd.DataFrame({"time": range(300), "x": x})), horizon=4, context=8)
+    with pytest.raises(ValueError, match=f"`target` must be columns of which one varies in the {part} rows of .*flat.csv"):
+        _ = task.d_input

@@ -1,5 +1,6 @@
 """Forecasts of columns of a user's table: one or several series, split in time."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -454,12 +455,13 @@ def _load(task: SeriesForecast) -> ForecastData:
     if task.level == "season" and season > context:
         raise setting_error("season", season, f"at most the steps of the context, {context}")
     starts: dict[str, list[np.ndarray]] = {"train": [], "valid": [], "test": []}
-    ranges = []
+    ranges, tests = [], []
     for first, last in zip(store.offsets[:-1].tolist(), store.offsets[1:].tolist(), strict=True):
         steps = last - first
         test = last - round(steps * task.test_fraction)
         valid = test - round(steps * task.valid_fraction)
         ranges.append((first, valid))
+        tests.append((test, last))
         for part, low, high in (("train", first, valid), ("valid", valid - context, test), ("test", test - context, last)):
             starts[part].append(np.arange(max(first, low), high - context - task.horizon + 1))
     windows = {part: np.concatenate(found) for part, found in starts.items()}
@@ -478,6 +480,10 @@ def _load(task: SeriesForecast) -> ForecastData:
     if not len(inputs):
         raise setting_error("known", task.known, "some of the channels, not all, as one must be forecast")
     targets = np.array([store.channels.index(name) for name in task.target]) if task.target else inputs
+    for kind, own in (("training", ranges), ("test", tests)):
+        if not _varies(values, own, targets):
+            named = ", ".join(store.channels[number] for number in targets)
+            raise setting_error("target", named, f"columns of which one varies in the {kind} rows of {source}")
     if task.calendar and not store.is_dated:
         raise setting_error("calendar", True, f"False, as {source} has no dates")
     periods = calendar_periods(np.asarray(store.stamps), unit) if task.calendar and store.stamps is not None else ()
@@ -488,6 +494,15 @@ def _load(task: SeriesForecast) -> ForecastData:
         np.array(ranges), statistics, context, season, unit, frequency,
     )  # fmt: skip
     return data._replace(known=data.known._replace(values=_standardised_known(rows, data)))
+
+
+def _varies(values: np.ndarray, ranges: Sequence[tuple[int, int]], targets: np.ndarray) -> bool:
+    """Return whether one of the targets is not constant in rows (first, last) of each series; else any constant is perfect."""
+    low, high = np.full(len(targets), np.inf), np.full(len(targets), -np.inf)
+    for first, last in ranges:
+        low = np.minimum(low, values[first:last, targets].min(0, initial=np.inf))
+        high = np.maximum(high, values[first:last, targets].max(0, initial=-np.inf))
+    return bool((low < high).any())
 
 
 def _without_rows_ahead(store: SeriesStore, known: np.ndarray) -> SeriesStore:
