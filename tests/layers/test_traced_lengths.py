@@ -13,6 +13,8 @@ pytestmark = [
 
 # layers whose Python code depends on the length, so that their graphs are valid for one length only
 ONE_LENGTH = ("linoss", "mlstm", "s4", "s4d", "slstm")
+# layers that torch.export refuses to export with an open length
+ONLY_ONE_LENGTH = ("attention", "gru", "linoss", "lstm", "pdssm", "s4", "slstm")
 FEW_CHANNELS = 4
 # mamba3 and mlstm have the op of mamba2, slstm has the loop of gru over the steps, and mlstm's maximum has a test of its own.
 ALIKE = ("mamba3", "mlstm", "slstm")
@@ -68,6 +70,28 @@ def test_make_fx_graph_equals_the_layer_at_other_lengths_or_raises(name):
             assert length != 8
             continue
         torch.testing.assert_close(tuple(results), module(x))
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=() if name == "s6" else pytest.mark.slow) for name in LAYERS])
+@torch.no_grad()
+def test_exported_graph_with_an_open_length_equals_the_layer_or_raises(name):
+    """Layers whose code depends on the length are refused by torch.export, or with `Dim.AUTO` their graphs at other lengths."""
+    module = WithState(LAYERS[name](FEW_CHANNELS).eval())
+    example, refused = (torch.randn(2, 8, FEW_CHANNELS),), r"as dynamic but your code specialized it to be a constant \(8\)"
+    for kind in (torch.export.Dim.DYNAMIC, torch.export.Dim.AUTO):
+        if kind == torch.export.Dim.DYNAMIC and name in ONLY_ONE_LENGTH:
+            with pytest.raises(torch._dynamo.exc.UserError, match=refused):
+                torch.export.export(module, example, dynamic_shapes=({1: kind},))
+            continue
+        graph = torch.export.export(module, example, dynamic_shapes=({1: kind},)).module()
+        for length in (8, 1, 7, 9, 16, 64, 65, 200):
+            x = torch.randn(2, length, FEW_CHANNELS)
+            try:
+                results = graph(x)
+            except (AssertionError, RuntimeError):
+                assert length != 8
+                continue
+            torch.testing.assert_close(tuple(results), module(x))
 
 
 @pytest.mark.parametrize("name", ONE_LENGTH)
