@@ -10,7 +10,7 @@ from torch import Tensor
 
 from harness import CPU, GPU, Measurement, Row, differentiable, record, relative_error
 from longscan.ops import unitary_scan
-from op_calls import LINEAR, LINEAR_COMPLEX, SELECTIVE, SELECTIVE_COMPLEX, SHORT_CONV, UNITARY
+from op_calls import LINEAR, LINEAR_COMPLEX, SELECTIVE, SELECTIVE_COMPLEX, SHORT_CONV, SSD, SSD_ROTATING, UNITARY
 
 OP_CALLS = {
     "unitary": UNITARY,
@@ -19,14 +19,17 @@ OP_CALLS = {
     "linear": LINEAR,
     "linear complex": LINEAR_COMPLEX,
     "convolution": SHORT_CONV,
+    "heads": SSD,
+    "rotating heads": SSD_ROTATING,
 }
 DTYPES = ("float32", "bfloat16", "float16", "float64")
 
 
 def kernels(options: Any) -> Iterator[Row]:
     """Yield a row for each kernel, dtype and backend: the largest error of y and the gradients, relative to the largest entry."""
-    shape = {"B": 2, "L": 20, "D": 3, "N": 4} if options.quick else {"B": 2, "L": 1024, "D": 48, "N": 16}
+    sizes = {"B": 2, "L": 20, "D": 3, "N": 4} if options.quick else {"B": 2, "L": 1024, "D": 48, "N": 16}
     for name, op_call in OP_CALLS.items():
+        shape = sizes | ({"R": sizes["N"] // 4} if op_call is SSD_ROTATING else {})
         for dtype in DTYPES:
             inputs, truth = op_call.inputs(shape, dtype, GPU), op_call.truth(shape, dtype)
             for backend in ("triton", "eager"):
