@@ -6,6 +6,7 @@
     torchrun --nproc-per-node 2 benchmarks/context_parallel.py --check --lengths 32768
     torchrun --nproc-per-node 2 benchmarks/context_parallel.py --stacks --exchanges 1024 1048576
     python benchmarks/context_parallel.py --alternatives
+    python benchmarks/context_page.py results/bench/context_parallel.jsonl
 
 The first two measure stacks on one process and on two: forward and backward pass of a batch of one sequence of random tokens, in
 bfloat16 autocast on GPUs and in float32 on CPUs, and print a row for each length. Lengths are those of whole sequences. A length
@@ -14,7 +15,8 @@ looks for the longest sequence that can be trained, in multiples of 65,536 steps
 length, and it tries shorter ones until one fits. --check compares the gradients of float32 with those of one process, which each
 process computes itself. --twice scans each piece twice, as backends do whose kernels have no exchange of their own.
 --alternatives times, in one process, the two ways to scan a piece without such kernels: again from the entering state (rerun), or
-a scan of zeros from the entering state whose outputs are added (correct).
+a scan of zeros from the entering state whose outputs are added (correct). context_page.py compares the rows with a model of the
+time and of the bytes, and draws them.
 """
 
 import argparse
