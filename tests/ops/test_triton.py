@@ -9,12 +9,15 @@ from random import Random
 import pytest
 import torch
 
-from longscan.ops import OPS, _triton_launch, linear_scan, selective_scan, ssd_scan, unitary_scan
+from longscan.ops import OPS, _gpu, _triton_launch, selective_scan, ssd_scan, unitary_scan
+from longscan.ops._native_op import TRACED_OPS
+from longscan.ops.arguments import INVALID, RESET, last_valid
 from longscan.ops.dispatch import unsupported_reason
 from op_examples import example, floats, run_with_gradients
 
 DEVICE = torch.device(os.environ.get("LONGSCAN_DEVICE", "cpu"))
 NATIVE = [op for op in OPS if "triton" in OPS[op].native]
+_triton_steps = pytest.importorskip("longscan.ops._triton_steps", reason="Triton is not installed", exc_type=ImportError)
 pytestmark = pytest.mark.skipif(
     unsupported_reason("linear_scan", "triton", DEVICE, torch.float32, ("triton",)) is not None,
     reason="needs TRITON_INTERPRET=1 or a GPU",
@@ -42,6 +45,11 @@ def set_tile_sizes(monkeypatch, **sizes):
     """Change the sizes with which all kernels are launched."""
     table = {name: replace(launch, **sizes) for name, launch in _triton_launch.TABLE.items()}
     monkeypatch.setattr(_triton_launch, "TABLE", table)
+    for op in TRACED_OPS:
+        module = import_module(f"longscan.ops.{op}.triton.launch")
+        for name, blocks in vars(module).copy().items():
+            if isinstance(blocks, module.Blocks):
+                monkeypatch.setattr(module, name, blocks._replace(BLOCK_S=2))
 
 
 KINDS = [(op, False) for op in NATIVE] + [(op, True) for op in NATIVE if op not in ("ssd_scan", "short_conv")]
@@ -55,6 +63,7 @@ def test_results_do_not_depend_on_the_division_among_programs(op, is_complex, pl
     """The calls have five tiles, two in each chunk, and one or two channels for each program."""
     for name, value in LAUNCH_PLANS[plan].items():
         monkeypatch.setattr(_triton_launch, name, value)
+    monkeypatch.setattr(_gpu, "programs_to_fill", lambda _: LAUNCH_PLANS[plan]["PROGRAMS"])
     set_tile_sizes(monkeypatch, steps=8, lanes=4, warps=1)
     inputs = example(op, torch.float64, length=40, is_complex=is_complex and op in ("block2_scan", "selective_scan"))
     if op == "block2_scan":
@@ -210,6 +219,23 @@ def test_patched_dot_of_the_interpreter_equals_the_kernel(monkeypatch):
     torch.testing.assert_close(run_backend("ssd_scan", inputs, "triton"), fast)
 
 
+@pytest.mark.parametrize("reverse", [False, True])
+def test_tables_of_steps_equal_those_of_torch(reverse):
+    """The rows have several blocks of steps. One has no valid step, and one begins with invalid steps."""
+    generator = torch.Generator().manual_seed(0)
+    flags = torch.randint(3, (3, 1500), generator=generator, dtype=torch.uint8)
+    flags[1, :200] = flags[2] = INVALID
+    in_order = flags.flip(1) if reverse else flags
+    previous = torch.where(in_order == RESET, -2, last_valid(in_order)).masked_fill(in_order == INVALID, -3)
+    assert torch.equal(_triton_steps.previous_steps(flags.to(DEVICE), reverse).cpu().long(), previous)
+    tables = [x.cpu().tolist() for x in _triton_steps.valid_steps(flags.to(DEVICE), -3)]
+    for row, order, starts, count in zip(flags.tolist(), *tables, strict=True):
+        places = [t for t, flag in enumerate(row) if flag != INVALID]
+        resets = [i for i, t in enumerate(places) if row[t] == RESET]
+        assert order[:count] == places
+        assert starts[:count] == [max([-3, *(i for i in resets if i <= step)]) for step in range(count)]
+
+
 def test_launch_without_a_compile_time_argument_raises():
     kernel = import_module("longscan.ops._triton").chain
     x = torch.zeros(1, 1, 1, device=DEVICE)
@@ -240,35 +266,6 @@ def test_all_kernels_of_a_call_are_compiled_before_the_first_launch(monkeypatch:
     assert not _triton_launch._ahead.compiling
     launch("three")  # outside of `compiled_together` only this kernel is compiled
     assert events[-1] == "three launched"
-
-
-@pytest.mark.skipif(DEVICE.type != "cuda", reason="about compiling for a GPU")
-def test_forward_also_compiles_the_kernels_of_backward(monkeypatch: pytest.MonkeyPatch) -> None:
-    module = import_module("longscan.ops.linear_scan.triton")
-    compiled: list[str] = []
-    for name in ("summary", "scan", "scan_backward"):
-        kernel = getattr(module, name)
-        monkeypatch.setattr(module, name, CompilationRecorder(kernel, compiled))
-    a, b = (torch.rand(1, 700, 5, device=DEVICE, requires_grad=True) for _ in range(2))
-    x, _ = linear_scan(a, b, backend="triton")
-    assert sorted(compiled) == ["scan", "scan_backward", "summary", "summary"]
-    x.sum().backward()
-    linear_scan(a, b, backend="triton")
-    assert len(compiled) == 4
-
-
-class CompilationRecorder:
-    """A kernel that appends its name to a list when it is compiled."""
-
-    def __init__(self, kernel, names):
-        self.kernel, self.names, self.arg_names, self.params = kernel, names, kernel.arg_names, kernel.params
-
-    def warmup(self, *args, **constants):
-        self.names.append(self.kernel.__name__)
-        self.kernel.warmup(*args, **constants)
-
-    def __getitem__(self, grid):
-        return self.kernel[grid]
 
 
 @pytest.mark.parametrize("exponent", [-80, 80])

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._subclasses.functional_tensor import FunctionalTensorMode
 from torch.autograd import forward_ad
 from torch.autograd.function import once_differentiable
 
@@ -23,6 +24,7 @@ from longscan.ops._signature import Limits, Signature
 from longscan.ops.pieces import PieceExchange
 from longscan.ops.tracing import in_func_transform, is_compiled_or_transformed
 
+TRACED_OPS = ("linear_scan", "block2_scan")  # ops whose Triton kernels a compiler can trace
 GROUPED = ("triton",)  # native backends whose kernels take parameters with a leading axis of groups
 
 _library = torch.library.Library("longscan", "DEF")  # type: ignore[no-untyped-call]
@@ -111,6 +113,23 @@ class _CustomOp:
         torch.library.register_autograd(name, differentiate, setup_context=save, lib=_library)
         torch.library.register_vmap(name, self.vmap, lib=_library)
         self.overload = getattr(torch.ops.longscan, name.split("::")[1]).default
+
+    def trace_kernels(self, run: Callable[..., Any]) -> None:
+        """Let compilers see the Triton kernels that `run` launches, instead of one opaque node.
+
+        This is what `torch.library.triton_op` does for an op with a single implementation. torch.export, whose graphs may run
+        without Triton, keeps the op.
+        """
+
+        def decompose(mode: Any, op: Any, types: Any, args: Any, kwargs: Any) -> Any:
+            from longscan.ops import _gpu
+
+            if args[-1] != "triton" or _gpu.INTERPRETED or torch.compiler.is_exporting():
+                return mode.__torch_dispatch__(op, types, args, kwargs)
+            with mode, _gpu.traced_launches():
+                return tuple(run(*args))
+
+        torch.library.register_torch_dispatch(self.overload, FunctionalTensorMode, decompose, lib=_library)
 
     def __call__(self, *args: Any) -> Any:
         tensors = [x for x in args if isinstance(x, Tensor)]
@@ -359,6 +378,9 @@ class NativeOp:
             backward, backward, backward_fake, remember_backend, refuse, has_batch_backward, False,
             backward_arguments.index("chunk_states") if keeps else None,
         )  # fmt: skip
+        if name in TRACED_OPS:
+            self._first.trace_kernels(lambda *args: self._module("triton").forward(*_contiguous(args[:-1])))
+            second.trace_kernels(lambda *args: self._module("triton").backward(*_contiguous(args[:-1])))
 
     def _module(self, backend: str) -> Any:
         return import_module(f"longscan.ops.{self._name}.{backend}")

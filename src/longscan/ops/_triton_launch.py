@@ -34,12 +34,6 @@ class Launch:
 
 
 TABLE = {
-    "linear_scan": Launch(steps=8, lanes=32, warps=1, stages=5),
-    "linear_scan_backward": Launch(steps=8, lanes=32, warps=1, stages=4),
-    "linear_scan_splits": Launch(steps=8, lanes=64, warps=1, stages=5),
-    "linear_scan_backward_splits": Launch(steps=8, lanes=64, warps=1, stages=4),
-    "block2_scan": Launch(steps=8, lanes=32, warps=1, stages=4),
-    "block2_scan_backward": Launch(steps=4, lanes=32, warps=1, stages=5),
     "selective_scan": Launch(steps=16, lanes=256, warps=1, stages=3),
     "selective_scan_wide": Launch(steps=8, lanes=1024, warps=4, stages=3),
     "selective_scan_backward": Launch(steps=4, lanes=256, warps=1, stages=3),

@@ -103,6 +103,9 @@ def _matrix_map(M: Tensor, f: Tensor, flags: Tensor | None) -> PieceMap:
 def _run(M: Tensor, f: Tensor, initial_state: Tensor, flags: Tensor | None, packed: bool, backend: str) -> tuple[Tensor, Tensor]:
     """Return x and the final state by one backend, for real tensors of one dtype; arguments as in `reference`."""
     if backend in NATIVE and f.numel():
+        if f.ndim == 5:  # S is one axis: a reshape would only add nodes to the autograd graph
+            x, final = _native(M, f, initial_state, flags, backend)
+            return x, final
         batch, length, *_, columns = f.shape
         x, final = _native(
             M.reshape(*M.shape[: M.ndim - initial_state.ndim + 1], -1, 2, 2),

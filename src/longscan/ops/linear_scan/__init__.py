@@ -123,6 +123,8 @@ def factor_map(a: Tensor, b: Tensor, flags: Tensor | None, is_complex: bool) -> 
 def _flat(a: Tensor, b: Tensor, initial_state: Tensor, is_complex: bool) -> tuple[Tensor, Tensor, Tensor]:
     """Return a, b and the initial state with one axis S, and the last axis of pairs."""
     tail = (2,) if is_complex else ()
+    if initial_state.ndim == 2 + is_complex:  # a reshape would only add nodes to the autograd graph
+        return a, b, initial_state
     return (
         a.reshape(*a.shape[: a.ndim - initial_state.ndim + 1], -1, *tail),
         b.reshape(*b.shape[:2], -1, *tail),
@@ -165,7 +167,7 @@ def run_backend(
     """
     if backend in NATIVE and b.numel():
         x, final = _native(*_flat(a, b, initial_state, is_complex), flags, reverse, is_complex, backend)
-        return x.reshape(b.shape), final.reshape(initial_state.shape)
+        return (x, final) if x.shape == b.shape else (x.reshape(b.shape), final.reshape(initial_state.shape))
     if reverse:
         a, b, flags = a.flip(1) if a.ndim == b.ndim else a, b.flip(1), None if flags is None else flags.flip(1)
     if backend != "reference":

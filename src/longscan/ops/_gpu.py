@@ -1,0 +1,121 @@
+"""Launches of Triton kernels, the properties of the device that they depend on, and the division of time into chunks."""
+
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import cache
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.library import wrap_triton
+
+PROGRAMS_PER_MULTIPROCESSOR = 4  # the number of its schedulers
+
+
+@cache
+def multiprocessors(device: torch.device) -> int:
+    """Return the number of multiprocessors of a GPU; 1 for the CPU, where kernels run in Triton's interpreter."""
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
+
+
+def programs_to_fill(device: torch.device) -> int:
+    """Return how many programs of one warp give each scheduler of a device one."""
+    return PROGRAMS_PER_MULTIPROCESSOR * multiprocessors(device)
+
+
+class Chunks(NamedTuple):
+    """A division of the time axis into `number` chunks of `length` steps, of which the last may be shorter."""
+
+    number: int
+    length: int
+
+
+def divide_time(length: int, block: int, programs: int, device: torch.device) -> Chunks:
+    """Return chunks of whole blocks of steps, each run by `programs` programs of one warp, that together fill the device.
+
+    There is one chunk if its programs alone occupy more than half of the device, because parallel chunks read their inputs twice.
+    """
+    wanted = programs_to_fill(device)
+    if programs * 2 > wanted:
+        return Chunks(1, length)
+    blocks = ceil_div(length, block)
+    chunk = ceil_div(blocks, ceil_div(wanted, programs)) * block
+    return Chunks(ceil_div(length, chunk), chunk)
+
+
+def ceil_div(size: int, by: int) -> int:
+    """Return size / by, rounded up."""
+    return -(-size // by)
+
+
+def minimum(one: int, other: int) -> int:
+    """Return the minimum, of sizes that a compiler keeps symbolic as an expression: a comparison would fix its outcome."""
+    symbolic = isinstance(one, torch.SymInt) or isinstance(other, torch.SymInt)
+    return torch.sym_min(one, other) if symbolic else min(one, other)  # type: ignore[no-untyped-call]
+
+
+def power_of_two(size: int) -> int:
+    """Return the smallest power of two that is at least `size`."""
+    return 1 << max(size - 1, 0).bit_length()
+
+
+def on_device(like: Tensor) -> AbstractContextManager[object]:
+    """Return a context in which kernels run on the GPU of `like`."""
+    other = like.is_cuda and like.get_device() != torch.cuda.current_device()
+    return torch.cuda.device(like.device) if other else nullcontext()
+
+
+class _Tracing(threading.local):
+    active = False
+
+
+_tracing = _Tracing()
+
+
+@contextmanager
+def traced_launches() -> Iterator[None]:
+    """Record launches inside the `with` statement in the graph that a compiler traces, so that its code launches the kernels."""
+    _tracing.active = True
+    try:
+        yield
+    finally:
+        _tracing.active = False
+
+
+# Whether kernels run in Triton's interpreter. No compiler can trace these.
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+
+_compiled: dict[tuple[Any, ...], tuple[Any, tuple[Any, ...]]] = {}  # a compiled kernel and its compile-time arguments, in order
+
+
+def launch(kernel: Any, grid: tuple[int, ...], *args: Any, **constants: Any) -> None:
+    """Launch a Triton kernel: `kernel[grid](*args, **constants)`. args: in the order of the signature, before the constants.
+
+    A kernel that has run on like arguments before is launched as Triton's tutorials launch a compiled kernel, by
+    `compiled[grid](...)`, with addresses for tensors. `kernel[grid]` takes several times as long: it inspects every argument, and
+    its launcher asks the driver about every tensor.
+    """
+    if _tracing.active:
+        wrap_triton(kernel)[grid](*args, **constants)
+        return
+    if INTERPRETED:
+        kernel[grid](*args, **constants)
+        return
+    key, values = [kernel, args[0].get_device(), *constants.values()], []
+    for x in args:
+        if isinstance(x, Tensor):
+            address = x.data_ptr()
+            values.append(address)
+            key += x.dtype, address % 16 == 0
+        else:
+            values.append(x)
+            key.append(None if x is None else (x == 1, x % 16 == 0, x < 2**31))
+    found = _compiled.get(tuple(key))
+    if found is None:
+        compiled = kernel.warmup(*args, grid=grid, **constants)
+        found = compiled, tuple(constants[name] for name in kernel.arg_names[len(args) :])
+        _compiled[tuple(key)] = found
+    compiled, ordered = found
+    compiled[(*grid, 1, 1)[:3]](*values, *ordered)

@@ -1,0 +1,95 @@
+"""Triton kernels in graphs of torch.compile, traced without a GPU: kernels are built up to Triton's own code, and not run."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from longscan.ops import block2_scan, dispatch, linear_scan
+
+pytest.importorskip("triton", reason="Triton is not installed")
+from longscan.ops import _gpu
+
+pytestmark = pytest.mark.skipif(_gpu.INTERPRETED, reason="kernels of the interpreter cannot be traced")
+SEQ_IDX = (torch.arange(70) // 9)[None]
+VALID = SEQ_IDX != 2
+
+
+class DriverWithoutGPU:
+    """The part of Triton's driver that a trace needs."""
+
+    def get_current_target(self) -> Any:
+        from triton.backends.compiler import GPUTarget
+
+        return GPUTarget("cuda", 90, 32)
+
+
+@pytest.fixture
+def graphs(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[torch.fx.GraphModule]]:
+    """Graphs that were traced, on a machine that seems to have a GPU."""
+    from triton.runtime import JITFunction, driver
+
+    monkeypatch.setattr(dispatch, "unsupported_reason", lambda *_: None)
+    monkeypatch.setattr(_gpu, "multiprocessors", lambda _: 100)
+    monkeypatch.setattr(driver, "_active", DriverWithoutGPU())
+    monkeypatch.setattr(JITFunction, "run", lambda *_, **__: None)
+    monkeypatch.setenv("TRITON_DEFAULT_FP_FUSION", "1")  # Triton 3.9 warns where it is unset
+    torch._dynamo.reset()
+    yield []
+    torch._dynamo.reset()
+
+
+def trace(function: Any, graphs: list[torch.fx.GraphModule]) -> Any:
+    """Return `function`, compiled by a backend that appends the graphs of the forward and the backward pass to `graphs`."""
+    from torch._dynamo.backends.common import aot_autograd
+    from torch._functorch.aot_autograd import make_boxed_func  # type: ignore[attr-defined]
+
+    def record(graph: torch.fx.GraphModule, _: Any) -> Any:
+        graphs.append(graph)
+        return make_boxed_func(graph.forward)
+
+    return torch.compile(function, backend=aot_autograd(fw_compiler=record, bw_compiler=record))
+
+
+def written_arguments(graph: torch.fx.GraphModule) -> list[set[str]]:
+    """Return the arguments that each Triton kernel in a graph writes, as the compiler has found them in the kernel's code."""
+    return [set(node.kwargs["tensors_to_clone"]) for node in graph.graph.nodes if "triton_kernel_wrapper" in str(node.target)]
+
+
+def leaves(*shapes: tuple[int, ...]) -> list[Tensor]:
+    return [torch.rand(shape, requires_grad=True) for shape in shapes]
+
+
+MAP = {"mult", "local"}
+PACKED_MAP = MAP | {"restarted"}
+CASES: dict[str, Any] = {
+    "linear_scan": (lambda a, b: linear_scan(a, b, backend="triton"), [(1, 70, 5)] * 2, [MAP, {"x", "final_state"}],
+                    [MAP, {"da", "db", "d_initial_state"}]),
+    "linear_scan, complex, constant, packed, reversed": (
+        lambda a, b: linear_scan(a, b, pairs=True, reverse=True, valid=VALID, seq_idx=SEQ_IDX, backend="triton"),
+        [(5, 2), (1, 70, 5, 2)],
+        [PACKED_MAP, {"x", "final_state"}], [{"previous"}, PACKED_MAP, {"da", "db", "d_initial_state"}]),
+    "block2_scan, packed": (
+        lambda M, f: block2_scan(M, f, valid=VALID, seq_idx=SEQ_IDX, backend="triton"), [(1, 70, 5, 2, 2), (1, 70, 5, 2)],
+        [PACKED_MAP, {"x", "final_state"}], [{"previous"}, PACKED_MAP, {"dM", "df", "d_initial_state"}]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_compiled_graph_contains_the_kernels(case: str, graphs: list[torch.fx.GraphModule]) -> None:
+    """The graphs have no opaque node, and of each kernel exactly its results count as written."""
+    function, shapes, forward, backward = CASES[case]
+    y, final = trace(function, graphs)(*leaves(*shapes))
+    (y.sum() + final.sum()).backward()
+    assert [written_arguments(graph) for graph in graphs] == [forward, backward]
+    assert not [node for graph in graphs for node in graph.graph.nodes if "longscan" in str(node.target)]
+
+
+def test_lengths_share_one_graph(graphs: list[torch.fx.GraphModule]) -> None:
+    compiled = trace(lambda x, other: linear_scan(x, other, backend="triton")[0], graphs)
+    for length in (20, 64, 1000, 1023, 70001):
+        given = leaves((2, length, 5), (2, length, 5))
+        compiled(*given).sum().backward()
+    assert len(graphs) == 4  # forward and backward, of the first length and of all others
