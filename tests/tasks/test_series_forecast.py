@@ -8,6 +8,8 @@ import pytest
 import torch
 
 from longscan.tasks.series import SeriesForecast
+from longscan.training.parsing import make_settings
+from longscan.training.run import build_model
 from made_up import table_to_forecast
 
 
@@ -269,3 +271,14 @@ def test_a_target_that_does_not_vary_is_refused(tmp_path, end, part):
     task = SeriesForecast(path=write(tmp_path / "flat.csv", pd.DataFrame({"time": range(300), "x": x})), horizon=4, context=8)
     with pytest.raises(ValueError, match=f"`target` must be columns of which one varies in the {part} rows of .*flat.csv"):
         _ = task.d_input
+
+
+@pytest.mark.parametrize(("level", "starts"), [("ridge", True), ("last", False)])
+@pytest.mark.parametrize("head", ["affine", "mlp"])
+def test_a_new_model_forecasts_what_the_regression_does(tmp_path, level, starts, head):
+    given = {"name": "series_forecast", "level": level, **table_to_forecast(tmp_path)}
+    settings = make_settings({"task": given, "model": {"spec": "lru", "d_model": 4, "d_state": 2, "head": head}})
+    batch = settings.task.batch("test", 0, 3)
+    with torch.no_grad():
+        forecast = build_model(settings)(batch.inputs)
+    assert (forecast.abs().max() == 0) == starts

@@ -122,6 +122,11 @@ class Task(ABC):
         return False
 
     @property
+    def starts_at_zero(self) -> bool:
+        """Whether a model begins with the answer 0, because targets are what another forecast leaves over."""
+        return False
+
+    @property
     @abstractmethod
     def length(self) -> int:
         """Steps of the longest input of any split."""

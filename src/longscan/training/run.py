@@ -94,6 +94,10 @@ def build_model(settings: Settings) -> TrainedModel:
         raise SettingError(with_section("model", error, ModelSettings)) from error
     if task.needs_causal and isinstance(built, SequenceModel) and not built.causal:
         raise setting_error("model.spec", model.spec, f"causal blocks, as later inputs of {task.name} contain the targets")
+    if task.starts_at_zero:
+        last = [part for part in built.head.modules() if isinstance(part, nn.Linear)][-1:]
+        for parameter in (parameter for part in last for parameter in part.parameters()):
+            nn.init.zeros_(parameter)
     return built
 
 

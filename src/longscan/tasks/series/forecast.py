@@ -249,6 +249,11 @@ class SeriesForecast(SeriesFile, RegressionTask):
         return dict(_naive_errors(self, split))
 
     @property
+    def starts_at_zero(self) -> bool:
+        """Whether a model begins with the answer 0: with level="ridge", so that its forecast is that of the regression."""
+        return self.level == "ridge"
+
+    @property
     def plot_kind(self) -> Literal["forecast"]:
         """Kind of plot that shows an example."""
         return "forecast"
