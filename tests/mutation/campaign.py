@@ -5,8 +5,8 @@ annotations, and of `strict=` of zip and `frozen=`, `slots=`, `kw_only=` of @dat
 `cover` runs the tests once under coverage to record which test executes which line, and how long it takes. `run` changes a copy
 of the package, runs the tests that execute the changed line (the fast ones of every file first, then the others, up to --seconds
 of their time) and writes one JSON line: killed, timeout, survived, or stale if the file has changed since. `report` prints a
-table by part and lists the survivors. Survivors that are in equivalent.json, as "id": "reason why nothing changes", are counted
-in a separate column; an entry is valid as long as its line is unchanged.
+table by part and lists the survivors. Survivors that are in equivalent.json, with the line before and after the change and the
+reason why it changes nothing, are counted in a separate column.
 
     python tests/mutation/campaign.py choose --seed 1 --count 200 --out mutants.jsonl      # needs cosmic-ray
     python tests/mutation/campaign.py cover --processes 2 --out coverage.json              # needs coverage
@@ -138,14 +138,15 @@ def choose(count: int, seed: int, out: Path) -> None:
                 continue
             before, after = source.splitlines(), mutated.splitlines()
             changed = [number for number, pair in enumerate(zip(before, after, strict=False)) if pair[0] != pair[1]]
+            is_removed = len(before) != len(after)
             chosen.append(
                 {
                     "id": f"{position.path}:{position.line}:{position.column}:{name.removeprefix('core/')}",
                     "part": part,
                     "path": position.path,
                     "line": position.line,
-                    "before": before[changed[0]].strip(),
-                    "after": after[changed[0]].strip() if len(before) == len(after) else "(line removed)",
+                    "before": before[position.line - 1 if is_removed else changed[0]].strip(),
+                    "after": "(line removed)" if is_removed else after[changed[0]].strip(),
                     "source": mutated,
                     "of": digest(source),
                 }
@@ -379,9 +380,11 @@ def run(chosen: Path, coverage_files: Sequence[Path], processes: int, seconds: f
 def report(results: Path) -> str:
     """Return a table by part, and every survivor with its change or, if it is in equivalent.json, with the reason."""
     rows = [json.loads(row) for row in results.read_text(encoding="utf-8").splitlines()]
-    reasons = json.loads(EQUIVALENT.read_text(encoding="utf-8"))
+    entries = json.loads(EQUIVALENT.read_text(encoding="utf-8"))
+    reasons = {(entry["path"], entry["before"], entry["after"]): entry["reason"] for entry in entries}
     for row in rows:
-        if row["outcome"] == "survived" and row["id"] in reasons:
+        row["reason"] = reasons.get((row["path"], row["before"], row["after"]))
+        if row["outcome"] == "survived" and row["reason"] is not None:
             row["outcome"] = "equivalent"
     lines = ["| part | mutants | killed | timeout | equivalent | survived |", "|---|---|---|---|---|---|"]
     for part in (*PARTS, "all"):
@@ -392,7 +395,7 @@ def report(results: Path) -> str:
     for row in rows:
         if row["outcome"] == "survived":
             lines += [f"- {row['id']} ({row['tests']} tests)", f"  - `{row['before']}`", f"  - `{row['after']}`"]
-    lines += ["", *(f"- equivalent: {row['id']}: {reasons[row['id']]}" for row in rows if row["outcome"] == "equivalent")]
+    lines += ["", *(f"- equivalent: {row['id']}: {row['reason']}" for row in rows if row["outcome"] == "equivalent")]
     return "\n".join(lines)
 
 
