@@ -139,3 +139,15 @@ def test_exported_graph_with_a_dynamic_length_is_valid_for_every_length():
     for length in (2, 31, 32, 33, 64, 65, 1000):
         inputs = make_inputs(length)
         torch.testing.assert_close(graph(*inputs), WithState()(*inputs))
+
+
+@pytest.mark.parametrize("d_state", [2, 6])
+@pytest.mark.parametrize("elapsed", [False, True])
+def test_map_of_a_piece_is_that_of_states_without_inputs(d_state, elapsed):
+    layer = S4D(3, d_state=d_state).double()
+    state = torch.randn(2, 3, d_state // 2, 2, dtype=torch.float64)
+    times = torch.rand(2, 5, dtype=torch.float64) + 0.5 if elapsed else None
+    info = SequenceInfo(elapsed=times, valid=torch.tensor([[True] * 5, [True] * 3 + [False] * 2]))
+    nothing = torch.zeros(2, 5, 3, dtype=torch.float64)
+    factors, apply = layer.recurrence_map(nothing, info)
+    torch.testing.assert_close(apply(state, *factors), layer.recur(nothing, state, info)[1])
