@@ -9,13 +9,18 @@ _FORMULA = re.compile(r'<(span|div) class="arithmatex">\\[(\[](.*?)\\[)\]]</\1>'
 _NUMBER = re.compile(r"\\tag\{(\d+)\}")
 
 
+def _convert(formula: str, display: str) -> str:
+    """Convert a formula. Bars of norms keep their height: without it one of a pair can be stretched and the other not."""
+    return re.sub(r"<mo>(&#x0007C;|&#x02016;)</mo>", r'<mo stretchy="false">\1</mo>', convert(formula, display=display))
+
+
 def _mathml(match: re.Match[str]) -> str:
     """Convert a formula. The number of an equation becomes a separate element, which the style sheet puts at the right margin."""
     formula = html.unescape(match[2])
     if match[1] == "span":
-        return convert(formula, display="inline")
+        return _convert(formula, "inline")
     number = _NUMBER.search(formula)
-    mathml = convert(_NUMBER.sub("", formula), display="block")
+    mathml = _convert(_NUMBER.sub("", formula), "block")
     return f'<div class="equation">{mathml}<span>({number[1]})</span></div>' if number else mathml
 
 
