@@ -1,5 +1,6 @@
 """Times of scans on a GPU against the length and against the number of models trained together, and their share of a step."""
 
+import sys
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
@@ -83,10 +84,11 @@ def scan_kernels() -> set[str]:
     """Return the names of all Triton functions in the modules of the two scans: their kernels, and what these call."""
     from triton.runtime.jit import JITFunction
 
-    from longscan.ops.selective_scan import triton as selective
+    import longscan.ops.selective_scan.triton  # noqa: F401
     from longscan.ops.unitary_scan import triton as unitary
 
-    values = [*vars(selective).values(), *vars(unitary).values()]
+    selective = [vars(module) for name, module in sys.modules.items() if name.startswith("longscan.ops.selective_scan.triton.")]
+    values = [value for names in (*selective, vars(unitary)) for value in names.values()]
     return {value.__name__ for value in values if isinstance(value, JITFunction)}
 
 

@@ -128,7 +128,7 @@ def test_angles_stay_accurate_over_thousands_of_steps():
 
 
 @pytest.mark.parametrize(
-    ("lag", "fenced", "is_complex"),
+    ("tiles", "fenced", "is_complex"),
     [
         (1, False, True),
         (2, True, False),
@@ -136,11 +136,11 @@ def test_angles_stay_accurate_over_thousands_of_steps():
         pytest.param(2, True, True, marks=pytest.mark.slow),
     ],
 )
-def test_chained_programs_add_gradients_of_shared_parameters(is_complex, lag, fenced, monkeypatch):
+def test_chained_programs_add_gradients_of_shared_parameters(is_complex, tiles, fenced, monkeypatch):
     """Chains of up to five programs, each with one or two channels, add dB and dC, which are sums over all channels."""
-    module = import_module("longscan.ops.selective_scan.triton")
-    monkeypatch.setattr(module, "CHAINS", {f"selective_scan{kind}_backward": fenced for kind in ("", "_wide", "_pairs")})
-    monkeypatch.setattr(module, "LAG", lag)
+    module = import_module("longscan.ops.selective_scan.triton.launch")
+    monkeypatch.setattr(module, "ORDERED_SUMS", {f"selective_scan{kind}_backward": fenced for kind in ("", "_wide", "_pairs")})
+    monkeypatch.setattr(module, "MIN_CHAIN_TILES", tiles)
     assert_triton_equals_reference(40, is_complex, monkeypatch)
 
 
@@ -150,14 +150,14 @@ def test_chained_programs_add_gradients_of_shared_parameters(is_complex, lag, fe
 )
 def test_separate_partial_sums_of_slices_give_the_gradients(plan, length, is_complex, monkeypatch):
     """Each program writes its own partial sums of dB and dC, for three or more slices of the steps, of which one is shorter."""
-    module = import_module("longscan.ops.selective_scan.triton")
-    monkeypatch.setattr(module, "CHAINS", {})
+    module = import_module("longscan.ops.selective_scan.triton.launch")
+    monkeypatch.setattr(module, "ORDERED_SUMS", {})
     kernels, run = [], _triton_launch.run
     monkeypatch.setattr(
         _triton_launch, "run", lambda kernel, *args, **constants: kernels.append(kernel) or run(kernel, *args, **constants)
     )
     assert_triton_equals_reference(length, is_complex, monkeypatch, **LAUNCH_PLANS[plan])
-    assert kernels.count(module.add_parts) > 2
+    assert kernels.count(module.sum_partials_kernel) > 2
 
 
 def assert_triton_equals_reference(length, is_complex, monkeypatch, PROGRAMS=1, **sizes):
@@ -171,12 +171,13 @@ def assert_triton_equals_reference(length, is_complex, monkeypatch, PROGRAMS=1, 
 
 def test_chunk_states_shape_has_room_for_all_states():
     """The shapes in graphs with dynamic sizes are upper bounds, and at most about four times what is needed."""
-    selective, unitary = (import_module(f"longscan.ops.{op}.triton") for op in ("selective_scan", "unitary_scan"))
+    selective = import_module("longscan.ops.selective_scan.triton.launch")
+    unitary = import_module("longscan.ops.unitary_scan.triton")
     random = Random(0)
     for _ in range(1000):
         batch, length = (int(2 ** random.uniform(0, most)) for most in (13, 22))
         channels, states, pair = random.choice([1, 3, 33, 129, 1536]), random.choice([1, 4, 33, 256]), random.choice([(), (2,)])
-        needed = -(-length // selective._kept_each(batch, length, channels, states, 1 + len(pair)))
+        needed = -(-length // selective.checkpoint_interval(batch, length, channels, states, 1 + len(pair)))
         _, size = selective.chunk_states_shape(batch, length, channels, states, *pair)
         assert needed <= size / (channels * states * (1 + len(pair))) <= 4 * needed + 1
         needed = unitary._splits(batch, length, channels, states)[1]

@@ -151,9 +151,7 @@ def decay_map(time: Tensor, A: Tensor) -> PieceMap:
     return PieceMap([time], lambda state, time: multiply(eager.decay(time, A), state))
 
 
-def _run_backend(
-    tensors: list[Any], dt_softplus: bool, paired: bool, packed: bool, backend: str
-) -> tuple[Tensor, Tensor]:
+def _run_backend(tensors: list[Any], dt_softplus: bool, paired: bool, packed: bool, backend: str) -> tuple[Tensor, Tensor]:
     """Return y and the final state by one backend. tensors: u to dt_scale in the order of `selective_scan`, then flags."""
     u, A = tensors[0], tensors[2]
     if backend in NATIVE and u.numel() and A.numel():

@@ -1,0 +1,385 @@
+"""Backward kernels of the selective scan, real and complex. README.md has the equations; names are as in forward.py.
+
+A scan from the last step of a tile to the first gives the gradients of the states: `g_re`, `g_im` are those of the state after a
+step, `w_re`, `w_im` those of the state before it.
+"""
+
+import triton
+import triton.language as tl
+
+from longscan.ops._triton import sigmoid, silu, silu_slope
+from longscan.ops.selective_scan.triton.math import (
+    channel_offsets,
+    decay,
+    expand_channels,
+    expand_restarts,
+    flip,
+    load_flags,
+    load_pairs,
+    load_states,
+    load_step_sizes,
+    materialize,
+    pick,
+    scan_steps,
+    select_row,
+    shift_steps,
+    stack_steps,
+    state_offsets,
+    sum_over_channels,
+    sum_over_states,
+    tile_states,
+)
+from longscan.ops.selective_scan.triton.ordered_sums import dependency_token, poll, signal, spin_wait
+
+
+@triton.jit
+def load_next_restart(p_flags, first, tile, o_t, length):
+    """Return which steps of a tile reversed in time, (T,), precede a step that restarts the state; None without flags."""
+    restart = None
+    if p_flags is not None:
+        T: tl.constexpr = o_t.shape[0]
+        following = T - o_t
+        flag = tl.load(p_flags + first + following, mask=(o_t > 0) & (tile * T + following < length), other=1)
+        restart = flag == 2
+    return restart
+
+
+@triton.jit
+def scan_gradients(a_re, a_im, v_re, v_im, dh_re, dh_im, p_flags, restart, next_restart, COMPLEX: tl.constexpr):
+    """Return g_t = v_t + conj(a_{t+1}) g_{t+1} and w_t = conj(a_t) g_t of a tile; dh (CR, NR, CW, NL, CL): the w after the tile.
+
+    w is 0 at steps that restart the state, and does not enter the step before them.
+    """
+    T: tl.constexpr = a_re.shape[0]
+    last = tl.reshape(tl.arange(0, T) == T - 1, (T, 1, 1, 1, 1, 1))
+    v_re += tl.where(last, dh_re[None], 0.0)
+    a_next_re = shift_steps(flip(a_re), a_re)
+    a_next_im, restarts = a_next_re, None
+    if p_flags is not None:
+        restarts = expand_restarts(next_restart, a_re)
+    if COMPLEX:
+        v_im += tl.where(last, dh_im[None], 0.0)
+        a_next_im = shift_steps(flip(a_im), a_im)
+        g_re, g_im = scan_steps(a_next_re, -a_next_im, flip(v_re), flip(v_im), restarts, COMPLEX)
+        g_re, g_im = flip(g_re), flip(g_im)
+        w_re, w_im = a_re * g_re + a_im * g_im, a_re * g_im - a_im * g_re
+    else:
+        g_re, _ = scan_steps(a_next_re, a_next_re, flip(v_re), v_re, restarts, COMPLEX)
+        g_re = flip(g_re)
+        w_re, w_im, g_im = a_re * g_re, g_re, g_re
+    if p_flags is not None:
+        restarted = expand_restarts(restart, a_re)
+        w_re, w_im = tl.where(restarted, 0.0, w_re), tl.where(restarted, 0.0, w_im)
+    return g_re, g_im, w_re, w_im
+
+
+@triton.jit(do_not_specialize=["length", "blocks", "tiles", "pieces", "span", "rows"])
+def chunk_state_bwd_kernel(
+    p_dy, p_dt, p_A, p_C, p_z, p_bias, p_scale, p_flags, p_factor, p_local, length, channels, states, blocks, tiles, pieces, span,
+    rows, PAIR_FACTOR: tl.constexpr, SOFTPLUS: tl.constexpr, COMPLEX: tl.constexpr, T: tl.constexpr, CR: tl.constexpr,
+    NR: tl.constexpr, CW: tl.constexpr, NL: tl.constexpr, CL: tl.constexpr, MATERIALIZE: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """Gradient of the state before a piece of `span` tiles if that after it is 0, p_local, and the factors' product, p_factor.
+
+    Both (B, pieces, D N[, 2]). The product is not conjugated, and means nothing where a sequence starts in the piece.
+    """
+    P: tl.constexpr = 2 if COMPLEX else 1
+    BD: tl.constexpr = CR * CW * CL
+    i_b, i_d, i_p = (tl.program_id(0) // blocks).to(tl.int64), tl.program_id(0) % blocks, tl.program_id(1)
+    o_t, o_d, o_n = tl.arange(0, T), i_d * BD + tl.arange(0, BD), tl.arange(0, NR * NL * P)
+    o_channel, o_state = i_d * BD + channel_offsets(CR, CW, CL), state_offsets(NR, NL)
+    m_pair, o_pair, size = (o_channel < channels) & (o_state < states), o_channel * states + o_state, channels * states
+    A_re = load_pairs(p_A + (i_b // rows) * size * P + o_pair * P, m_pair)
+    A_im = A_re
+    if COMPLEX:
+        A_im = load_pairs(p_A + (i_b // rows) * size * P + o_pair * P + 1, m_pair)
+    dh_re, dh_im = A_re * 0.0, A_re * 0.0
+    bias, time = tl.zeros((BD,), A_re.dtype), tl.zeros((BD,), A_re.dtype)
+    if p_bias is not None:
+        bias = tl.load(p_bias + (i_b // rows) * channels + o_d, mask=o_d < channels, other=0.0)
+    top = tl.reshape(o_t == 0, (T, 1, 1, 1, 1, 1))
+    count = tl.minimum(span, tiles - i_p * span)
+    for i in tl.range(count, num_stages=STAGES):
+        tile = i_p * span + count - 1 - i
+        first = i_b * length + tile * T
+        valid, restart = load_flags(p_flags, first, o_t, tile * T + o_t < length)
+        m_td, m_tn = valid[:, None] & (o_d < channels)[None, :], valid[:, None] & (o_n < states * P)[None, :]
+        o_td = first * channels + (o_t[:, None] * channels + o_d[None, :])
+        o_tn = first * states * P + (o_t[:, None] * states * P + o_n[None, :])
+        _, _, _, b_dt = load_step_sizes(p_dt, p_scale, o_td, first, o_t, bias, valid, m_td, SOFTPLUS, MATERIALIZE)
+        b_dy = tl.load(p_dy + o_td, mask=m_td, other=0.0).to(A_re.dtype)
+        if p_z is not None:
+            b_dy *= silu(tl.load(p_z + o_td, mask=m_td, other=0.0).to(A_re.dtype))
+        b_dy = materialize(b_dy, MATERIALIZE)
+        expanded = expand_channels(stack_steps(b_dt, PAIR_FACTOR * b_dy), T, CR, NR, CW, NL, CL)
+        a_re, a_im = decay(pick(expanded, 0), A_re[None], A_im[None], COMPLEX)
+        b_C = load_states(p_C, o_tn, m_tn, A_re.dtype, P, CR, NR, CW, NL, CL)
+        v_re = pick(expanded, 1) * pick(b_C, 0)
+        v_im = v_re
+        if COMPLEX:
+            v_im = 0.0 - pick(expanded, 1) * pick(b_C, 1)
+        next_restart = load_next_restart(p_flags, first, tile, o_t, length)
+        _, _, w_re, w_im = scan_gradients(a_re, a_im, v_re, v_im, dh_re, dh_im, p_flags, restart, next_restart, COMPLEX)
+        dh_re = select_row(w_re, top)
+        if COMPLEX:
+            dh_im = select_row(w_im, top)
+        time += tl.sum(b_dt, 0)
+    o_out = (i_b * pieces + i_p) * size * P + o_pair * P
+    tl.store(p_local + o_out, dh_re, mask=m_pair)
+    a_re, a_im = decay(tl.reshape(time, (CR, 1, CW, 1, CL)), A_re, A_im, COMPLEX)
+    tl.store(p_factor + o_out, a_re, mask=m_pair)
+    if COMPLEX:
+        tl.store(p_local + o_out + 1, dh_im, mask=m_pair)
+        tl.store(p_factor + o_out + 1, a_im, mask=m_pair)
+
+
+@triton.jit
+def recompute_tile_states(
+    p_checkpoints, p_own, p_u, p_dt, p_B, p_scale, p_flags, bias, A_re, A_im, m_pair, begin, stop, o_d, channels, states,
+    SOFTPLUS: tl.constexpr, COMPLEX: tl.constexpr, EVERY: tl.constexpr, T: tl.constexpr, CR: tl.constexpr, NR: tl.constexpr,
+    CW: tl.constexpr, NL: tl.constexpr, CL: tl.constexpr, MATERIALIZE: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """Store the states before every EVERY steps of a chunk to p_own, from its checkpoint. begin, stop: its steps in (B L)."""
+    P: tl.constexpr = 2 if COMPLEX else 1
+    PAIRS: tl.constexpr = CR * NR * CW * NL * CL
+    o_t, o_n = tl.arange(0, T), tl.arange(0, NR * NL * P)
+    h_re = load_pairs(p_checkpoints, m_pair)
+    h_im = h_re
+    if COMPLEX:
+        h_im = load_pairs(p_checkpoints + channels * states, m_pair)
+    for first in tl.range(begin, stop, T, num_stages=STAGES):
+        valid, restart = load_flags(p_flags, first, o_t, first + o_t < stop)
+        m_td, m_tn = valid[:, None] & (o_d < channels)[None, :], valid[:, None] & (o_n < states * P)[None, :]
+        o_td = first * channels + (o_t[:, None] * channels + o_d[None, :])
+        o_tn = first * states * P + (o_t[:, None] * states * P + o_n[None, :])
+        b_u = tl.load(p_u + o_td, mask=m_td, other=0.0).to(A_re.dtype)
+        _, _, _, b_dt = load_step_sizes(p_dt, p_scale, o_td, first, o_t, bias, valid, m_td, SOFTPLUS, MATERIALIZE)
+        expanded = expand_channels(stack_steps(b_dt, b_dt * b_u), T, CR, NR, CW, NL, CL)
+        a_re, a_im = decay(pick(expanded, 0), A_re[None], A_im[None], COMPLEX)
+        b_B = load_states(p_B, o_tn, m_tn, A_re.dtype, P, CR, NR, CW, NL, CL)
+        x_re, x_im = tile_states(a_re, a_im, pick(expanded, 1), b_B, h_re, h_im, p_flags, restart, COMPLEX)
+        for part in tl.static_range(T // EVERY):
+            p_out = p_own + ((first - begin) // EVERY + part) * (P * PAIRS)
+            tl.store(p_out, h_re)
+            if COMPLEX:
+                tl.store(p_out + PAIRS, h_im)
+            end = tl.reshape(o_t == (part + 1) * EVERY - 1, (T, 1, 1, 1, 1, 1))
+            h_re = select_row(x_re, end)
+            h_im = h_re
+            if COMPLEX:
+                h_im = select_row(x_im, end)
+
+
+@triton.jit(
+    do_not_specialize=["length", "blocks", "tiles", "pieces", "span", "rows", "group", "chain", "first_piece", "slice_steps"]
+)  # fmt: skip
+def chunk_scan_bwd_kernel(
+    p_dy, p_u, p_dt, p_A, p_B, p_C, p_D, p_z, p_bias, p_scale, p_flags, p_checkpoints, p_tiles, p_dstates, p_du, p_ddt, p_dz,
+    p_dscale, p_dB, p_dC, p_dchannels, p_dA, p_counters, length, channels, states, blocks, tiles, pieces, span, rows, group,
+    chain, first_piece, slice_steps,
+    PAIR_FACTOR: tl.constexpr, SOFTPLUS: tl.constexpr, COMPLEX: tl.constexpr, SEQUENTIAL: tl.constexpr, ORDERED: tl.constexpr,
+    FENCED: tl.constexpr, PTX: tl.constexpr, RECOMPUTE: tl.constexpr, T: tl.constexpr, CR: tl.constexpr, NR: tl.constexpr,
+    CW: tl.constexpr, NL: tl.constexpr, CL: tl.constexpr, NW: tl.constexpr, MATERIALIZE: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """Gradients of a piece of `span` tiles, from its last tile to its first; README.md has the table of buffers.
+
+    SEQUENTIAL: pieces follow each other in separate launches, and have one place in p_dstates, p_dchannels and p_dA, to which
+    they add. RECOMPUTE: tile size of `recompute_tile_states`, or 0 if checkpoints are before every tile. ORDERED: chains of
+    `chain` programs add to the same dB and dC, in order (ordered_sums.py); otherwise each program has its own part of a slice of
+    the steps.
+    """
+    P: tl.constexpr = 2 if COMPLEX else 1
+    BD: tl.constexpr = CR * CW * CL
+    BN: tl.constexpr = NR * NL
+    program = tl.program_id(1) * tl.num_programs(0) + tl.program_id(0)
+    if ORDERED:  # number programs in the order in which they start, so that those which others wait for are running
+        program = tl.atomic_add(p_counters + tl.num_programs(0) * pieces, 1)
+    i_b, batch = (program % tl.num_programs(0) // blocks).to(tl.int64), tl.num_programs(0) // blocks
+    i_d, i_p = program % blocks, first_piece + program // tl.num_programs(0)
+    o_t, o_d, o_n = tl.arange(0, T), i_d * BD + tl.arange(0, BD), tl.arange(0, BN * P)
+    o_channel, o_state = i_d * BD + channel_offsets(CR, CW, CL), state_offsets(NR, NL)
+    m_pair, o_pair, size = (o_channel < channels) & (o_state < states), o_channel * states + o_state, channels * states
+    p_A += (i_b // rows) * size * P + o_pair * P
+    p_dh = p_dstates + (i_b if SEQUENTIAL else i_b * (pieces + 1) + i_p + 1) * size * P + o_pair * P
+    A_re, dh_re = load_pairs(p_A, m_pair), load_pairs(p_dh, m_pair)
+    A_im, dh_im, dA_re, dA_im = A_re, dh_re, A_re * 0.0, A_re * 0.0
+    if COMPLEX:
+        A_im, dh_im = load_pairs(p_A + 1, m_pair), load_pairs(p_dh + 1, m_pair)
+    if SEQUENTIAL:
+        tl.debug_barrier()  # before the result is stored in the same place
+    bias, skip = tl.zeros((BD,), A_re.dtype), tl.zeros((BD,), A_re.dtype)
+    d_bias, d_skip = bias, bias
+    if p_bias is not None:
+        bias = tl.load(p_bias + (i_b // rows) * channels + o_d, mask=o_d < channels, other=0.0)
+    if p_D is not None:
+        skip = tl.load(p_D + (i_b // rows) * channels + o_d, mask=o_d < channels, other=0.0)
+    top = tl.reshape(o_t == 0, (T, 1, 1, 1, 1, 1))
+    begin = i_p * span
+    chunks = tl.cdiv(tl.minimum(span, tiles - begin), group)
+    added, token, is_first, i_chain = 0, 0, i_d % chain == 0, i_d // chain * batch + i_b
+    first_row = i_chain * length if ORDERED else i_chain * slice_steps - first_piece * span * T
+    if ORDERED:
+        p_previous = p_counters + tl.where(is_first, program, program - 1)
+    for j in range(chunks):
+        chunk = begin + (chunks - 1 - j) * group
+        count = tl.minimum(group, tl.minimum(begin + span, tiles) - chunk)
+        if RECOMPUTE:
+            p_own = p_tiles + program.to(tl.int64) * group * (P * BN * BD) + (o_state * BD + o_channel - i_d * BD)
+            p_chunk = p_checkpoints + (i_b * tl.cdiv(tiles, group) + chunk // group) * size * P + (o_state * channels + o_channel)
+            recompute_tile_states(
+                p_chunk, p_own, p_u, p_dt, p_B, p_scale, p_flags, bias, A_re, A_im, m_pair, i_b * length + chunk * T,
+                i_b * length + tl.minimum((chunk + count) * T, length), o_d, channels, states,
+                SOFTPLUS, COMPLEX, T, RECOMPUTE, CR, NR, CW, NL, CL, MATERIALIZE, STAGES,
+            )  # fmt: skip
+            tl.debug_barrier()  # a thread may read what another has stored
+        for i in tl.range(count, num_stages=STAGES):
+            tile = chunk + count - 1 - i
+            m_t, first = tile * T + o_t < length, i_b * length + tile * T
+            valid, restart = load_flags(p_flags, first, o_t, m_t)
+            m_td, m_out = valid[:, None] & (o_d < channels)[None, :], m_t[:, None] & (o_d < channels)[None, :]
+            m_tn = valid[:, None] & (o_n < states * P)[None, :]
+            o_td = first * channels + (o_t[:, None] * channels + o_d[None, :])
+            o_tn = first * states * P + (o_t[:, None] * states * P + o_n[None, :])
+            dt_raw, scale, unscaled, b_dt = load_step_sizes(
+                p_dt, p_scale, o_td, first, o_t, bias, valid, m_td, SOFTPLUS, MATERIALIZE
+            )
+            b_dout = tl.load(p_dy + o_td, mask=m_td, other=0.0).to(A_re.dtype)
+            b_dy = b_dout
+            if p_z is not None:
+                b_z = tl.load(p_z + o_td, mask=m_td, other=0.0).to(A_re.dtype)
+                b_dy = b_dout * silu(b_z)
+            b_dy = materialize(b_dy, MATERIALIZE)
+            b_u = tl.load(p_u + o_td, mask=m_td, other=0.0).to(A_re.dtype)
+            if ORDERED:
+                least = tl.where(is_first, 0, added + 1)
+                seen = poll(p_previous, least, PTX)
+            stacked = stack_steps(stack_steps(b_dt, PAIR_FACTOR * b_dy), stack_steps(b_dt * b_u, b_u))
+            expanded = expand_channels(stacked, T, CR, NR, CW, NL, CL)
+            e_dt, e_dy, e_input = pick(expanded, 0), pick(expanded, 1), pick(expanded, 2)
+            a_re, a_im = decay(e_dt, A_re[None], A_im[None], COMPLEX)
+            if RECOMPUTE:
+                p_h, imaginary = p_own + (tile - chunk) * (P * BN * BD), BN * BD
+            else:
+                p_h, imaginary = p_checkpoints + (i_b * tiles + tile) * size * P + (o_state * channels + o_channel), size
+            h_re = load_pairs(p_h, m_pair)
+            h_im = h_re
+            if COMPLEX:
+                h_im = load_pairs(p_h + imaginary, m_pair)
+            b_B = load_states(p_B, o_tn, m_tn, A_re.dtype, P, CR, NR, CW, NL, CL)
+            x_re, x_im = tile_states(a_re, a_im, e_input, b_B, h_re, h_im, p_flags, restart, COMPLEX)
+            if COMPLEX:
+                h_im = shift_steps(x_im, h_im[None])
+            h_re = shift_steps(x_re, h_re[None])  # the state before each step
+            if p_flags is not None:
+                restarted = expand_restarts(restart, a_re)
+                h_re, h_im = tl.where(restarted, 0.0, h_re), tl.where(restarted, 0.0, h_im)
+            b_C = load_states(p_C, o_tn, m_tn, A_re.dtype, P, CR, NR, CW, NL, CL)
+            C_re = pick(b_C, 0)
+            v_re = e_dy * C_re
+            v_im = v_re
+            if COMPLEX:
+                v_im = 0.0 - e_dy * pick(b_C, 1)
+            if p_z is not None:
+                b_read = x_re * C_re
+                if COMPLEX:
+                    b_read -= x_im * pick(b_C, 1)
+                b_y = PAIR_FACTOR * sum_over_states(b_read, NW) + skip[None, :] * b_u
+                tl.store(p_dz + o_td, tl.where(m_td, b_dout * b_y * silu_slope(b_z), 0.0), mask=m_out)
+            next_restart = load_next_restart(p_flags, first, tile, o_t, length)
+            g_re, g_im, w_re, w_im = scan_gradients(a_re, a_im, v_re, v_im, dh_re, dh_im, p_flags, restart, next_restart, COMPLEX)
+            dh_re = select_row(w_re, top)
+            if COMPLEX:
+                dh_im = select_row(w_im, top)
+            b_B = load_states(p_B, o_tn, m_tn, A_re.dtype, P, CR, NR, CW, NL, CL)
+            d_input, dB, dC = g_re * pick(b_B, 0), g_re * e_input, e_dy * x_re
+            if COMPLEX:
+                d_input += g_im * pick(b_B, 1)
+                w_re, w_im = w_re * h_re + w_im * h_im, w_im * h_re - w_re * h_im  # gradients of dt A
+                d_step = w_re * A_re[None] + w_im * A_im[None]
+                dA_im += tl.sum(w_im * e_dt, 0)
+                dB, dC = stack_steps(dB, g_im * e_input), stack_steps(dC, -e_dy * x_im)
+            else:
+                w_re = w_re * h_re
+                d_step = w_re * A_re[None]
+            dA_re += tl.sum(w_re * e_dt, 0)
+            dBC = tl.reshape(sum_over_channels(stack_steps(dB, dC)), (2, P, T, BN))
+            dBC = tl.reshape(tl.permute(dBC, (0, 2, 3, 1)), (2 * T, BN * P))
+            row = tl.arange(0, 2 * T)
+            o_sum = ((first_row + tile * T + row % T) * states * P)[:, None] + o_n[None, :]
+            m_sum = (o_n < states * P)[None, :] & (tile * T + row % T < length)[:, None]
+            if p_flags is not None:  # a state passes invalid steps, so its product with their zeros may be NaN
+                flag = tl.load(p_flags + first + row % T, mask=tile * T + row % T < length, other=1)
+                dBC = tl.where((flag != 1)[:, None], dBC, 0.0)
+            added += 1
+            if ORDERED:
+                spin_wait(p_previous, seen, least, FENCED, PTX)
+            if ORDERED and FENCED:
+                tl.atomic_add(p_dB + o_sum, dBC, mask=m_sum & (row < T)[:, None], sem="relaxed")
+                tl.atomic_add(p_dC + o_sum, dBC, mask=m_sum & (row >= T)[:, None], sem="relaxed")
+            elif ORDERED:
+                p_sum = tl.where((row < T)[:, None], p_dB + o_sum, p_dC + o_sum)
+                sums_before = tl.atomic_add(p_sum, dBC, mask=m_sum, sem="relaxed")
+            else:
+                tl.store(tl.where((row < T)[:, None], p_dB + o_sum, p_dC + o_sum), dBC, mask=m_sum)
+            of_channels = sum_over_states(stack_steps(d_input, d_step), NW)
+            if ORDERED and FENCED:
+                signal(p_counters + program, added, True, PTX)  # late, so that the fence need not wait for the additions
+            of_channels = tl.reshape(of_channels, (2, T, BD))
+            half = (tl.arange(0, 2) == 0)[:, None, None]
+            b_dinput, b_ddt = select_row(of_channels, half), select_row(of_channels, ~half)
+            b_ddt = tl.where(m_td, b_dinput * b_u + b_ddt, 0.0)
+            tl.store(p_du + o_td, tl.where(m_td, skip[None, :] * b_dy + b_dt * b_dinput, 0.0), mask=m_out)
+            if p_dscale is not None:
+                o_scale = (i_d.to(tl.int64) * batch + i_b) * length + tile * T + o_t
+                tl.store(p_dscale + o_scale, tl.sum(b_ddt * unscaled, 1), mask=m_t)
+                b_ddt *= scale
+            if SOFTPLUS:
+                b_ddt *= sigmoid(dt_raw)
+            tl.store(p_ddt + o_td, b_ddt, mask=m_out)
+            d_bias += tl.sum(b_ddt, 0)
+            d_skip += tl.sum(b_dy * b_u, 0)
+            if ORDERED and not FENCED:
+                token |= dependency_token(sums_before)
+                signal(p_counters + program, added | token, False, PTX)
+        if RECOMPUTE:
+            tl.debug_barrier()  # before the states of the next chunk take the place of these
+    o_piece = i_b if SEQUENTIAL else i_b * pieces + i_p
+    p_dA += o_piece * size * P + o_pair * P
+    p_dchannels += o_piece * 2 * channels + o_d
+    if SEQUENTIAL:  # later pieces, if any, have left their sums
+        m_later, m_later_d = m_pair & (o_channel * 0 + begin + span < tiles), (o_d < channels) & (o_d * 0 + begin + span < tiles)
+        dA_re += load_pairs(p_dA, m_later)
+        if COMPLEX:
+            dA_im += load_pairs(p_dA + 1, m_later)
+        d_bias += tl.load(p_dchannels, mask=m_later_d, other=0.0)
+        d_skip += tl.load(p_dchannels + channels, mask=m_later_d, other=0.0)
+        tl.store(p_dh, dh_re, mask=m_pair)
+        if COMPLEX:
+            tl.store(p_dh + 1, dh_im, mask=m_pair)
+    tl.store(p_dA, dA_re, mask=m_pair)
+    if COMPLEX:
+        tl.store(p_dA + 1, dA_im, mask=m_pair)
+    tl.store(p_dchannels, d_bias, mask=o_d < channels)
+    tl.store(p_dchannels + channels, d_skip, mask=o_d < channels)
+
+
+@triton.jit(do_not_specialize=["blocks", "stride", "count", "row_count", "row_stride", "begin"])
+def sum_partials_kernel(
+    p_partials, p_dB, p_dC, blocks, stride, count, row_count, row_stride, begin, ROWS: tl.constexpr, BLOCK: tl.constexpr
+):  # fmt: skip
+    """Sum partials (2, blocks, B, slice_steps, N[, 2]) of dB and dC over the blocks, in a fixed order, into a slice of dB and dC.
+
+    stride: numbers from the partials of dB to those of dC. count: numbers of one block. row_count: numbers of a row in the slice;
+    row_stride: in p_dB. begin: first number of the slice in a row.
+    """
+    which, o = tl.program_id(1).to(tl.int64), tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    block, m = tl.arange(0, ROWS).to(tl.int64), o < count
+    sums = tl.zeros((ROWS, BLOCK), p_partials.dtype.element_ty)
+    for first in range(0, blocks, ROWS):
+        p = p_partials + which * stride + (first + block[:, None]) * count + o[None, :]
+        sums += tl.load(p, mask=(first + block < blocks)[:, None] & m[None, :], other=0.0)
+    o_out = o // row_count * row_stride + begin + o % row_count
+    if which == 0:
+        tl.store(p_dB + o_out, tl.sum(sums, 0), mask=m)
+    else:
+        tl.store(p_dC + o_out, tl.sum(sums, 0), mask=m)

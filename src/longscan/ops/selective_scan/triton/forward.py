@@ -1,0 +1,174 @@
+"""Forward kernels of the selective scan, real and complex.
+
+Names as in Triton's and fla's kernels: p_ is a pointer, o_ offsets, m_ a mask, b_ a tile, i_ the index of a program, T the steps
+of a tile. Programs are (rows of the batch times blocks of BD channels, pieces of the steps). `rows`: number of rows that have the
+same parameters.
+"""
+
+import triton
+import triton.language as tl
+
+from longscan.ops._triton import silu
+from longscan.ops.selective_scan.triton.math import (
+    channel_offsets,
+    decay,
+    expand_channels,
+    load_flags,
+    load_pairs,
+    load_states,
+    load_step_sizes,
+    pick,
+    select_row,
+    stack_steps,
+    state_offsets,
+    sum_over_states,
+    tile_states,
+)
+
+
+@triton.jit(do_not_specialize=["length", "blocks", "tiles", "pieces", "span", "rows"])
+def chunk_state_fwd_kernel(
+    p_u, p_dt, p_A, p_B, p_bias, p_scale, p_flags, p_factor, p_local, length, channels, states, blocks, tiles, pieces, span, rows,
+    SOFTPLUS: tl.constexpr, COMPLEX: tl.constexpr, T: tl.constexpr, CR: tl.constexpr, NR: tl.constexpr, CW: tl.constexpr,
+    NL: tl.constexpr, CL: tl.constexpr, MATERIALIZE: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """Final state of a piece of `span` tiles from zero, p_local, and the product of its factors, p_factor (B, pieces, D N[, 2]).
+
+    The product means nothing where a sequence starts in the piece.
+    """
+    P: tl.constexpr = 2 if COMPLEX else 1
+    BD: tl.constexpr = CR * CW * CL
+    i_b, i_d, i_p = (tl.program_id(0) // blocks).to(tl.int64), tl.program_id(0) % blocks, tl.program_id(1)
+    o_t, o_d, o_n = tl.arange(0, T), i_d * BD + tl.arange(0, BD), tl.arange(0, NR * NL * P)
+    o_channel, o_state = i_d * BD + channel_offsets(CR, CW, CL), state_offsets(NR, NL)
+    m_pair, o_pair, size = (o_channel < channels) & (o_state < states), o_channel * states + o_state, channels * states
+    A_re = load_pairs(p_A + (i_b // rows) * size * P + o_pair * P, m_pair)
+    A_im = A_re
+    if COMPLEX:
+        A_im = load_pairs(p_A + (i_b // rows) * size * P + o_pair * P + 1, m_pair)
+    h_re, h_im = A_re * 0.0, A_re * 0.0
+    bias, time = tl.zeros((BD,), A_re.dtype), tl.zeros((BD,), A_re.dtype)
+    if p_bias is not None:
+        bias = tl.load(p_bias + (i_b // rows) * channels + o_d, mask=o_d < channels, other=0.0)
+    last = tl.reshape(o_t == T - 1, (T, 1, 1, 1, 1, 1))
+    begin = i_p * span
+    for i in tl.range(tl.minimum(span, tiles - begin), num_stages=STAGES):
+        first = i_b * length + (begin + i) * T
+        valid, restart = load_flags(p_flags, first, o_t, (begin + i) * T + o_t < length)
+        m_td, m_tn = valid[:, None] & (o_d < channels)[None, :], valid[:, None] & (o_n < states * P)[None, :]
+        o_td = first * channels + (o_t[:, None] * channels + o_d[None, :])
+        o_tn = first * states * P + (o_t[:, None] * states * P + o_n[None, :])
+        b_u = tl.load(p_u + o_td, mask=m_td, other=0.0).to(A_re.dtype)
+        _, _, _, b_dt = load_step_sizes(p_dt, p_scale, o_td, first, o_t, bias, valid, m_td, SOFTPLUS, MATERIALIZE)
+        expanded = expand_channels(stack_steps(b_dt, b_dt * b_u), T, CR, NR, CW, NL, CL)
+        a_re, a_im = decay(pick(expanded, 0), A_re[None], A_im[None], COMPLEX)
+        b_B = load_states(p_B, o_tn, m_tn, A_re.dtype, P, CR, NR, CW, NL, CL)
+        x_re, x_im = tile_states(a_re, a_im, pick(expanded, 1), b_B, h_re, h_im, p_flags, restart, COMPLEX)
+        h_re = select_row(x_re, last)
+        if COMPLEX:
+            h_im = select_row(x_im, last)
+        time += tl.sum(b_dt, 0)
+    o_out = (i_b * pieces + i_p) * size * P + o_pair * P
+    tl.store(p_local + o_out, h_re, mask=m_pair)
+    a_re, a_im = decay(tl.reshape(time, (CR, 1, CW, 1, CL)), A_re, A_im, COMPLEX)
+    tl.store(p_factor + o_out, a_re, mask=m_pair)
+    if COMPLEX:
+        tl.store(p_local + o_out + 1, h_im, mask=m_pair)
+        tl.store(p_factor + o_out + 1, a_im, mask=m_pair)
+
+
+@triton.jit
+def store_checkpoints(
+    p_checkpoints, x_re, x_im, h_re, h_im, i_b, t, o_channel, o_state, m_pair, length, channels, states, interval,
+    EVERY: tl.constexpr, COMPLEX: tl.constexpr,
+):  # fmt: skip
+    """Store the states before those steps of a tile that begins with step t which are multiples of `interval`.
+
+    h: the state before the tile, x: the states after its steps. p_checkpoints (B, L / interval, [2,] N, D). EVERY: the smaller of
+    `interval` and the steps of a tile.
+    """
+    T: tl.constexpr = x_re.shape[0]
+    P: tl.constexpr = 2 if COMPLEX else 1
+    size = channels * states
+    for part in tl.static_range(T // EVERY):
+        if part > 0:
+            before = tl.reshape(tl.arange(0, T) == part * EVERY - 1, (T, 1, 1, 1, 1, 1))
+            h_re = select_row(x_re, before)
+            if COMPLEX:
+                h_im = select_row(x_im, before)
+        step = t + part * EVERY
+        o_out = (i_b * tl.cdiv(length, interval) + step // interval) * size * P + (o_state * channels + o_channel)
+        m_out = m_pair & (o_channel * 0 + step < length) & (o_channel * 0 + step % interval == 0)
+        tl.store(p_checkpoints + o_out, h_re, mask=m_out)
+        if COMPLEX:
+            tl.store(p_checkpoints + o_out + size, h_im, mask=m_out)
+
+
+@triton.jit(do_not_specialize=["length", "blocks", "tiles", "pieces", "span", "rows", "interval"])
+def chunk_scan_fwd_kernel(
+    p_u, p_dt, p_A, p_B, p_C, p_D, p_z, p_bias, p_scale, p_initial, p_entering, p_flags, p_y, p_final, p_checkpoints,
+    length, channels, states, blocks, tiles, pieces, span, rows, interval,
+    PAIR_FACTOR: tl.constexpr, SOFTPLUS: tl.constexpr, COMPLEX: tl.constexpr, EVERY: tl.constexpr, T: tl.constexpr,
+    CR: tl.constexpr, NR: tl.constexpr, CW: tl.constexpr, NL: tl.constexpr, CL: tl.constexpr, NW: tl.constexpr,
+    MATERIALIZE: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """Outputs of a piece of `span` tiles, the final state of a row, and checkpoints: the states before every `interval` steps.
+
+    p_entering (B, pieces + 1, D N[, 2]): states before the pieces; None if a piece is a whole row, which starts from p_initial.
+    p_checkpoints: see `store_checkpoints`; None to store none. PAIR_FACTOR: 2 if a complex state stands for a conjugate pair.
+    """
+    P: tl.constexpr = 2 if COMPLEX else 1
+    BD: tl.constexpr = CR * CW * CL
+    i_b, i_d, i_p = (tl.program_id(0) // blocks).to(tl.int64), tl.program_id(0) % blocks, tl.program_id(1)
+    o_t, o_d, o_n = tl.arange(0, T), i_d * BD + tl.arange(0, BD), tl.arange(0, NR * NL * P)
+    o_channel, o_state = i_d * BD + channel_offsets(CR, CW, CL), state_offsets(NR, NL)
+    m_pair, o_pair, size = (o_channel < channels) & (o_state < states), o_channel * states + o_state, channels * states
+    p_A += (i_b // rows) * size * P + o_pair * P
+    if p_entering is not None:
+        p_h = p_entering + (i_b * (pieces + 1) + i_p) * size * P + o_pair * P
+    else:
+        p_h = p_initial + i_b * size * P + o_pair * P
+    A_re, h_re = load_pairs(p_A, m_pair), load_pairs(p_h, m_pair)
+    A_im, h_im = A_re, h_re
+    if COMPLEX:
+        A_im, h_im = load_pairs(p_A + 1, m_pair), load_pairs(p_h + 1, m_pair)
+    bias, skip = tl.zeros((BD,), A_re.dtype), tl.zeros((BD,), A_re.dtype)
+    if p_bias is not None:
+        bias = tl.load(p_bias + (i_b // rows) * channels + o_d, mask=o_d < channels, other=0.0)
+    if p_D is not None:
+        skip = tl.load(p_D + (i_b // rows) * channels + o_d, mask=o_d < channels, other=0.0)
+    last = tl.reshape(o_t == T - 1, (T, 1, 1, 1, 1, 1))
+    begin = i_p * span
+    for i in tl.range(tl.minimum(span, tiles - begin), num_stages=STAGES):
+        tile = begin + i
+        m_t, first = tile * T + o_t < length, i_b * length + tile * T
+        valid, restart = load_flags(p_flags, first, o_t, m_t)
+        m_td, m_tn = valid[:, None] & (o_d < channels)[None, :], valid[:, None] & (o_n < states * P)[None, :]
+        o_td = first * channels + (o_t[:, None] * channels + o_d[None, :])
+        o_tn = first * states * P + (o_t[:, None] * states * P + o_n[None, :])
+        b_u = tl.load(p_u + o_td, mask=m_td, other=0.0).to(A_re.dtype)
+        _, _, _, b_dt = load_step_sizes(p_dt, p_scale, o_td, first, o_t, bias, valid, m_td, SOFTPLUS, MATERIALIZE)
+        expanded = expand_channels(stack_steps(b_dt, b_dt * b_u), T, CR, NR, CW, NL, CL)
+        a_re, a_im = decay(pick(expanded, 0), A_re[None], A_im[None], COMPLEX)
+        b_B = load_states(p_B, o_tn, m_tn, A_re.dtype, P, CR, NR, CW, NL, CL)
+        x_re, x_im = tile_states(a_re, a_im, pick(expanded, 1), b_B, h_re, h_im, p_flags, restart, COMPLEX)
+        if p_checkpoints is not None:
+            store_checkpoints(
+                p_checkpoints, x_re, x_im, h_re, h_im, i_b, tile * T, o_channel, o_state, m_pair, length, channels, states,
+                interval, EVERY, COMPLEX,
+            )  # fmt: skip
+        h_re = select_row(x_re, last)
+        b_C = load_states(p_C, o_tn, m_tn, A_re.dtype, P, CR, NR, CW, NL, CL)
+        b_read = x_re * pick(b_C, 0)
+        if COMPLEX:
+            h_im = select_row(x_im, last)
+            b_read -= x_im * pick(b_C, 1)
+        b_y = PAIR_FACTOR * sum_over_states(b_read, NW) + skip[None, :] * b_u
+        if p_z is not None:
+            b_y *= silu(tl.load(p_z + o_td, mask=m_td, other=0.0).to(A_re.dtype))
+        tl.store(p_y + o_td, tl.where(m_td, b_y, 0.0), mask=m_t[:, None] & (o_d < channels)[None, :])
+    if i_p == pieces - 1:
+        o_final = i_b * size * P + o_pair * P
+        tl.store(p_final + o_final, h_re, mask=m_pair)
+        if COMPLEX:
+            tl.store(p_final + o_final + 1, h_im, mask=m_pair)

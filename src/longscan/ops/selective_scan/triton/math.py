@@ -1,0 +1,305 @@
+"""Device functions of the selective scan: factors, scans over the steps of a tile, sums over states and over channels.
+
+A tile of states has the axes (T, CR, NR, CW, NL, CL): T steps, channels (CR, CW, CL) and states (NR, NL). Triton places the last
+axes over the 32 lanes of a warp and then over the warps: CL channels and NL states over lanes, CW channels and a part of NR over
+warps, and the rest, with all steps, in the registers of a thread. A scan over the steps needs no communication between threads.
+Values of a channel alone are (T, BD) tiles, values of a state alone (T, BN) tiles. Complex numbers are two tensors.
+"""
+
+import triton
+import triton.language as tl
+
+from longscan.ops._triton import affine, segmented_affine, sincos, softplus
+
+# ---------------------------------------------------------------------------------------------- elements of tiles
+
+
+@triton.jit
+def as_integers(x):
+    """Return the bits of x as integers, whose sums with 0 and differences are exact also for infinities and NaN."""
+    return x.to(tl.int64 if x.dtype == tl.float64 else tl.int32, bitcast=True)
+
+
+@triton.jit
+def select_row(x, mask):
+    """Return the one element along axis 0 of x that `mask` selects."""
+    return tl.sum(tl.where(mask, as_integers(x), 0), 0).to(x.dtype, bitcast=True)
+
+
+@triton.jit
+def pick(x, index: tl.constexpr):
+    """Return x[index] for x (n, T, CR, NR, CW, NL, CL)."""
+    return select_row(x, tl.reshape(tl.arange(0, x.shape[0]) == index, (x.shape[0], 1, 1, 1, 1, 1, 1)))
+
+
+@triton.jit
+def stack_steps(a, b):
+    """Return two tiles, or two (T, BD) tensors, one after the other along the steps."""
+    first = tl.arange(0, 2) == 0
+    if len(a.shape) == 2:
+        both = tl.where(first[:, None, None], a[None], b[None])
+        both = tl.reshape(both, (2 * a.shape[0], a.shape[1]))
+    else:
+        both = tl.where(tl.reshape(first, (2, 1, 1, 1, 1, 1, 1)), a[None], b[None])
+        both = tl.reshape(both, (2 * a.shape[0], a.shape[1], a.shape[2], a.shape[3], a.shape[4], a.shape[5]))
+    return both
+
+
+@triton.jit
+def swap_pair(x, axis: tl.constexpr):
+    """Return x with the two elements along an axis of size 2 exchanged: as integers, their sum minus each of them."""
+    bits = as_integers(x)
+    return (tl.sum(bits, axis, keep_dims=True) - bits).to(x.dtype, bitcast=True)
+
+
+@triton.jit
+def flip(x):
+    """Return a tile reversed in time."""
+    shape: tl.constexpr = x.shape
+    for i in tl.static_range(10):
+        if 2**i < shape[0]:
+            x = swap_pair(tl.reshape(x, (2**i, 2, shape[0] // 2 ** (i + 1), shape[1], shape[2], shape[3], shape[4], shape[5])), 1)
+    return tl.reshape(x, shape)
+
+
+@triton.jit
+def _keep_previous(x1, previous1, has1, x2, previous2, has2):  # noqa: ARG001
+    """Combine for `shift_steps`: each x, the one before it, and whether there is one."""
+    return x2, tl.where(has2, previous2, x1), has1 | True
+
+
+@triton.jit
+def shift_steps(x, first):
+    """Return a tile one step later, with `first` at its first step. Triton has no shift within registers but a scan."""
+    first, _ = tl.broadcast(first, x)
+    _, before, _ = tl.associative_scan((x, first, tl.full(x.shape, 0, tl.int1)), 0, _keep_previous)
+    return before
+
+
+# ---------------------------------------------------------------------------------------------- loads
+
+
+@triton.jit
+def channel_offsets(CR: tl.constexpr, CW: tl.constexpr, CL: tl.constexpr):
+    """Return the channels of a program, (CR, 1, CW, 1, CL)."""
+    first = (tl.arange(0, CR) * (CW * CL))[:, None, None] + (tl.arange(0, CW) * CL)[None, :, None]
+    return (first + tl.arange(0, CL)[None, None, :])[:, None, :, None, :]
+
+
+@triton.jit
+def state_offsets(NR: tl.constexpr, NL: tl.constexpr):
+    """Return the states of a channel, (1, NR, 1, NL, 1)."""
+    return ((tl.arange(0, NR) * NL)[:, None] + tl.arange(0, NL)[None, :])[None, :, None, :, None]
+
+
+@triton.jit
+def load_pairs(pointers, mask):
+    """Return numbers of pairs of a channel and a state, (CR, NR, CW, NL, CL)."""
+    x = tl.load(pointers, mask=mask, other=0.0)
+    return tl.reshape(x[None], x.shape)
+
+
+@triton.jit
+def expand_channels(x, T: tl.constexpr, CR: tl.constexpr, NR: tl.constexpr, CW: tl.constexpr, NL: tl.constexpr, CL: tl.constexpr):
+    """Return stacked (T, BD) tensors, (n T, BD), as n tiles. The new axis keeps the layout of x from reaching the scans."""
+    x = tl.reshape(x[:, None, :], (x.shape[0] // T, T, CR, 1, CW, 1, CL))
+    return tl.broadcast_to(x, (x.shape[0], T, CR, NR, CW, NL, CL))
+
+
+@triton.jit
+def materialize(x, MATERIALIZE: tl.constexpr):
+    """Return x (T, BD), computed once. Without this sum Triton computes it in every thread if threads outnumber elements."""
+    if MATERIALIZE:
+        first = (tl.arange(0, 4) == 0)[None, None, :]
+        x = tl.sum(tl.where(first, x[:, :, None], 0.0), 2)
+    return x
+
+
+@triton.jit
+def load_states(
+    p, offsets, mask, dtype: tl.constexpr, P: tl.constexpr, CR: tl.constexpr, NR: tl.constexpr, CW: tl.constexpr,
+    NL: tl.constexpr, CL: tl.constexpr,
+):  # fmt: skip
+    """Return (T, BN * P) numbers from memory as P tiles: one real, or the real and the imaginary part."""
+    x = tl.load(p + offsets, mask=mask, other=0.0).to(dtype)
+    T: tl.constexpr = x.shape[0]
+    x = tl.permute(tl.reshape(x, (T, NR * NL, P)), (2, 0, 1))
+    x = tl.reshape(x[:, :, :, None], (P, T, 1, NR, 1, NL, 1))
+    return tl.broadcast_to(x, (P, T, CR, NR, CW, NL, CL))
+
+
+@triton.jit
+def load_flags(p_flags, first, o_t, m_t):
+    """Return which steps of a tile are valid and which restart the state. first: the tile's first step in (B L)."""
+    valid, restart = m_t, o_t < 0
+    if p_flags is not None:
+        flag = tl.load(p_flags + first + o_t, mask=m_t, other=1)
+        valid, restart = m_t & (flag != 1), flag == 2
+    return valid, restart
+
+
+@triton.jit
+def load_step_sizes(
+    p_dt, p_scale, o_td, first, o_t, bias, valid, m_td, SOFTPLUS: tl.constexpr, MATERIALIZE: tl.constexpr
+):  # fmt: skip
+    """Return dt + bias, the scale, the step sizes before the scale, and the step sizes (T, BD), which are 0 at invalid steps."""
+    dt_raw = tl.load(p_dt + o_td, mask=m_td, other=0.0).to(bias.dtype) + bias[None, :]
+    unscaled = dt_raw
+    if SOFTPLUS:
+        unscaled = softplus(dt_raw)
+    dt, scale = unscaled, 1.0
+    if p_scale is not None:
+        scale = tl.load(p_scale + first + o_t, mask=valid, other=0.0).to(bias.dtype)[:, None]
+        dt *= scale
+    return dt_raw, scale, unscaled, materialize(tl.where(m_td, dt, 0.0), MATERIALIZE)
+
+
+# ---------------------------------------------------------------------------------------------- sums
+
+
+@triton.jit
+def sum_over_lanes(x):
+    """Sum (T, M, L) over L, which lies over the lanes of a warp, for T steps in registers: (T', M * T / T'), T' the steps left.
+
+    In each round two lanes exchange half of their steps and add, so that every exchange halves what is left.
+    `restore_step_order` puts the result in order.
+    """
+    half = tl.arange(0, 2)
+    for _ in tl.static_range(5):
+        if x.shape[0] > 1 and x.shape[2] > 1:
+            x = tl.reshape(x, (2, x.shape[0] // 2, x.shape[1], 2, x.shape[2] // 2))
+            first = select_row(x, (half == 0)[:, None, None, None, None])
+            second = select_row(x, (half == 1)[:, None, None, None, None])
+            is_lower = (half == 0)[None, None, :, None]
+            x = tl.where(is_lower, first, second) + swap_pair(tl.where(is_lower, second, first), 2)
+            x = tl.reshape(x, (x.shape[0], x.shape[1] * 2, x.shape[3]))
+    return tl.sum(x, 2)
+
+
+@triton.jit
+def restore_step_order(x, T: tl.constexpr):
+    """Return the result of `sum_over_lanes` for (T, M, L) as (T, M)."""
+    shape: tl.constexpr = (x.shape[0], x.shape[0] * x.shape[1] // T, T // x.shape[0])
+    return tl.reshape(tl.permute(tl.reshape(x, shape), (2, 0, 1)), (T, shape[1]))
+
+
+@triton.jit
+def sum_over_states(x, NW: tl.constexpr):
+    """Return a tile summed over the states, (T, BD). NW: number of warps over which the states lie."""
+    T: tl.constexpr = x.shape[0]
+    CR: tl.constexpr = x.shape[1]
+    CW: tl.constexpr = x.shape[3]
+    NL: tl.constexpr = x.shape[4]
+    CL: tl.constexpr = x.shape[5]
+    x = tl.sum(tl.reshape(x, (T, CR, x.shape[2] // NW, NW, CW, NL, CL)), 2)
+    x = sum_over_lanes(tl.reshape(tl.permute(x, (0, 1, 2, 3, 5, 4)), (T, CR * NW * CW * CL, NL)))
+    left: tl.constexpr = x.shape[0]
+    x = tl.sum(tl.reshape(x, (left, CR, NW, CW * CL * (T // left))), 2)
+    return restore_step_order(tl.reshape(x, (left, CR * CW * CL * (T // left))), T)
+
+
+@triton.jit
+def sum_over_channels(x):
+    """Return a tile summed over the channels, (T, BN)."""
+    T: tl.constexpr = x.shape[0]
+    NR: tl.constexpr = x.shape[2]
+    CW: tl.constexpr = x.shape[3]
+    NL: tl.constexpr = x.shape[4]
+    x = sum_over_lanes(tl.reshape(tl.sum(x, 1), (T, NR * CW * NL, x.shape[5])))
+    left: tl.constexpr = x.shape[0]
+    x = tl.sum(tl.reshape(x, (left, NR, CW, NL * (T // left))), 2)
+    return restore_step_order(tl.reshape(x, (left, NR * NL * (T // left))), T)
+
+
+# ---------------------------------------------------------------------------------------------- factors and scans
+
+
+@triton.jit
+def decay(dt, A_re, A_im, COMPLEX: tl.constexpr):
+    """Return the real and imaginary part of exp(dt A).
+
+    In float32 the angle is measured in half turns r, and sin(pi r) and cos(pi r) are near-minimax polynomials.
+    """
+    size = tl.exp2(dt * (A_re * 1.4426950408889634))
+    if COMPLEX and dt.dtype == tl.float64:
+        s, c = sincos(dt * A_im)
+        re, im = size * c, size * s
+    elif COMPLEX:
+        half_turns = A_im * 0.3183098861837907
+        shifted = dt * half_turns + 12582912.0
+        r = dt * half_turns - (shifted - 12582912.0)
+        q = r * r
+        s = q * 0.07756038697733733 - 0.5982421264103598
+        s = q * s + 2.550069726333355
+        s = q * s - 5.167709684798838
+        s = q * s + 3.141592636895391
+        c = q * -0.024420699929364294 + 0.2349539256378065
+        c = q * c - 1.3352161048711328
+        c = q * c + 4.058709599759716
+        c = q * c - 4.934802156087734
+        odd = shifted.to(tl.int32, bitcast=True) << 31  # the sign bit for an odd number of half turns
+        size = (size.to(tl.int32, bitcast=True) ^ odd).to(tl.float32, bitcast=True)
+        re, im = size * (q * c + 1.0), size * r * s
+    else:
+        re, im = size, size
+    return re, im
+
+
+@triton.jit
+def complex_affine(ar1, ai1, br1, bi1, ar2, ai2, br2, bi2):
+    """Compose x -> a1 x + b1 and x -> a2 x + b2 for complex numbers, with one operation for each product."""
+    return (
+        ar1 * ar2 - ai1 * ai2,
+        ar1 * ai2 + ai1 * ar2,
+        ar2 * br1 + (br2 - ai2 * bi1),
+        ar2 * bi1 + (bi2 + ai2 * br1),
+    )
+
+
+@triton.jit
+def segmented_complex_affine(restart1, ar1, ai1, br1, bi1, restart2, ar2, ai2, br2, bi2):
+    """Compose as `complex_affine`, but ignore the first map where the second restarts the state."""
+    ar, ai, br, bi = complex_affine(ar1, ai1, br1, bi1, ar2, ai2, br2, bi2)
+    return restart1 | restart2, ar, ai, tl.where(restart2, br2, br), tl.where(restart2, bi2, bi)
+
+
+@triton.jit
+def expand_restarts(restart, x):
+    """Return `restart` (T,) for all elements of a tile like x."""
+    return tl.broadcast_to(tl.reshape(restart, (x.shape[0], 1, 1, 1, 1, 1)), x.shape)
+
+
+@triton.jit
+def scan_steps(a_re, a_im, b_re, b_im, restart, COMPLEX: tl.constexpr):
+    """Return x_t = a_t x_{t-1} + b_t from x = 0, and x_t = b_t where `restart` (a tile, or None)."""
+    if COMPLEX:
+        if restart is not None:
+            operands = (restart, a_re, a_im, b_re, b_im)
+            _, _, _, x_re, x_im = tl.associative_scan(operands, 0, segmented_complex_affine)
+        else:
+            _, _, x_re, x_im = tl.associative_scan((a_re, a_im, b_re, b_im), 0, complex_affine)
+    else:
+        if restart is not None:
+            _, _, x_re = tl.associative_scan((restart, a_re, b_re), 0, segmented_affine)
+        else:
+            _, x_re = tl.associative_scan((a_re, b_re), 0, affine)
+        x_im = x_re
+    return x_re, x_im
+
+
+@triton.jit
+def tile_states(a_re, a_im, b_input, b_B, h_re, h_im, p_flags, restart, COMPLEX: tl.constexpr):
+    """Return the states after each step of a tile, from the state h before it. b_input: dt u. restart: (T,), used with flags."""
+    T: tl.constexpr = a_re.shape[0]
+    first, restarts = tl.reshape(tl.arange(0, T) == 0, (T, 1, 1, 1, 1, 1)), None
+    if p_flags is not None:
+        restarts = expand_restarts(restart, a_re)
+        first = first & ~restarts
+    b_re = b_input * pick(b_B, 0)
+    b_im = b_re
+    if COMPLEX:
+        b_re += tl.where(first, a_re * h_re[None] - a_im * h_im[None], 0.0)
+        b_im = b_input * pick(b_B, 1) + tl.where(first, a_re * h_im[None] + a_im * h_re[None], 0.0)
+    else:
+        b_re += tl.where(first, a_re * h_re[None], 0.0)
+    return scan_steps(a_re, a_im, b_re, b_im, restarts, COMPLEX)

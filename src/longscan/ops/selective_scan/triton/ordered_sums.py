@@ -1,0 +1,86 @@
+"""Sums of several programs at the same addresses in a fixed order: each program waits for the additions of the one before it.
+
+The programs of a chain add terms of the same tiles, all from the last tile to the first, each a little behind the one before it,
+so that they seldom wait. `counters` has, for each program, the number of tiles that it has added. The order makes the result
+deterministic, and no memory is needed for the terms of single programs.
+
+Loops and barriers of Triton would keep the compiler from loading the next tile in advance, so they are PTX on NVIDIA GPUs.
+Elsewhere, and in Triton's interpreter, plain Triton code does the same (PTX = False).
+"""
+
+import triton
+import triton.language as tl
+
+from longscan.ops.selective_scan.triton.math import as_integers
+
+
+@triton.jit
+def signal(counter, count, FENCED: tl.constexpr, PTX: tl.constexpr):
+    """Store `count`, unless it is 0. FENCED: a program that sees `count` sees all earlier stores of this program, too."""
+    if PTX and FENCED:
+        code: tl.constexpr = """{
+            .reg .pred due, first;
+            mov.u32 $0, %tid.x;
+            setp.gt.s32 due, $2, 0;
+            setp.eq.and.u32 first, $0, 0, due;
+            @due bar.sync 0;
+            @first st.release.gpu.global.s32 [$1], $2;
+        }"""
+        args = [counter.to(tl.int64), count]
+        tl.inline_asm_elementwise(code, "=&r,l,r", args, dtype=tl.int32, is_pure=False, pack=1)
+    elif PTX:
+        relaxed: tl.constexpr = """{
+            .reg .pred first;
+            mov.u32 $0, %tid.x;
+            setp.eq.u32 first, $0, 0;
+            setp.gt.and.s32 first, $2, 0, first;
+            @first st.relaxed.gpu.global.s32 [$1], $2;
+        }"""
+        args = [counter.to(tl.int64), count]
+        tl.inline_asm_elementwise(relaxed, "=&r,l,r", args, dtype=tl.int32, is_pure=False, pack=1)
+    elif count > 0:
+        tl.debug_barrier()
+        tl.atomic_xchg(counter, count, sem="release")
+
+
+@triton.jit
+def poll(counter, least, PTX: tl.constexpr):
+    """Return the counter as it is now, unless `least` is 0. The load is issued here and waited for where the value is used."""
+    if PTX:
+        code: tl.constexpr = """{
+            .reg .pred due;
+            mov.s32 $0, 0;
+            setp.gt.s32 due, $2, 0;
+            @due ld.relaxed.gpu.global.s32 $0, [$1];
+        }"""
+        args = [counter.to(tl.int64), least]
+        seen = tl.inline_asm_elementwise(code, "=&r,l,r", args, dtype=tl.int32, is_pure=False, pack=1)
+    else:
+        seen = tl.atomic_add(counter, 0)
+    return seen
+
+
+@triton.jit
+def spin_wait(counter, seen, least, FENCED: tl.constexpr, PTX: tl.constexpr):
+    """Wait until the counter, last `seen`, is at least `least`."""
+    if PTX:
+        code: tl.constexpr = """{
+            .reg .pred late;
+            mov.s32 $0, $2;
+            again: setp.lt.s32 late, $0, $3;
+            @late ld.HOW.gpu.global.s32 $0, [$1];
+            @late bra again;
+        }""".replace("HOW", "acquire" if FENCED else "relaxed")
+        args = [counter.to(tl.int64), seen, least]
+        tl.inline_asm_elementwise(code, "=&r,l,r,r", args, dtype=tl.int32, is_pure=False, pack=1)
+    else:
+        while seen < least:
+            seen = tl.atomic_add(counter, 0)
+
+
+@triton.jit
+def dependency_token(x):
+    """Return 0 with a data dependency on every element of x, so that a store of it cannot be reordered before their loads."""
+    bits = as_integers(x)
+    size: tl.constexpr = bits.dtype.primitive_bitwidth - 1
+    return (tl.max(tl.ravel(bits & ((1 << size) - 1)), 0) >> size).to(tl.int32)
