@@ -48,7 +48,7 @@ def test_seeds_that_were_trained_together_have_their_test_scores(row: PublishedR
 def test_settings_of_the_record_differ_from_the_row_only_as_the_reason_says(row: PublishedRow) -> None:
     settings = read_seeds(RESULTS / "protocol")["published_parity-ma"]["settings"]
     assert settings["about"]["recipe"] == row.recipe
-    assert (settings["task"]["data"], row.settings) == ("stream", {"task.data": "samples"})
+    assert (settings["task"]["data"], row.settings["task.data"]) == ("stream", "samples")
     assert "batch_repeats" not in settings["training"], "each batch is used once"
     assert (settings["training"]["steps"], settings["training"]["select"]) == (row.updates, "best")
 

@@ -5,19 +5,23 @@ import os
 import signal
 import threading
 import time
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from accelerate import Accelerator
 from safetensors.torch import load_file
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from longscan.engine import Callback, Engine, StepResult
-from longscan.tasks import TASKS, Batch
+from longscan.tasks import TASKS, Batch, classification
 from longscan.training import Run, Settings, train
 from longscan.training.settings import CurriculumSettings, ModelSettings, SettingError, TrainingSettings
-from longscan.training.stacked import StackableRun, stack_batches, train_stacked, unstackable_reason
+from longscan.training.stacked import StackableRun, _StackedStep, stack_batches, train_stacked, unstackable_reason
+from longscan.training.trainer import Trainer
 from made_up import MADE_UP
 
 PARITY = {"suite": "aussm", "train_lengths": (3, 12), "eval_lengths": (13, 20), "valid_size": 16, "test_size": 16}
@@ -116,6 +120,35 @@ def test_runs_on_a_gpu_are_those_of_separate_training(tmp_path: Path, capture: b
     runs = runs_of(case, tmp_path / "together", 3)
     for stacked, run in zip(train_stacked(runs), runs, strict=True):
         assert_same_run(stacked, train(run.settings, tmp_path / "separate" / run.folder.name, command="a command"), 1e-2)
+
+
+class NoReads(TorchDispatchMode):
+    """Raise an error where a step would read a value back to the host, which a CUDA graph does not allow."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+        indices = args[1] if "index" in str(func) and len(args) > 1 and isinstance(args[1], list | tuple) else ()
+        by_mask = any(isinstance(x, torch.Tensor) and x.dtype == torch.bool for x in indices)
+        if by_mask or func in (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.nonzero.default):
+            raise AssertionError(f"{func} depends on values")
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("is_in_graph", [True, False])
+def test_captured_update_of_a_task_that_scores_some_steps_reads_no_value(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_in_graph: bool
+) -> None:
+    case = settings(TASKS["parity"](**PARITY), "ma am")
+    case = replace(case, model=replace(case.model, backend="eager"), training=replace(case.training, clip=1.0))
+    trainers = [
+        Trainer(run.settings, run.folder, Accelerator(cpu=True), "a command", resume=False, progress=False, test=True)
+        for run in runs_of(case, tmp_path)
+    ]
+    step = _StackedStep(trainers)
+    batch = stack_batches([trainer.task.batch("train", 0, 8, number) for number, trainer in enumerate(trainers)])
+    step(batch)  # the optimiser creates its state
+    monkeypatch.setattr(classification, "is_captured", lambda: is_in_graph)
+    with NoReads(), nullcontext() if is_in_graph else pytest.raises(AssertionError, match="depends on values"):
+        step(batch)
 
 
 def test_runs_continue_after_a_signal(tmp_path: Path) -> None:
