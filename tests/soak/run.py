@@ -56,7 +56,7 @@ KINDS = {
     "streaming": Kind(17, 1, 1, whole=True),
     "kills": Kind(50, 4, 60),
     "damage": Kind(2000, 300, 30),
-    "tracing": Kind(2836, 40, 240),
+    "tracing": Kind(3076, 40, 240),
     "contracts": Kind(100_000, 300, 60),
 }
 
