@@ -1,6 +1,6 @@
 """The records of context_parallel.py as a table, with what a model of the exchange expects, and as a picture beside the file.
 
-python benchmarks/context_page.py results/bench/context_parallel.jsonl
+python benchmarks/context_page.py results/context_parallel.jsonl
 """
 
 import argparse

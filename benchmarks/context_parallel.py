@@ -1,12 +1,12 @@
 """Time, memory and exchanged bytes of training steps with sequences that are split over processes.
 
     python benchmarks/context_parallel.py --lengths 65536 131072
-    torchrun --nproc-per-node 2 benchmarks/context_parallel.py --lengths 65536 131072 --out results/bench/context_parallel.jsonl
-    torchrun --nproc-per-node 2 benchmarks/context_parallel.py --longest --recompute 1 --out results/bench/context_parallel.jsonl
+    torchrun --nproc-per-node 2 benchmarks/context_parallel.py --lengths 65536 131072 --out results/context_parallel.jsonl
+    torchrun --nproc-per-node 2 benchmarks/context_parallel.py --longest --recompute 1 --out results/context_parallel.jsonl
     torchrun --nproc-per-node 2 benchmarks/context_parallel.py --check --lengths 32768
     torchrun --nproc-per-node 2 benchmarks/context_parallel.py --stacks --exchanges 1024 1048576
     python benchmarks/context_parallel.py --alternatives
-    python benchmarks/context_page.py results/bench/context_parallel.jsonl
+    python benchmarks/context_page.py results/context_parallel.jsonl
 
 The first two measure stacks on one process and on two: forward and backward pass of a batch of one sequence of random tokens, in
 bfloat16 autocast on GPUs and in float32 on CPUs, and print a row for each length. Lengths are those of whole sequences. A length
