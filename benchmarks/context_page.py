@@ -103,9 +103,11 @@ def draw(rows: list[Row], path: Path) -> None:
             }
             timed = [row for row in mine if row["seconds"]]
             times.plot([row["length"] for row in timed], [row["seconds"] for row in timed], label=label, **style)
+            mine = [row for row in mine if row["seconds"] or row["length"] > timed[-1]["length"]]
             memory.plot([row["length"] for row in mine], [row["memory"] / 1e9 for row in mine], label=label, **style)
-            longest.barh(label, mine[-1]["length"], color=f"C{int(recompute)}", alpha=1 if count == 1 else 0.6)
-            longest.text(mine[-1]["length"], place, f" {mine[-1]['length']:,}", va="center", fontsize=8)
+            if not recompute:  # the longest with recomputation was not looked for everywhere
+                longest.barh(label, mine[-1]["length"], color="C0", alpha=1 if count == 1 else 0.6)
+                longest.text(mine[-1]["length"], place, f" {mine[-1]['length']:,}", va="center", fontsize=8)
         times.set(title=stack, xscale="log", yscale="log", xlabel="steps", ylabel="seconds of a training step")
         memory.set(title=stack, xscale="log", yscale="log", xlabel="steps", ylabel="GB on each GPU")
         longest.set(title=f"{stack}: longest sequence trained", xlabel="steps")

@@ -73,7 +73,7 @@ class _Piece(torch.autograd.Function):
     def forward(ctx: Any, op: "_CustomOp", exchange: PieceExchange, *args: Any) -> Any:
         ctx.op, ctx.exchange = op, exchange
         y, _, *kept = op.call_unchecked(*args, enter=exchange.enter)
-        output = y, exchange.last, *kept
+        output = y, exchange.take_last(), *kept
         op.save(ctx, [exchange.entering if x is exchange.initial_state else x for x in args], output)
         return output
 
@@ -146,7 +146,7 @@ class _CustomOp:
         if torch.is_grad_enabled() and any(isinstance(x, Tensor) and x.requires_grad for x in args):
             y, last, *_ = _Piece.apply(self, exchange, *args)  # type: ignore[no-untyped-call]
             return y, last
-        return self.call_unchecked(*args, enter=exchange.enter)[0], exchange.last
+        return self.call_unchecked(*args, enter=exchange.enter)[0], exchange.take_last()
 
     def vmap(self, info: Any, in_dims: tuple[int | None, ...], *args: Any) -> tuple[Any, Any]:
         """Fold the mapped axis into the batch where every mapped argument has one.

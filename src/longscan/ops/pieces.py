@@ -49,14 +49,14 @@ class PieceExchange:
 
     def __init__(self, split: SequenceSplit, initial_state: Tensor, flags: Tensor | None, is_complex: bool) -> None:
         self.split, self.initial_state, self.flags, self.is_complex = split, initial_state, flags, is_complex
-        self.factors = self.entering = self.last = initial_state  # until `enter` has found them
+        self.factors = self.entering = initial_state  # until `enter` has found them
+        self._last: Tensor | None = None
         self.restarts: list[Tensor] = []
 
     def enter(self, factor: Tensor, final: Tensor) -> Tensor:
         """Return the state before this piece, from its factor and its state after the piece from a zero state.
 
-        factor: of the shape of the state. It need not consider restarts. `entering` becomes the result, and `last` the state
-            after the last piece.
+        factor: of the shape of the state. It need not consider restarts. `entering` becomes the result.
         """
         restarts = [] if self.flags is None else [(self.flags == RESET).any(1).to(final.dtype)]
         finals, self.factors, *self.restarts = all_gather_together([final, factor, *restarts], self.split)
@@ -64,8 +64,18 @@ class PieceExchange:
         for piece in range(self.split.size):
             self.entering = state if piece == self.split.rank else self.entering
             state = finals[piece] + self._carry(piece, state, self.factors[piece])
-        self.last = state
+        self._last = state
         return self.entering
+
+    def take_last(self) -> Tensor:
+        """Return the state after the last piece, once.
+
+        It is an output of the autograd function that keeps this object: if both held each other, the tensors that the function
+        saved would stay in memory until Python's garbage collection.
+        """
+        last, self._last = self._last, None
+        assert last is not None
+        return last
 
     def leave(self, grad: Tensor, grad_last: Tensor) -> Tensor:
         """Return the gradient with respect to the state after this piece.
