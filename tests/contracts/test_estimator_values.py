@@ -26,6 +26,8 @@ from longscan.estimators.series import StandardisedSeries
 
 RECORD = Path(__file__).with_name("estimator_values.json")
 TOLERANCE = 2e-4  # training repeats and enlarges rounding errors
+# The error that is left out of a regression on thousands of features differs between processors by up to 2e-3.
+TOLERANCES = dict.fromkeys(("classifier", "classifier of even series", "regressor"), 5e-3)
 COMMON: dict[str, Any] = {"device": "cpu", "random_state": 0}
 STACK: dict[str, Any] = {"spec": "lru", "d_model": 4, "d_state": 4, "epochs": 3, "batch_size": 8, "lr": 0.01, **COMMON}
 FORECAST: dict[str, Any] = {"horizon": 4, "window": 12, "d_model": 4, "d_state": 2, "epochs": 3, "lr": 0.01, **COMMON}
@@ -190,7 +192,7 @@ def test_record_has_every_case() -> None:
 @pytest.mark.parametrize("name", CASES)
 def test_values_match_the_record(name: str) -> None:
     recorded = json.loads(RECORD.read_text(encoding="utf-8"))[name]
-    assert not list_differences(compute_values(name), recorded, tolerance=TOLERANCE)
+    assert not list_differences(compute_values(name), recorded, tolerance=TOLERANCES.get(name, TOLERANCE))
 
 
 if __name__ == "__main__":
