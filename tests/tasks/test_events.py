@@ -2,6 +2,7 @@
 
 import os
 import struct
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -545,3 +546,27 @@ def test_real_nmnist_has_the_published_sizes():
     sample = read_nmnist(ROOT / "tonic_sample_nmnist.bin")
     assert len(sample.t) == 4325
     assert 300_000 < sample.t[-1] < 320_000
+
+
+def test_published_augmentations_have_these_strengths():
+    """What a data set does not list is off."""
+    off = {"drop": 0, "chunk": 0, "space": 0, "skew": 1, "time": 0, "noise": 0, "roll": 0, "angle": 0, "scale": 1, "cutmix": 0}
+    given = {
+        "shd": {"drop": 0.1, "chunk": 0.02, "space": 0.55, "skew": 1.2, "time": 1, "noise": 35, "cutmix": 0.3},
+        "ssc": {"drop": 0.1, "chunk": 0.02, "space": 1, "skew": 1.05, "time": 3, "noise": 100, "cutmix": 0.3},
+        "dvs_gesture": {
+            "drop": 0.05,
+            "chunk": 0.02,
+            "space": 0.3,
+            "skew": 1.12,
+            "time": 5,
+            "roll": 32,
+            "angle": 10,
+            "scale": 1.2,
+            "cutmix": 0.4,
+        },
+        "nmnist": {"drop": 0.05, "chunk": 0.02, "space": 0.3, "skew": 1.12, "time": 5},
+    }
+    assert {name: asdict(strengths) for name, strengths in PUBLISHED.items()} == {
+        name: off | {"probability": 0.3} | strengths for name, strengths in given.items()
+    }
