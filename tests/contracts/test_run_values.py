@@ -38,6 +38,7 @@ CASES = {
     "average": "spec=lru average=0.7 average_start=0.3 select=average lr=0.02",
     "mean of the weights": "spec=lru average=1 average_start=0.5 lr=0.02",
     "best": "spec=lru select=best best_by=loss eval_every=1 patience=2 lr=0.1 steps=12",
+    "best of equal scores": "spec=lru select=best eval_every=1 lr=0.002",
     "solved": "spec=lru solved_at=0.3 solved_for=2 steps=20",
     "curriculum": "spec=lru curriculum.start=4 curriculum.end=8 curriculum.increment=2 curriculum.every=2 "
     "curriculum.threshold=0.2 log_every=1",

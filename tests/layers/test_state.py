@@ -4,8 +4,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from longscan.blocks import BLOCKS
+from longscan.layers import LAYERS
 from longscan.layers.checks import check_state_form, state_form
-from longscan.layers.state import ScanState, layer_state, restarted_rows, zero_rows
+from longscan.layers.state import ScanState, layer_state, restarted_rows, state_tensors, zero_rows
 
 
 @layer_state
@@ -66,3 +68,20 @@ def test_state_with_another_shape_raises(shape):
     check_state_form(ScanState(torch.zeros(2, 2), torch.zeros(2, dtype=torch.int64)), form, 2)
     with pytest.raises(ValueError, match="`state` must have tensors of shapes"):
         check_state_form(ScanState(torch.zeros(shape), torch.zeros(2, dtype=torch.int64)), form, 2)
+
+
+@pytest.mark.parametrize("name", [*LAYERS, *BLOCKS])
+def test_states_of_all_layers_and_blocks_have_rows_dtypes_and_sizes(name):
+    """`select_rows`, `to`, `detach` and `nbytes` of the state before the first step, also of those inside it."""
+    module = (LAYERS[name] if name in LAYERS else BLOCKS[name])(8)
+    state = module.initial_state(3)
+    if state is None:
+        return
+    parts = state_tensors(state)
+    assert state.nbytes == sum(part.nbytes for part in parts)
+    rows = state.select_rows(torch.tensor([2, 0]))
+    for part, selected in zip(parts, state_tensors(rows), strict=True):
+        assert torch.equal(selected, part[[2, 0]])
+    assert type(rows) is type(state.detach()) is type(state)
+    wide = [part.dtype for part in state_tensors(state.to(torch.float64)) if part.is_floating_point()]
+    assert set(wide) <= {torch.float64}
