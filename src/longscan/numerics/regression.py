@@ -13,8 +13,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from scipy.linalg import solve_toeplitz
-from scipy.signal import lfilter
 
 LAGS = 24  # of the autoregression, at most
 ROUNDS = 2  # of autoregression and regression
@@ -26,6 +24,8 @@ Array = np.ndarray[Any, np.dtype[np.float64]]
 
 def generalised_least_squares(y: Sequence[Array], x: Sequence[Array]) -> Array:
     """Return weights (K,) of x (L_i, K) for y (L_i,), whose errors are an autoregression."""
+    from scipy.signal import lfilter  # here, since importing the tasks must not need SciPy
+
     weight = _least_squares(y, x)
     order = min(LAGS, max(map(len, y)) // 4)
     for _ in range(ROUNDS if order else 0):
@@ -50,6 +50,8 @@ def _autoregression(series: Sequence[Array], order: int) -> Array:
     covariance = np.sum(products, axis=0)
     if not covariance[0] > 0:
         return np.zeros(order)
+    from scipy.linalg import solve_toeplitz
+
     column = covariance[:-1].copy()
     column[0] *= 1 + COVARIANCE_RIDGE
     coefficients: Array = solve_toeplitz(column, covariance[1:])
