@@ -40,7 +40,7 @@ from typing import Any, NamedTuple
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = Path("src/longscan")
 PARTS = ("ops", "layers", "blocks", "training", "tasks", "estimators")
-EXCLUDED_FILES = ("triton", "_native.pyi")  # parts of file names
+EXCLUDED_FILES = ("triton", "_native.pyi")  # parts of paths inside the package
 EXCLUDED_ARGUMENTS = {"zip": {"strict"}, "dataclass": {"frozen", "slots", "kw_only"}}  # call -> excluded arguments
 EQUIVALENT = Path(__file__).with_name("equivalent.json")
 # Replacements that raise TypeError on floats or compare identities: any test that executes the line detects them.
@@ -63,8 +63,8 @@ class Position(NamedTuple):
 
 def list_source_files(part: str) -> list[Path]:
     """Return the Python files of a part of the package, relative to the repository."""
-    files = sorted((ROOT / PACKAGE / part).rglob("*.py"))
-    return [path.relative_to(ROOT) for path in files if not any(text in path.name for text in EXCLUDED_FILES)]
+    files = sorted(path.relative_to(ROOT) for path in (ROOT / PACKAGE / part).rglob("*.py"))
+    return [path for path in files if not any(text in str(path.relative_to(PACKAGE)) for text in EXCLUDED_FILES)]
 
 
 def find_excluded_spans(source: str) -> list[tuple[tuple[int, int], tuple[int, int]]]:

@@ -231,3 +231,11 @@ def test_damaged_file_of_verdicts_is_logged(
     monkeypatch.setattr(dispatch, "verdicts_path", lambda: tmp_path / "verdicts.json")
     assert read_verdicts() == {}
     assert "verdicts.json: damaged" in caplog.text
+
+
+@pytest.mark.parametrize("name", ["cpu", "meta", "mps"])
+def test_verdicts_are_those_of_a_device_type_and_versions(name):
+    """Only CUDA devices have a name of their own."""
+    key = dispatch.verdicts_key(torch.device(name))
+    assert key.split(", ")[0] == name
+    assert [part.split(" ")[0] for part in key.split(", ")[1:]] == ["longscan", "torch", "triton"]

@@ -281,3 +281,13 @@ def test_real_genomes_have_23_species():
 def test_constant_score_of_real_text():
     task = ByteText(path=str(ROOT / "text" / "tinyshakespeare"))
     assert 4.5 < task.constant_score() < 5.1
+
+
+def test_every_byte_can_be_the_next_one(tmp_path):
+    (tmp_path / "x").write_bytes(bytes(range(256)) * 4)
+    task = ByteText(path=str(tmp_path / "x"), window=3, valid_fraction=0.2)
+    batch = task.batch("test", 0, 4)
+    output = torch.zeros(4, 3, 256)
+    for row, byte in enumerate((0, 97, 254, 255)):
+        output[row, -1, byte] = 9
+    assert [row["next"] for row in task.decode(output, batch)] == [repr(bytes([byte])) for byte in (0, 97, 254, 255)]

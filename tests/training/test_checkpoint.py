@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from longscan.training import SettingError, TrainingSettings
+from longscan.training import SettingError, TrainingSettings, train, trainer
 from longscan.training.checkpoint import (
     find_checkpoint,
     generator_states,
@@ -22,6 +22,7 @@ from longscan.training.checkpoint import (
     write_checkpoint,
     write_tensors,
 )
+from longscan.training.logs import RunLog
 from longscan.training.trainer import build_optimizer
 
 
@@ -155,3 +156,15 @@ def test_folders_of_a_checkpoint_are_made(tmp_path: Path) -> None:
     save_value(target, 3.0)
     assert load_value(target) == load_value(target)
     assert sorted(path.name for path in target.parent.iterdir()) == ["last"]
+
+
+def test_rows_of_the_log_reach_the_disk_before_a_checkpoint_from_which_a_run_resumes(
+    tiny: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    events: list[str] = []
+    write = trainer.write_checkpoint
+    monkeypatch.setattr(RunLog, "flush", lambda _: events.append("flush"))
+    monkeypatch.setattr(trainer, "write_checkpoint", lambda target, *rest: events.append(target.name) or write(target, *rest))
+    train(tiny(steps=4, eval_every=2, select="best"), tmp_path / "run")
+    assert events.count("flush") == events.count("last") >= 2
+    assert [events[index - 1] for index, name in enumerate(events) if name == "last"] == ["flush"] * events.count("last")
