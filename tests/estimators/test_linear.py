@@ -242,3 +242,11 @@ def test_many_short_series_are_forecast_by_the_regression_of_all():
     assert model.validation_curve_[0] < 0.05
     errors = [np.abs(model.predict(y[:30]) - y[30:]).mean() for y in series]
     assert np.mean(errors) < 0.2
+
+
+def test_one_window_to_forecast_in_each_part_is_enough():
+    """Of three short series the last two are forecast once; there must be as many windows to fit to as a window has steps."""
+    assert usable_windows(np.array([30, 18, 18]), 6, [12]) == [12]
+    assert usable_windows(np.array([30, 18]), 6, [12]) == []
+    assert usable_windows(np.array([28, 18, 18]), 6, [12]) == [12]
+    assert usable_windows(np.array([27, 18, 18]), 6, [12]) == []

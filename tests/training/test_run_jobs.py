@@ -71,6 +71,7 @@ def test_time_limit_interrupts_and_then_kills_jobs(
     assert all(result.status in STOPPED for result in ended.values())
     assert "ready" in (tmp_path / "stubborn.txt").read_text()
     assert ended["stubborn"].status == -9
+    assert ended["interruptible"].status != -9, "it ends by the signal"
     assert run_jobs(jobs, [""], 2, 0.0) == {}, "the limit is zero"
 
 
