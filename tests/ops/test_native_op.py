@@ -1,6 +1,7 @@
 """The custom ops around native kernels, tested with the compiled kernels, or with PyTorch functions where they are missing."""
 
 from concurrent.futures import ThreadPoolExecutor
+from importlib.util import find_spec
 from types import SimpleNamespace
 
 import pytest
@@ -101,6 +102,8 @@ def kernels(monkeypatch):
     module, original = NativeOp._module, dispatch.unsupported_reason
     monkeypatch.setattr(dispatch, "unsupported_reason", lambda op, *args: None if op in missing else original(op, *args))
     monkeypatch.setattr(_native_op, "GROUPED", ())  # the functions of PyTorch accept no groups of parameters
+    if find_spec("triton") is not None:  # nor can a compiler trace them as kernels, like those of Triton's interpreter
+        monkeypatch.setattr("longscan.ops._gpu.INTERPRETED", True)
     monkeypatch.setattr(
         NativeOp, "_module", lambda self, backend: TORCH_BACKENDS[self._name] if self._name in missing else module(self, backend)
     )

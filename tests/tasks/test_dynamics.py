@@ -183,7 +183,7 @@ def test_damaged_activities_raise(folder):
         (
             ("A01,1,2", "JSI.txt:2: the line must have 8 columns .*, got 3"),
             (valid[1].replace("walking", "flying"), "JSI.txt:2: the activity must be one of .*, got 'flying'"),
-            (valid[1].replace("0-000-0", "9-000-0"), "JSI.txt:2: the tag must be one of .*, got '9"),
+            (valid[1].replace("0-000-0", "9-000-0"), "JSI.txt:2: the tag must be one of .*, got '0[12]9-000-"),
             (",".join([*valid[1].split(",")[:4], "x", "1", "2", "walking"]), "JSI.txt:2: ticks, x, y and z must be numbers"),
             (",".join([*valid[1].split(",")[:4], "inf", "1", "2", "walking"]), "JSI.txt:2: x, y and z must be finite, got "),
         )
