@@ -1,6 +1,7 @@
 """Write FILE.md and FILE.png next to a file of records FILE.jsonl: tables and a figure of the latest row of each measurement."""
 
 from collections.abc import Iterator, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ QUANTITIES = {  # field of a row -> column
     "share_of_scans": "share of scans",
 }
 DRAWN = ("forward_backward_ms", "forward_ms", "peak_mib")
+RESULTS = Path(__file__).parents[1] / "results"
 SWEPT = ("L", "K")  # axes of the shape by which rows of one group may differ
 
 
@@ -132,3 +134,34 @@ def write_page(path: Path) -> None:
         lines += [f"## {title}{', ' * bool(sizes)}{sizes}", "", *table(group), "", origin(group), ""]
     path.with_suffix(".md").write_text("\n".join(lines), "utf-8")
     draw(rows, path.with_suffix(".png"))
+
+
+@cache
+def recorded_keys(path: Path, fields: tuple[str, ...]) -> frozenset[tuple[Any, ...]]:
+    """Return the values of `fields` of all rows of a file of records, none if there is no such file. The file is read once."""
+    return frozenset(tuple(row[name] for name in fields) for row in read_records(path)) if path.exists() else frozenset()
+
+
+def section_marks(name: str) -> tuple[str, str]:
+    """Return the comments at the beginning and at the end of a section of a page."""
+    return f"<!-- {name} -->", f"<!-- end of {name} -->"
+
+
+def read_section(page: Path, name: str) -> str:
+    """Return the text between the comments of a section of a page."""
+    begin, end = section_marks(name)
+    return page.read_text("utf-8").partition(begin)[2].partition(end)[0]
+
+
+def write_section(path: Path, page: Path, name: str, text: str) -> None:
+    """Write text that was made from the records `path` between the comments `name` and `end of name` of a page.
+
+    Text of records outside of results/ is written into FILE.md instead.
+    """
+    begin, end = section_marks(name)
+    text = f"{begin}\n\n{text}\n{end}"
+    if path.parent.parent != RESULTS:
+        path.with_suffix(".md").write_text(text + "\n", "utf-8")
+        return
+    before, _, rest = page.read_text("utf-8").partition(begin)
+    page.write_text(before + text + rest.partition(end)[2], "utf-8")

@@ -25,6 +25,7 @@ from harness import CPU, ROOT, Measurement, Row, provenance
 from longscan.estimators import SSMClassifier
 from longscan.report.records import Record, read_records
 from longscan.tasks.timeseries.files import Recordings, read_arff, read_arff_dimensions, read_ts
+from page import recorded_keys, write_section
 
 SETS = (
     "AtrialFibrillation",
@@ -40,8 +41,8 @@ SPECS = ("aussm", "s5", "mamba", "s7", "lru", "s4d", "mamba s5")  # of the train
 MINUTES = 4.0  # that the fit of a trained stack may take
 FAR = 0.08  # a loss of accuracy to the reference that the table counts
 OURS, REFERENCE = "SSMClassifier", "MiniRocket"
-BEGIN, END = "<!-- classification -->", "<!-- end of classification -->"
-PAGE = ROOT / "docs/howto/estimators.md"
+KEY = ("set", "method", "seed")  # fields that tell rows apart
+PAGE, SECTION = ROOT / "docs/howto/estimators.md", "classification"
 
 Series = list[np.ndarray]  # (L_i, C) each
 
@@ -181,32 +182,18 @@ def measure(data: str, name: str, seed: int) -> Row:
     }
 
 
-@cache
-def _recorded(path: Path) -> frozenset[tuple[Any, ...]]:
-    return frozenset(map(_key, read_records(path))) if path.exists() else frozenset()
-
-
-def _key(row: Record) -> tuple[Any, ...]:
-    return row["set"], row["method"], row["seed"]
-
-
 def rows_of(options: Any, *, name: str) -> Iterator[Row]:
     """Yield the rows of a method that the file has not."""
     path = (options.out or ROOT / "results/classification") / f"{options.name or 'classification'}.jsonl"
     for seed in range(1 if not METHODS[name].random or options.quick else options.runs):
         for data in SETS[1:2] if options.quick else SETS:
-            if time.perf_counter() < options.end and (options.quick or (data, name, seed) not in _recorded(path)):
+            if time.perf_counter() < options.end and (options.quick or (data, name, seed) not in recorded_keys(path, KEY)):
                 yield measure(data, name, seed)
 
 
 def write_page(path: Path) -> None:
-    """Write the table of a file of records: that of results/ into the page of the documentation, others into FILE.md."""
-    text = f"{BEGIN}\n\n{table(read_records(path))}\n{END}"
-    if path.parent != ROOT / "results/classification":
-        path.with_suffix(".md").write_text(text + "\n", "utf-8")
-        return
-    before, _, rest = PAGE.read_text("utf-8").partition(BEGIN)
-    PAGE.write_text(before + text + rest.partition(END)[2], "utf-8")
+    """Write the table of a file of records into the page of the documentation."""
+    write_section(path, PAGE, SECTION, table(read_records(path)))
 
 
 def table(rows: Sequence[Record]) -> str:

@@ -29,14 +29,15 @@ from torch import Tensor, nn
 from harness import CPU, ROOT, Measurement, Row, provenance
 from longscan.estimators import SSMForecaster
 from longscan.report.records import Record, read_records
+from page import recorded_keys, write_section
 
 HORIZONS = (24, 96, 336, 720)
 WINDOWS = (24, 96, 192, 336, 720)  # of the ridge regression
 PENALTIES = (0.0, 1e-4, 1e-3, 1e-2, 1e-1, 1.0)  # of the ridge regression, in units of the mean variance of its features
 ORIGINS = 400  # of forecasts at most
 FEW, FEW_ALL = 40, 8  # origins of AutoETS with one channel, and with all
-BEGIN, END = "<!-- forecasts -->", "<!-- end of forecasts -->"
-PAGE = ROOT / "docs/howto/forecasts.md"
+KEY = ("set", "channels", "horizon", "model", "seed")  # fields that tell rows apart
+PAGE, SECTION = ROOT / "docs/howto/forecasts.md", "forecasts"
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
 Forecast = Callable[[Array], Array]  # maps all steps before an origin (t, C) to those that follow (horizon, C)
@@ -311,13 +312,8 @@ def measure(data: Part, channels: str, horizon: int, name: str, seed: int, quick
     return row | ({} if fitted.note is None else {"note": fitted.note}) | about
 
 
-@cache
-def _recorded(path: Path) -> frozenset[tuple[Any, ...]]:
-    return frozenset(map(_key, read_records(path))) if path.exists() else frozenset()
-
-
 def _key(row: Record) -> tuple[Any, ...]:
-    return tuple(row[name] for name in ("set", "channels", "horizon", "model", "seed"))
+    return tuple(row[name] for name in KEY)
 
 
 def rows_of(options: Any, *, name: str) -> Iterator[Row]:
@@ -328,18 +324,13 @@ def rows_of(options: Any, *, name: str) -> Iterator[Row]:
             for channels in (data.target, "all"):
                 for horizon in HORIZONS[:1] if options.quick else HORIZONS:
                     key = (data.name, channels, horizon, name, seed)
-                    if time.perf_counter() < options.end and (options.quick or key not in _recorded(path)):
+                    if time.perf_counter() < options.end and (options.quick or key not in recorded_keys(path, KEY)):
                         yield measure(data, channels, horizon, name, seed, options.quick)
 
 
 def write_page(path: Path) -> None:
-    """Write the tables of a file of records: those of results/ into the page of the documentation, others into FILE.md."""
-    text = f"{BEGIN}\n\n{tables(read_records(path))}\n{END}"
-    if path.parent != ROOT / "results/forecasts":
-        path.with_suffix(".md").write_text(text + "\n", "utf-8")
-        return
-    before, _, rest = PAGE.read_text("utf-8").partition(BEGIN)
-    PAGE.write_text(before + text + rest.partition(END)[2], "utf-8")
+    """Write the tables of a file of records into the page of the documentation."""
+    write_section(path, PAGE, SECTION, tables(read_records(path)))
 
 
 def tables(rows: Sequence[Record]) -> str:

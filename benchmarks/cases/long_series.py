@@ -17,7 +17,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from functools import cache, partial
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -25,11 +25,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from cases.classification import METHODS, compile_kernels, read_set
+from cases.classification import KEY, METHODS, compile_kernels, read_set
 from harness import CPU, ROOT, Measurement, Row, provenance
 from longscan.report.records import Record, read_records
 from longscan.tasks.dna.fasta import read_fasta
 from longscan.tasks.events.files import read_nmnist, read_sample_list
+from page import recorded_keys, write_section
 
 EVENTS_EACH = 100  # recordings of each part
 SPECIES = ("human", "mouse", "dog", "cow")
@@ -37,8 +38,7 @@ BASES_STEPS, BASES_TRAIN, BASES_TEST = 6000, 20, 25  # steps of a window, window
 GESTURES_JOINED, MAJORITY, GESTURES_TRAIN, GESTURES_TEST = 20, 8, 64, 64  # recordings of a series; series of each part
 NAMES = ("SSMClassifier", "constant", "MiniRocket", "MultiRocket-Hydra", "QUANT")
 QUICK_SERIES, QUICK_STEPS = 8, 500  # of each part
-BEGIN, END = "<!-- long series -->", "<!-- end of long series -->"
-PAGE = ROOT / "docs/howto/models.md"
+PAGE, SECTION = ROOT / "docs/howto/models.md", "long series"
 
 Series = list[np.ndarray]  # (L_i, C) each
 
@@ -162,22 +162,13 @@ def _with_gaps(part: Part) -> Series:
     return [np.column_stack([values, gap]) for values, gap in zip(part.series, gaps, strict=True)]
 
 
-@cache
-def _recorded(path: Path) -> frozenset[tuple[Any, ...]]:
-    return frozenset(map(_key, read_records(path))) if path.exists() else frozenset()
-
-
-def _key(row: Record) -> tuple[Any, ...]:
-    return row["set"], row["method"], row["seed"]
-
-
 def rows_of(options: Any, *, name: str) -> Iterator[Row]:
     """Yield the rows of a method that the file has not."""
     path = (options.out or ROOT / "results/classification") / f"{options.name or 'long_series'}.jsonl"
     context = multiprocessing.get_context("spawn")
     for seed in range(1 if not METHODS[name].random or options.quick else options.runs):
         for data in SETS:
-            if time.perf_counter() < options.end and (options.quick or (data, name, seed) not in _recorded(path)):
+            if time.perf_counter() < options.end and (options.quick or (data, name, seed) not in recorded_keys(path, KEY)):
                 with ProcessPoolExecutor(1, mp_context=context) as pool:
                     row = pool.submit(fit_and_score, data, name, seed, torch.get_num_threads(), options.quick).result()
                 about = provenance(CPU)
@@ -186,13 +177,8 @@ def rows_of(options: Any, *, name: str) -> Iterator[Row]:
 
 
 def write_page(path: Path) -> None:
-    """Write the table of a file of records: that of results/ into the page of the documentation, others into FILE.md."""
-    text = f"{BEGIN}\n\n{table(read_records(path))}\n{END}"
-    if path.parent != ROOT / "results/classification":
-        path.with_suffix(".md").write_text(text + "\n", "utf-8")
-        return
-    before, _, rest = PAGE.read_text("utf-8").partition(BEGIN)
-    PAGE.write_text(before + text + rest.partition(END)[2], "utf-8")
+    """Write the table of a file of records into the page of the documentation."""
+    write_section(path, PAGE, SECTION, table(read_records(path)))
 
 
 def table(rows: Sequence[Record]) -> str:

@@ -205,7 +205,7 @@ def test_forecasts_have_a_row_for_each_case_and_are_not_measured_twice(monkeypat
 
 def test_page_of_forecasts_has_the_recorded_rows():
     path = ROOT / "results" / "forecasts" / "forecasts.jsonl"
-    tables = forecasts.PAGE.read_text("utf-8").partition(forecasts.BEGIN)[2].partition(forecasts.END)[0]
+    tables = page.read_section(forecasts.PAGE, forecasts.SECTION)
     assert tables.strip() == (forecasts.tables(read_records(path)).strip() if path.exists() else "")
 
 
@@ -229,12 +229,6 @@ def test_classification_has_a_row_for_each_case_and_is_not_measured_twice(monkey
     monkeypatch.setattr(classification, "SETS", ("BasicMotions",))
     assert list(classification.rows_of(options, name="constant")) == []
     classification.read_set.cache_clear()
-
-
-def test_table_of_classification_has_the_recorded_rows():
-    path = ROOT / "results" / "classification" / "classification.jsonl"
-    written = classification.PAGE.read_text("utf-8").partition(classification.BEGIN)[2].partition(classification.END)[0]
-    assert written.strip() == (classification.table(read_records(path)).strip() if path.exists() else "")
 
 
 def write_long_series(folder: Path) -> None:
@@ -303,11 +297,16 @@ def test_regression_has_a_row_for_each_case_and_is_not_measured_twice(monkeypatc
 
 
 @pytest.mark.parametrize(
-    ("case", "file"), [(regression, "regression/regression.jsonl"), (long_series, "classification/long_series.jsonl")]
+    ("case", "file"),
+    [
+        (classification, "classification/classification.jsonl"),
+        (regression, "regression/regression.jsonl"),
+        (long_series, "classification/long_series.jsonl"),
+    ],
 )
-def test_tables_of_regression_and_long_series_have_the_recorded_rows(case, file):
+def test_tables_have_the_recorded_rows(case, file):
     path = ROOT / "results" / file
-    written = case.PAGE.read_text("utf-8").partition(case.BEGIN)[2].partition(case.END)[0]
+    written = page.read_section(case.PAGE, case.SECTION)
     assert written.strip() == (case.table(read_records(path)).strip() if path.exists() else "")
 
 
