@@ -3,7 +3,7 @@
 Each row (`longscan reproduce list`) runs as `longscan reproduce` would run its seed 0, with the schedule of all its updates, but
 stops after a share of them and is not tested. The loss is logged at about 500 steps that are spread evenly, or at all if there
 are fewer. A row's record has the mean loss of the first and of the last tenth of them; "falls" means that the difference is more
-than twice its standard error. Rows run side by side on the GPUs there are, and a record is appended as soon as its row ends. A
+than twice its standard error. Rows run in parallel on the available GPUs, and a record is appended as soon as its row ends. A
 row that the limit ends has the status "stopped" and the updates that it made.
 
     python benchmarks/first_updates.py aussm/table1/parity/ma s7/table3/pendulum --share 0.02 --out results/first_updates.jsonl

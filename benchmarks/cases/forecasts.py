@@ -73,7 +73,7 @@ SETS = (
 
 @dataclass(frozen=True)
 class Problem:
-    """What a model is fitted to: the first two parts of a series (L, C), the step that divides them, and the horizon.
+    """Data that a model is fitted to: the first two parts of a series (L, C), the step that divides them, and the horizon.
 
     mean, scale: of the channels (C,) in the units of the file.
     """

@@ -6,7 +6,7 @@
 - gestures: recordings of UWaveGestureLibrary one after another; the label is the gesture that `MAJORITY` of them are. Recordings
   of the training part to fit, of the test part to test.
 
-Each method has its default settings and runs in a process of its own, whose peak of memory beyond the series is recorded. Those
+Each method has its default settings and runs in a separate process, whose peak of memory beyond the series is recorded. Those
 of aeon read series that are padded on the right with zeros to the longest. No setting is chosen by test scores.
 
 A row that is in the file is not measured again: delete rows to replace them. Data are read from the folder LONGSCAN_DATA.
@@ -117,7 +117,7 @@ def _resident(name: str) -> float:
 
 
 def fit_and_score(data: str, name: str, seed: int, threads: int, quick: bool) -> Row:
-    """Fit a method to the training part of a set and return what was measured; runs in a process of its own."""
+    """Fit a method to the training part of a set and return what was measured, in a separate process."""
     torch.set_num_threads(threads)
     train, test = (SETS[data](train=part) for part in (True, False))
     train, test = (_shorten(train), _shorten(test)) if quick else (train, test)

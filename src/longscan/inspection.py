@@ -67,8 +67,8 @@ class InspectedLayer(NamedTuple):
 
     Attributes:
         name: of the module in the model, such as "blocks.0.block.layer"; "" for the model itself.
-        layer: the layer, or what a block calls with features of its own: the heads of Mamba-2, Mamba-3 or Gated DeltaNet, an S6
-            with rotary positions.
+        layer: the layer, or what a block calls with features that it computes: the heads of Mamba-2, Mamba-3 or Gated DeltaNet,
+            an S6 with rotary positions.
         x: (B, L, D), the input of the call.
         y: (B, L, D), its output, with zeros at padding.
         state: the state before the first step; None at the start of the sequences.

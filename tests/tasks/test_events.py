@@ -549,7 +549,7 @@ def test_real_nmnist_has_the_published_sizes():
 
 
 def test_published_augmentations_have_these_strengths():
-    """What a data set does not list is off."""
+    """Augmentations that a data set does not list are off."""
     off = {"drop": 0, "chunk": 0, "space": 0, "skew": 1, "time": 0, "noise": 0, "roll": 0, "angle": 0, "scale": 1, "cutmix": 0}
     given = {
         "shd": {"drop": 0.1, "chunk": 0.02, "space": 0.55, "skew": 1.2, "time": 1, "noise": 35, "cutmix": 0.3},

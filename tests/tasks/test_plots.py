@@ -1,4 +1,4 @@
-"""What plots of examples show: series, targets, images, texts, events and forecasts."""
+"""Contents of plots of examples: series, targets, images, texts, events and forecasts."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -100,7 +100,7 @@ def test_an_image_with_a_pixel_at_each_step(channels: int) -> None:
 
 
 def test_an_image_at_each_step_and_its_time() -> None:
-    """Eight of them, evenly spaced, side by side."""
+    """Eight images, evenly spaced, next to each other."""
     inputs = torch.rand(1, 15, 10)
     shown = plot(series_task(plot_kind="image"), Batch(inputs)).images[0].get_array()
     chosen = inputs[0, [0, 2, 4, 6, 8, 10, 12, 14], :9].view(8, 3, 3)

@@ -1,4 +1,4 @@
-"""What the pictures of `longscan inspect` show: input, gradients, cleared states, attention, states and eigenvalues."""
+"""Contents of the pictures of `longscan inspect`: input, gradients, cleared states, attention, states and eigenvalues."""
 
 from pathlib import Path
 from textwrap import wrap

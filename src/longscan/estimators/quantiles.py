@@ -80,7 +80,7 @@ def calibrate(
 def _offsets(
     predicted: np.ndarray, true: np.ndarray, unit: np.ndarray, levels: np.ndarray, independent: np.ndarray
 ) -> np.ndarray:
-    """Return the quantiles (horizon, C, Q) of the errors, each of its own probability, wider for few independent errors.
+    """Return the quantiles (horizon, C, Q) of the errors, one for each probability, wider for few independent errors.
 
     The scale of few errors is known roughly only. For the next number after n normal ones, whose deviation is estimated from
     these, the quantile of Student's distribution takes the place of that of the normal one. Offsets are further from the middle

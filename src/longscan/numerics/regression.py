@@ -17,7 +17,7 @@ import numpy as np
 LAGS = 24  # of the autoregression, at most
 ROUNDS = 2  # of autoregression and regression
 COVARIANCE_RIDGE = 1e-6  # added to the variance of the errors, so that the autoregression is stable
-SMALLEST_SINGULAR = 1e-8  # of the covariates that are told apart, relative to the largest
+SMALLEST_SINGULAR = 1e-8  # relative to the largest, below which combinations of covariates count as zero
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
 

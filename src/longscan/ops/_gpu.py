@@ -50,12 +50,6 @@ def ceil_div(size: int, by: int) -> int:
     return -(-size // by)
 
 
-def minimum(one: int, other: int) -> int:
-    """Return the minimum, of sizes that a compiler keeps symbolic as an expression: a comparison would fix its outcome."""
-    symbolic = isinstance(one, torch.SymInt) or isinstance(other, torch.SymInt)
-    return torch.sym_min(one, other) if symbolic else min(one, other)  # type: ignore[no-untyped-call]
-
-
 def power_of_two(size: int) -> int:
     """Return the smallest power of two that is at least `size`."""
     return 1 << max(size - 1, 0).bit_length()
@@ -90,7 +84,7 @@ INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 _compiled: dict[tuple[Any, ...], tuple[Any, tuple[Any, ...]]] = {}  # a compiled kernel and its compile-time arguments, in order
 
 
-def launch(kernel: Any, grid: tuple[int, ...], *args: Any, **constants: Any) -> None:
+def launch(kernel: Any, grid: tuple[int, ...], *args: Any, constants: dict[str, Any]) -> None:
     """Launch a Triton kernel: `kernel[grid](*args, **constants)`. args: in the order of the signature, before the constants.
 
     A kernel that has run on like arguments before is launched as Triton's tutorials launch a compiled kernel, by

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from longscan.ops._gpu import ceil_div, power_of_two
 from longscan.ops.arguments import RESET
 
 
@@ -102,16 +103,6 @@ class Plan(NamedTuple):
     splits: int
     span: int
     parallel: bool
-
-
-def power_of_two(size: int) -> int:
-    """The smallest power of 2 that is at least `size`."""
-    return 1 << max(size - 1, 0).bit_length()
-
-
-def ceil_div(size: int, by: int) -> int:
-    """size / by, rounded up."""
-    return -(-size // by)
 
 
 def smallest(*sizes: int) -> int:

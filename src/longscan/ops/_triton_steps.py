@@ -69,7 +69,7 @@ def previous_steps(flags: Tensor, reverse: bool = False) -> Tensor:
     with on_device(flags):
         launch(
             previous_steps_kernel, (len(flags),), flags, previous, flags.shape[1],
-            REVERSE=reverse, BLOCK_T=BLOCK_T, num_warps=NUM_WARPS,
+            constants={"REVERSE": reverse, "BLOCK_T": BLOCK_T, "num_warps": NUM_WARPS},
         )  # fmt: skip
     return previous
 
@@ -84,6 +84,6 @@ def valid_steps(flags: Tensor, first: int) -> tuple[Tensor, Tensor, Tensor]:
     with on_device(flags):
         launch(
             valid_steps_kernel, (len(flags),), flags, order, starts, counts, flags.shape[1],
-            FIRST=first, BLOCK_T=BLOCK_T, num_warps=NUM_WARPS,
+            constants={"FIRST": first, "BLOCK_T": BLOCK_T, "num_warps": NUM_WARPS},
         )  # fmt: skip
     return order, starts, counts

@@ -15,6 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from longscan.ops import _triton_launch as launch
+from longscan.ops._gpu import ceil_div, power_of_two
 from longscan.ops._triton import extended, silu, silu_slope, where_positive
 from longscan.ops.arguments import INVALID, RESET
 
@@ -352,9 +353,9 @@ class _Problem:
         self.taps = weight.shape[-1]
         self.groups = len(weight) if weight.ndim == 3 else 1
         table = launch.TABLE[op]
-        BD = min(table.lanes, launch.power_of_two(self.channels))
-        blocks = launch.ceil_div(self.channels, BD)
-        most = max(1, SPANS[op] // table.steps, launch.ceil_div(self.length, 65535 * table.steps))  # a grid is that long at most
+        BD = min(table.lanes, power_of_two(self.channels))
+        blocks = ceil_div(self.channels, BD)
+        most = max(1, SPANS[op] // table.steps, ceil_div(self.length, 65535 * table.steps))  # a grid is that long at most
         self.split = launch.plan(op, self.length, self.batch * blocks, most)
         self.grid = self.batch * blocks, self.split.splits
         self.sizes = self.length, self.channels, blocks, self.split.span, self.batch // self.groups

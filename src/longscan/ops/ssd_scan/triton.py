@@ -22,6 +22,7 @@ import triton.language as tl
 from torch import Tensor
 
 from longscan.ops import _triton_launch as launch
+from longscan.ops._gpu import ceil_div, power_of_two
 from longscan.ops._triton import chain
 from longscan.ops.ssd_scan import triton_turns as turns
 
@@ -359,9 +360,9 @@ def _problem(x: Tensor, A: Tensor, B: Tensor, op: str) -> _Problem:
     if states > launch.MAX_MATRIX_STATES:
         raise ValueError(f"`N` must be at most {launch.MAX_MATRIX_STATES} states on the triton backend, got {states}")
     table, Q = launch.TABLE[op if x.element_size() == 2 else f"{op}_exact"], _steps(x.element_size(), states)
-    NB = max(16, launch.power_of_two(states))
-    PB = max(16, min(launch.power_of_two(width), table.lanes // NB, 64))
-    parts = launch.ceil_div(width, PB)
+    NB = max(16, power_of_two(states))
+    PB = max(16, min(power_of_two(width), table.lanes // NB, 64))
+    parts = ceil_div(width, PB)
     split = launch.plan(op, length, batch * heads * parts, chunk=Q)
     warps = max(1, min(table.warps, max(Q * Q, Q * NB, PB * NB) // 1024))
     constants = {
@@ -375,13 +376,13 @@ def _problem(x: Tensor, A: Tensor, B: Tensor, op: str) -> _Problem:
 def _steps(item: int, states: int) -> int:
     """Steps of a chunk, by the bytes of a number of x: what matrix units multiply has to fit into shared memory."""
     table = launch.TABLE["ssd_scan" if item == 2 else "ssd_scan_exact"]
-    return max(16, min(table.steps, 8192 // launch.power_of_two(states)))
+    return max(16, min(table.steps, 8192 // power_of_two(states)))
 
 
 def chunk_states_shape(batch: int, length: int, item: int, wide: int, heads: int, width: int, states: int) -> tuple[int, int]:
     """Of what `forward` keeps for `backward`: states before chunks, numbers of `item` bytes as ones of `wide`."""
-    chunks = launch.ceil_div(length, _steps(item, states))
-    return batch, launch.ceil_div(chunks * heads * width * states * item, wide)
+    chunks = ceil_div(length, _steps(item, states))
+    return batch, ceil_div(chunks * heads * width * states * item, wide)
 
 
 def forward(
@@ -467,7 +468,7 @@ def _scan(p: _Problem, tensors: tuple[Tensor | None, ...], stride: int, summary:
 
 def _chain(p: _Problem, mult: Tensor, local: Tensor, first: Tensor, flags: Tensor | None, out: Tensor, reverse: bool) -> None:
     constants = {"COMPLEX": False, "REVERSE": reverse, "BLOCK": CHAIN}
-    grid, restarts = (p.batch, launch.ceil_div(p.size, CHAIN)), launch.restarts(flags, p.split.span * p.split.T)
+    grid, restarts = (p.batch, ceil_div(p.size, CHAIN)), launch.restarts(flags, p.split.span * p.split.T)
     launch.run(chain, grid, mult, local, first, restarts, out, p.split.splits, p.size, constants=constants)
 
 

@@ -22,6 +22,7 @@ import triton.language as tl
 from torch import Tensor
 
 from longscan.ops import _triton_launch as launch
+from longscan.ops._gpu import ceil_div, power_of_two
 from longscan.ops._triton import row_of, segmented_add, sincos, wrap
 
 COLUMNS = 32  # sums that a program of `run_up` carries on
@@ -321,29 +322,29 @@ class Maps(NamedTuple):
     def steps(self) -> int:
         """Of a tile."""
         most = min(launch.TABLE["turns"].steps, max(1, ELEMENTS // self.places), self.chunk)
-        return min(most, launch.power_of_two(self.B.shape[1]))
+        return min(most, power_of_two(self.B.shape[1]))
 
     @property
     def places(self) -> int:
         """A power of 2 for the N of a head."""
-        return max(2, launch.power_of_two(self.B.shape[-1]))
+        return max(2, power_of_two(self.B.shape[-1]))
 
     @property
     def tiles(self) -> int:
         """Of a row."""
-        return launch.ceil_div(self.B.shape[1], self.steps)
+        return ceil_div(self.B.shape[1], self.steps)
 
     @property
     def each(self) -> int:
         """Heads of a group that a program has."""
         batch, _, groups, _ = self.B.shape
         per_group = self.heads // groups
-        return launch.ceil_div(per_group, min(per_group, launch.ceil_div(launch.PROGRAMS, batch * self.tiles * groups)))
+        return ceil_div(per_group, min(per_group, ceil_div(launch.PROGRAMS, batch * self.tiles * groups)))
 
     @property
     def blocks(self) -> int:
         """Programs that share the heads of a group."""
-        return launch.ceil_div(self.heads // self.B.shape[2], self.each)
+        return ceil_div(self.heads // self.B.shape[2], self.each)
 
 
 def phases(maps: Maps) -> tuple[Tensor | None, Tensor | None]:
@@ -354,10 +355,10 @@ def phases(maps: Maps) -> tuple[Tensor | None, Tensor | None]:
     sums = maps.angle.new_empty((batch, maps.tiles, maps.heads, maps.pairs), dtype=torch.float64)
     before, total = torch.empty_like(sums), maps.angle.new_empty((batch, maps.heads, maps.pairs))
     _along_steps(sum_tiles, maps, (maps.angle, maps.flags, sums), (maps.tiles, maps.heads * maps.pairs), {})
-    width, steps = maps.heads * maps.pairs, min(launch.TABLE["turns"].steps, launch.power_of_two(maps.tiles))
+    width, steps = maps.heads * maps.pairs, min(launch.TABLE["turns"].steps, power_of_two(maps.tiles))
     constants = {"T": steps, "BLOCK": COLUMNS, "num_warps": launch.TABLE["turns"].warps}
     tensors = sums, launch.restarts(maps.flags, maps.steps), before, total
-    launch.run(run_up, (batch, launch.ceil_div(width, COLUMNS)), *tensors, maps.tiles, width, constants=constants)
+    launch.run(run_up, (batch, ceil_div(width, COLUMNS)), *tensors, maps.tiles, width, constants=constants)
     return before, total
 
 
@@ -403,7 +404,7 @@ def turn_final(state: Tensor, phase: Tensor, forth: Tensor | None = None) -> tup
     """
     batch, heads, width, states = state.shape
     out, d_phase = torch.empty_like(state), torch.empty_like(phase)
-    NB = max(2, launch.power_of_two(states))
+    NB = max(2, power_of_two(states))
     constants = {"BACK": forth is not None, "PB": max(1, ELEMENTS // NB), "NB": NB, "num_warps": launch.TABLE["turns"].warps}
     tensors = (state, phase, forth, out, d_phase)
     launch.run(turn_state, (batch * heads,), *tensors, width, states, phase.shape[-1], constants=constants)
@@ -426,6 +427,6 @@ def _along_steps(
     """own: compile-time arguments of this kernel alone."""
     batch, length, _, _ = maps.B.shape
     table = launch.TABLE["turns"]
-    block = min(table.lanes, launch.power_of_two(sizes[-1]))
+    block = min(table.lanes, power_of_two(sizes[-1]))
     constants = {**own, "T": maps.steps, "BLOCK": block, "num_warps": table.warps}
-    launch.run(kernel, (batch * maps.tiles, launch.ceil_div(sizes[-1], block)), *tensors, length, *sizes, constants=constants)
+    launch.run(kernel, (batch * maps.tiles, ceil_div(sizes[-1], block)), *tensors, length, *sizes, constants=constants)

@@ -37,6 +37,7 @@ from torch import Tensor
 from longscan._tensor_types import OptionalTensor
 from longscan.numerics.pairs import multiply, polar
 from longscan.ops import _triton_launch as launch
+from longscan.ops._gpu import ceil_div, power_of_two
 from longscan.ops._triton import fast_sincos, row_of, segmented_add_pair, silu, silu_slope, sincos, wrap
 
 U_STEP = tl.constexpr(16.0)  # u is divided by it, and W multiplied, before they become half precision: inf beyond 65504
@@ -852,7 +853,7 @@ class _Problem:
         self.parallel = parallel or piece
         self.tiles = steps // self.T
         self.steps = steps
-        self.K = max(16, launch.power_of_two(self.channels)) if self.single else 0
+        self.K = max(16, power_of_two(self.channels)) if self.single else 0
         self.width = self.K or self.channels
         self.warps = min(launch.MAX_WARPS, max(1, self.BD * self.NB * table.warps // table.lanes))
         self.fast = self.single and launch.special_functions(u)
@@ -879,10 +880,10 @@ def _table(channels: int) -> launch.Launch:
 def _lanes(channels: int, states: int) -> tuple[int, int, int, int]:
     """States and channels of a program, programs for the states of a channel, and programs for a step."""
     lanes = _table(channels).lanes
-    NB = min(lanes, launch.power_of_two(states))
+    NB = min(lanes, power_of_two(states))
     BD = lanes // NB
-    parts = launch.ceil_div(states, NB)
-    return NB, BD, parts, launch.ceil_div(channels, BD) * parts
+    parts = ceil_div(states, NB)
+    return NB, BD, parts, ceil_div(channels, BD) * parts
 
 
 def _splits(batch: int, length: int, channels: int, states: int) -> tuple[int, int, bool]:
@@ -892,15 +893,15 @@ def _splits(batch: int, length: int, channels: int, states: int) -> tuple[int, i
     programs, row = batch * blocks, 4 * batch * blocks * BD * NB
     parallel, most = programs * 2 <= launch.PROGRAMS, launch.SCRATCH // row
     if parallel:
-        side_by_side = launch.ceil_div(launch.PROGRAMS, programs)
-        most = min(launch.ceil_div(length, side_by_side), most // side_by_side)
+        side_by_side = ceil_div(launch.PROGRAMS, programs)
+        most = min(ceil_div(length, side_by_side), most // side_by_side)
     elif most < FEW:
         most = min(FEW, 4 * launch.SCRATCH // row)
-    count = launch.ceil_div(length, min(max(most, T), length))
-    steps = launch.ceil_div(length, count)
+    count = ceil_div(length, min(max(most, T), length))
+    steps = ceil_div(length, count)
     unit = max(T, UNIT) if steps >= 4 * UNIT else T
-    steps = launch.ceil_div(steps, unit) * unit
-    count = launch.ceil_div(length, steps)
+    steps = ceil_div(steps, unit) * unit
+    count = ceil_div(length, steps)
     return steps, count, parallel and count > 1
 
 
@@ -915,10 +916,10 @@ def _most_splits(batch: int, length: int, channels: int, states: int) -> int:
     """An upper bound of the number of `_splits`, without the comparisons of B and L that would tie a recorded graph to them."""
     NB, BD, _, blocks = _lanes(channels, states)
     row = 4 * batch * blocks * BD * NB
-    side_by_side, most = launch.ceil_div(launch.PROGRAMS, batch * blocks), launch.SCRATCH // row
+    side_by_side, most = ceil_div(launch.PROGRAMS, batch * blocks), launch.SCRATCH // row
     most = launch.largest(most, launch.smallest(FEW, 4 * launch.SCRATCH // row))
     longest = launch.largest(1, most // side_by_side)
-    return launch.smallest(launch.ceil_div(length, _table(channels).steps), side_by_side + launch.ceil_div(length, longest))
+    return launch.smallest(ceil_div(length, _table(channels).steps), side_by_side + ceil_div(length, longest))
 
 
 class _Entered(NamedTuple):
@@ -994,7 +995,7 @@ def forward(
             _scan(p, entered, weights, (None, None, flags, None, None, ends, None), 0, p.splits, "SUMMARY")
             if bounds is None:
                 bounds = u.new_empty((p.batch, 3 * p.size * (p.splits + 1)))
-            grid = p.batch, launch.ceil_div(p.size, 128)
+            grid = p.batch, ceil_div(p.size, 128)
             if enter is not None:
                 zero = torch.zeros_like(initial_state)
                 launch.run(turn_chain, grid, ends, zero, bounds, p.splits, p.size, bounds.stride(0), constants=BLOCK)
@@ -1084,7 +1085,7 @@ def backward(
                 entered = arrays.fill((u, dt, z, grad_y, flags), stop * p.steps - 1, (stop - first) * p.steps, True)
                 tensors = (chunk_states, flags, resume, grad_final, mu, *(None,) * 5, ends, None)
                 _scan_backward(p, entered, weights, tensors, first, stop, True)
-            grid = p.batch, launch.ceil_div(p.size, 128)
+            grid = p.batch, ceil_div(p.size, 128)
             if leave is not None:
                 zero = torch.zeros_like(grad_final)
                 launch.run(turn_chain_back, grid, ends, chunk_states, zero, mu, p.splits, p.size, stride, constants=BLOCK)
@@ -1108,7 +1109,7 @@ def backward(
                 sum(tiles_of), constants={"PHASE_DT": phase_dt, **each},
             )  # fmt: skip
         count = sums.shape[1] * p.rows
-        launch.run(add_up, (p.groups, launch.ceil_div(p.size, 32)), sums, d_bias, dB, dC, count, p.size, constants=SUMS)
+        launch.run(add_up, (p.groups, ceil_div(p.size, 32)), sums, d_bias, dB, dC, count, p.size, constants=SUMS)
         dW = product.total()
     skip = u.new_empty(0) if D is None or dD is None else dD.view(p.groups, -1, p.channels).sum(1).reshape(D.shape)
     return du, ddt, dW, d_bias, dB, dC, skip, dz, d_initial
@@ -1158,18 +1159,18 @@ class _Products:
         self.slopes = high, torch.empty_like(high), W.new_empty((rows if self.by_step else rows // p.steps) * p.blocks)
         self.weights = high.new_empty(p.groups * self.slots * p.K)
         self.low_weights = torch.empty_like(self.weights)
-        grid = launch.ceil_div(self.slots, 16), p.groups
+        grid = ceil_div(self.slots, 16), p.groups
         launch.run(
             halve, grid, W, self.weights, self.low_weights, p.channels, p.states,
             constants={"SLOTS": self.slots, "NB": self.width, "K": p.K, "BS": 16},
         )  # fmt: skip
         self.tile = table = launch.PRODUCTS[min(p.K, max(launch.PRODUCTS))]
-        self.columns, self.blocks = p.K // table.columns, launch.ceil_div(self.slots, table.slots)
-        programs = launch.ceil_div(table.programs, self.columns * p.groups)
-        tiles, tiles_of_W = (runs * launch.ceil_div(p.steps, each) for each in (table.rows, table.steps))
-        self.chunks = launch.ceil_div(p.blocks, launch.ceil_div(programs, tiles))  # of lanes, in a program for u
-        self.count = launch.ceil_div(tiles_of_W, launch.ceil_div(programs, self.blocks))  # of tiles, in a program for W
-        self.shares, self.parts = launch.ceil_div(p.blocks, self.chunks), launch.ceil_div(tiles_of_W, self.count)
+        self.columns, self.blocks = p.K // table.columns, ceil_div(self.slots, table.slots)
+        programs = ceil_div(table.programs, self.columns * p.groups)
+        tiles, tiles_of_W = (runs * ceil_div(p.steps, each) for each in (table.rows, table.steps))
+        self.chunks = ceil_div(p.blocks, ceil_div(programs, tiles))  # of lanes, in a program for u
+        self.count = ceil_div(tiles_of_W, ceil_div(programs, self.blocks))  # of tiles, in a program for W
+        self.shares, self.parts = ceil_div(p.blocks, self.chunks), ceil_div(tiles_of_W, self.count)
         self.sums = W.new_empty((self.parts, p.groups, self.slots, p.K))
         self.through = W.new_empty(self.shares * rows * p.K)
 
@@ -1182,7 +1183,7 @@ class _Products:
             self.sums.baddbmm_(slopes.mT, rows)
             return torch.bmm(slopes, self.weights), 1
         table, runs = self.tile, runs * p.rows
-        tiles, tiles_of_W = launch.ceil_div(p.steps, table.rows), launch.ceil_div(p.steps, table.steps)
+        tiles, tiles_of_W = ceil_div(p.steps, table.rows), ceil_div(p.steps, table.steps)
         first = runs * tiles * self.shares
         grid = first + self.blocks * self.parts, self.columns, p.groups
         even = p.steps % table.rows == p.steps % table.steps == self.slots % table.slots == 0
@@ -1199,7 +1200,7 @@ class _Products:
     def total(self) -> Tensor:
         """The gradient of W."""
         p, dW = self.p, torch.empty_like(self.W)
-        grid, shares = (launch.ceil_div(p.size * p.channels, PARTS["BLOCK"]), p.groups), self.sums.numel() // self.weights.numel()
+        grid, shares = (ceil_div(p.size * p.channels, PARTS["BLOCK"]), p.groups), self.sums.numel() // self.weights.numel()
         launch.run(
             add_parts, grid, self.sums, dW, shares, p.size, p.states, p.channels,
             constants={"SLOTS": self.slots, "NB": self.width, "K": p.width, **PARTS},

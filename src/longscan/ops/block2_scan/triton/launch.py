@@ -58,7 +58,7 @@ def chunk_maps(kernel: Any, M: Tensor, f: Tensor, flags: Tensor | None, call: La
     mult = f.new_empty((len(f), number, f.shape[2], 2, 2), dtype=torch.float64)
     local = f.new_empty((len(f), number, *f.shape[2:]))
     maps = ChunkMaps(mult, local, None if flags is None else flags.new_empty((len(f), number)))
-    launch(kernel, (call.blocks_of_rows, number), M, f, flags, *maps, *call.sizes, **call.constants)
+    launch(kernel, (call.blocks_of_rows, number), M, f, flags, *maps, *call.sizes, constants=call.constants)
     return maps
 
 
@@ -72,7 +72,7 @@ def forward(M: Tensor, f: Tensor, initial_state: Tensor, flags: Tensor | None) -
     with on_device(f):
         maps = chunk_maps(chunk_map_fwd_kernel, M, f, flags, call)
         grid = call.blocks_of_rows, call.chunks.number
-        launch(scan_fwd_kernel, grid, M, f, initial_state, flags, *maps, x, final_state, *call.sizes, **call.constants)
+        launch(scan_fwd_kernel, grid, M, f, initial_state, flags, *maps, x, final_state, *call.sizes, constants=call.constants)
     return x, final_state
 
 
@@ -89,7 +89,7 @@ def backward(
         maps = chunk_maps(chunk_map_bwd_kernel, M, grad_x, flags, call)
         grid = call.blocks_of_rows, call.chunks.number
         given = grad_x, grad_final, M, x, initial_state, previous, *maps
-        launch(scan_bwd_kernel, grid, *given, dM, df, d_initial, *call.sizes, **call.constants)
+        launch(scan_bwd_kernel, grid, *given, dM, df, d_initial, *call.sizes, constants=call.constants)
     if constant:
         dM = dM.view(len(x) // call.sizes[3], -1, *M.shape[-3:]).sum(1).view(M.shape)
     return dM, df, d_initial

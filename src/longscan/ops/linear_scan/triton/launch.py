@@ -64,7 +64,7 @@ def chunk_maps(kernel: Any, a: Tensor, b: Tensor, flags: Tensor | None, call: La
     shape = (len(b), number, *b.shape[2:])
     restarted = None if flags is None else flags.new_empty((len(b), number))
     maps = ChunkMaps(b.new_empty(shape), b.new_empty(shape), restarted)
-    launch(kernel, (call.blocks_of_rows, number), a, b, flags, *maps, *call.sizes, **call.constants)
+    launch(kernel, (call.blocks_of_rows, number), a, b, flags, *maps, *call.sizes, constants=call.constants)
     return maps
 
 
@@ -76,7 +76,7 @@ def apply_all(maps: ChunkMaps, state: Tensor, is_complex: bool, backward: bool =
     states = maps.local.new_empty((batch, number + 1, *maps.local.shape[2:]))
     launch(
         chain, (batch, ceil_div(size, 128)), maps.mult, maps.local, state, maps.restarted, states, number, size,
-        COMPLEX=is_complex, REVERSE=False, BLOCK=128,
+        constants={"COMPLEX": is_complex, "REVERSE": False, "BLOCK": 128},
     )  # fmt: skip
     return states[:, -1].clone()
 
@@ -113,7 +113,7 @@ def forward(
             initial_state = enter(factor, apply_all(maps, zero, is_complex)).contiguous()
             maps = select_chunks(maps, 0, -1)
         grid = call.blocks_of_rows, call.chunks.number
-        launch(scan_fwd_kernel, grid, a, b, initial_state, flags, *maps, x, final_state, *call.sizes, **call.constants)
+        launch(scan_fwd_kernel, grid, a, b, initial_state, flags, *maps, x, final_state, *call.sizes, constants=call.constants)
     return x, final_state
 
 
@@ -145,7 +145,7 @@ def backward(
             maps = select_chunks(maps, 1, None)
         grid = call.blocks_of_rows, call.chunks.number
         given = grad_x, grad_final, a, x, initial_state, previous, *maps
-        launch(scan_bwd_kernel, grid, *given, da, db, d_initial, *call.sizes, **call.constants)
+        launch(scan_bwd_kernel, grid, *given, da, db, d_initial, *call.sizes, constants=call.constants)
     if constant:
         da = da.view(len(x) // call.sizes[3], -1, *x.shape[2:]).sum(1).view(a.shape)
     return da, db, d_initial

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from longscan.ops import _triton_launch as launch
+from longscan.ops._gpu import ceil_div, power_of_two
 from longscan.ops._triton import chain
 from longscan.ops.selective_scan.triton.backward import chunk_scan_bwd_kernel, chunk_state_bwd_kernel, sum_partials_kernel
 from longscan.ops.selective_scan.triton.forward import chunk_scan_fwd_kernel, chunk_state_fwd_kernel
@@ -114,7 +115,7 @@ def checkpoint_interval(batch: int, length: int, channels: int, states: int, com
     entry = table_entry(components, "_backward", states)
     layout = launch.layout(entry, channels, states)
     pieces = parallel_pieces(batch * layout.blocks, layout.warps)
-    interval = launch.power_of_two(isqrt(length * launch.TABLE[entry].steps // pieces))
+    interval = power_of_two(isqrt(length * launch.TABLE[entry].steps // pieces))
     return max(least_interval(states, components), interval)
 
 
@@ -126,7 +127,7 @@ def least_interval(states: int, components: int) -> int:
 
 def parallel_pieces(programs: int, warps: int) -> int:
     """Return how many pieces of `programs` programs run at the same time, if a multiprocessor has eight warps."""
-    return launch.largest(1, launch.PROGRAMS // launch.ceil_div(programs * warps, 2))
+    return launch.largest(1, launch.PROGRAMS // ceil_div(programs * warps, 2))
 
 
 def chunk_states_shape(batch: int, length: int, channels: int, states: int, *pair: int) -> tuple[int, int]:
@@ -143,7 +144,7 @@ def chunk_states_shape(batch: int, length: int, channels: int, states: int, *pai
     layout = launch.layout(entry, channels, states)
     above = length * parallel_pieces(batch * layout.blocks, layout.warps) * (least + 1) ** 2
     below = 2 * launch.TABLE[entry].steps * least**2
-    chunks = launch.smallest(launch.ceil_div(length, least), *(above // (below * c) + c // 2 + 1 for c in ROOTS))
+    chunks = launch.smallest(ceil_div(length, least), *(above // (below * c) + c // 2 + 1 for c in ROOTS))
     return batch, chunks * components * states * channels
 
 
@@ -154,7 +155,7 @@ def pass_states(
 
     factor, local: (B, pieces, D N[, 2]) as the first kernels return them. out: (B, pieces + 1, D N[, 2]).
     """
-    grid, restarts = (p.batch, launch.ceil_div(p.size, 128)), launch.restarts(flags, split.span * split.T)
+    grid, restarts = (p.batch, ceil_div(p.size, 128)), launch.restarts(flags, split.span * split.T)
     constants = {"COMPLEX": p.components == 2, "REVERSE": reverse, "BLOCK": 128}
     launch.run(chain, grid, factor, local, first, restarts, out, split.splits, p.size, constants=constants)
 
@@ -258,7 +259,7 @@ def backward(
             factor, local = torch.empty_like(dA), torch.empty_like(dA)
             steps_per_piece = split.span * split.T
             sizes = (
-                p.length, p.channels, p.states, p.blocks, launch.ceil_div(p.length, p.constants["T"]), split.splits,
+                p.length, p.channels, p.states, p.blocks, ceil_div(p.length, p.constants["T"]), split.splits,
                 steps_per_piece // p.constants["T"], p.rows,
             )  # fmt: skip
             launch.run(
@@ -283,7 +284,7 @@ def backward(
         if in_slices:
             dB, dC = sum_slices(p, split, pieces_per_launch, B, C, like, scan)
         else:
-            sums = [like.new_zeros((launch.ceil_div(p.blocks, chain_length), *x.shape)) for x in (B, C)]
+            sums = [like.new_zeros((ceil_div(p.blocks, chain_length), *x.shape)) for x in (B, C)]
             scan(0, split.splits, *sums)
             dB, dC = ((x.sum(0) if len(x) > 1 else x[0]).to(like.dtype) for x, like in zip(sums, (B, C), strict=True))
         del tile_states, scan
@@ -311,7 +312,7 @@ def sum_slices(
         scan(first, stop, *partials)
         row_count = (end - begin) * numbers
         launch.run(
-            sum_partials_kernel, (launch.ceil_div(p.batch * row_count, SUM_PARTIALS["BLOCK"]), 2), partials, dB, dC, p.blocks,
+            sum_partials_kernel, (ceil_div(p.batch * row_count, SUM_PARTIALS["BLOCK"]), 2), partials, dB, dC, p.blocks,
             partials.shape[1], p.batch * row_count, row_count, p.length * numbers, begin * numbers, constants=SUM_PARTIALS,
         )  # fmt: skip
     return dB, dC
@@ -324,11 +325,11 @@ def plan_backward(p: Problem, bytes_per_number: int, piece: bool) -> tuple[launc
     program, slices of the steps leave the partial sums of dB and dC in 2 / 5 of `SCRATCH` bytes where possible.
     """
     parallel, steps = parallel_pieces(p.programs, p.constants["num_warps"]), p.constants["T"]
-    programs = launch.ceil_div(launch.PROGRAMS, parallel)
+    programs = ceil_div(launch.PROGRAMS, parallel)
     split = launch.plan(p.entry, p.length, programs, chunk=p.interval)
     split = split._replace(parallel=split.parallel or piece)
     longest = max(1, split.span * split.T // (steps * MIN_CHAIN_TILES)) if p.entry in ORDERED_SUMS else 1
-    chain_length = launch.ceil_div(p.blocks, launch.ceil_div(p.blocks, longest))
+    chain_length = ceil_div(p.blocks, ceil_div(p.blocks, longest))
     if chain_length > 1 or p.blocks == 1:
         return split, chain_length, split.splits
     bytes_per_chunk = 2 * p.programs * p.states * p.components * bytes_per_number * p.interval
@@ -356,7 +357,7 @@ def launch_scan(
     group, slice_steps = split.T // T if recompute else span, min(stop * steps, p.length) - first * steps
     launch.run(
         chunk_scan_bwd_kernel, (p.programs, stop - first), *tensors, dB, dC, *sums, p.length, p.channels, p.states, p.blocks,
-        launch.ceil_div(p.length, T), split.splits, span, p.rows, group, chain_length, first, slice_steps,
+        ceil_div(p.length, T), split.splits, span, p.rows, group, chain_length, first, slice_steps,
         constants={
             "PAIR_FACTOR": factor_of_pair, "SEQUENTIAL": not split.parallel, "ORDERED": chain_length > 1,
             "FENCED": ORDERED_SUMS.get(p.entry, False), "PTX": p.ptx, "RECOMPUTE": recompute, "NW": p.state_warps,

@@ -161,7 +161,7 @@ def load_step_sizes(
 def sum_over_lanes(x):
     """Sum (T, M, L) over L, which lies over the lanes of a warp, for T steps in registers: (T', M * T / T'), T' the steps left.
 
-    In each round two lanes exchange half of their steps and add, so that every exchange halves what is left.
+    In each round two lanes exchange one half of their steps and add, so that half as many are left.
     `restore_step_order` puts the result in order.
     """
     half = tl.arange(0, 2)
