@@ -4,6 +4,7 @@ import os
 from dataclasses import replace
 from functools import partial
 from importlib import import_module
+from pathlib import Path
 from random import Random
 
 import pytest
@@ -167,6 +168,12 @@ def assert_triton_equals_reference(length, is_complex, monkeypatch, PROGRAMS=1, 
     inputs = example("selective_scan", torch.float64, length=length, is_complex=is_complex)
     expected = run_backend("selective_scan", inputs, "reference")
     torch.testing.assert_close(run_backend("selective_scan", move_to_device(inputs), "triton"), expected, rtol=1e-9, atol=1e-9)
+
+
+def test_plain_kernels_of_the_benchmark_equal_the_reference(monkeypatch):
+    """benchmarks/plain_selective_scan.py, whose times the README of the kernels of selective_scan has."""
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks"))
+    assert import_module("plain_selective_scan").largest_error(str(DEVICE)) < 2e-6
 
 
 def test_chunk_states_shape_has_room_for_all_states():
