@@ -1,12 +1,22 @@
 """Settings of a run that takes a second: parity of short sequences, and a model with a few hundred weights."""
 
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
 import pytest
+from accelerate.state import AcceleratorState, PartialState
 
 from longscan.tasks import TASKS
 from longscan.training import ModelSettings, Settings, TrainingSettings
+
+
+@pytest.fixture(autouse=True)
+def accelerate_is_reset() -> Iterator[None]:
+    """Reset the global state of accelerate after each test, since some create an `Accelerator` without `open_accelerator`."""
+    yield
+    AcceleratorState._reset_state()
+    PartialState._reset_state()
 
 
 @pytest.fixture
