@@ -350,6 +350,24 @@ def test_stream_does_not_repeat_questions():
     assert len(set(rows)) == len(rows)
 
 
+def test_words_of_ten_seeds_that_take_turns_are_generated_once(monkeypatch):
+    # Of seeds that train in one process. Generating them again at every turn took 100 times as long as making the batches.
+    task = Parity(data="samples", train_size=512, valid_size=1000, train_lengths=(3, 39))
+    generate, generated = Parity._examples, []
+
+    def record(self, split, kind, counter, count):
+        generated.append((split, kind, counter))
+        return generate(self, split, kind, counter, count)
+
+    monkeypatch.setattr(Parity, "_examples", record)
+    for _ in range(2):
+        for seed in range(10):
+            task.batch("train", 0, 64, seed)
+            for step in range(4):
+                task.batch("valid", step, 256, seed)
+    assert len(generated) == len(set(generated)) == 10 * (2 + 4)
+
+
 def test_at_length_limits_training_sequences_only():
     task = Parity()
     short = task.at_length(7)

@@ -271,7 +271,7 @@ def check_request(task: Task, split: str, step: int = 0, batch_size: int = 1, se
             raise setting_error(argument, value, f"a whole number of at least {least}")
 
 
-@lru_cache(maxsize=4)
+@lru_cache(maxsize=32)  # of ten seeds that train in one process, each with the next epoch's
 def _epoch_order(size: int, seed: int, epoch: int) -> np.ndarray:
     """Return the order of the training examples in an epoch."""
     return CounterRNG(("epoch", size, seed), epoch).permutation(size)

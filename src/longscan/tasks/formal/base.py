@@ -385,13 +385,14 @@ class FormalTask(WordTask):
         return self.suite == "aussm" if self.teacher_forcing is None else self.teacher_forcing
 
 
-# Blocks of valid and test are read in order, so a small cache is enough; shuffled training samples are cached as a whole.
-@lru_cache(maxsize=8)
+# Training samples are shuffled, so they are cached as a whole. The caches hold the words of ten seeds that train in one process,
+# whose batches and validations take turns: four blocks of a validation set of the usual size for each seed.
+@lru_cache(maxsize=64)
 def _load_block(task: WordTask, split: Split, seed: int, index: int) -> Examples:
     return task._examples(split, ("block", seed), index, _BLOCK_SIZE)
 
 
-@lru_cache(maxsize=2)
+@lru_cache(maxsize=16)
 def _load_all_blocks(task: WordTask, split: Split, seed: int, count: int) -> Examples:
     return concatenate_examples([_load_block.__wrapped__(task, split, seed, index) for index in range(count)], task.padding)
 
