@@ -97,7 +97,7 @@ BAD: dict[str, tuple[str, dict[str, object], str]] = {
     "text column": (
         text_of([[*row, row[4]] for row in long_rows()], (*HEADER, "sort")), {}, "'sort' must contain numbers, got 'a' in line 2"
     ),
-    "too many values in each row": (text_of(long_rows(), HEADER[:4]), {"label": "y"}, "more values than the 4 columns"),
+    "too many values in each row": (text_of(long_rows(), HEADER[:4]), {"label": "y"}, "Expected 4 fields in line 2, saw 5"),
     "infinite value": (change(4, 2, "inf"), {}, "values must be finite and at most 3.4e+38, got inf in step 5 of series 'u0', x"),
     "beyond float32": (change(4, 3, "1e39"), {}, "got 1e+39 in step 5 of series 'u0', y"),
     "missing value": (change(4, 2, ""), {}, "has 1 missing values, the first in step 5 of series 'u0', x; `missing` fill"),

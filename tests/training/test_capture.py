@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from longscan.models import STANDARD_BLOCKS, SequenceModel
-from longscan.tasks import TASKS
+from longscan.tasks import TASKS, Batch
 from longscan.training import ModelSettings, Settings, TrainingSettings, train
-from longscan.training.batches import widen_batches
+from longscan.training.batches import pad_batch, widen_batches
 from longscan.training.evaluate import predict
 from longscan.training.records import result_row
 from run_files import have_equal_tensors, read_weights
@@ -101,3 +101,42 @@ def test_batches_of_equal_lengths_and_of_pairs_stay_as_they_are() -> None:
     series = [make_small(TASKS["forecast"]).batch("train", number, 4, 0) for number in range(2)]
     for batches in (pairs, series):
         assert all(after is before for after, before in zip(widen_batches(batches), batches, strict=True))
+
+
+def test_padding_fills_each_tensor_that_has_steps() -> None:
+    """Padding is not valid, not scored, and of the time and the sequence that change nothing. Probabilities have no steps."""
+    steps = torch.arange(6).view(2, 3)
+    batch = Batch(
+        steps.float().unsqueeze(-1).repeat(1, 1, 2) + 1, steps, loss_mask=steps > 1, valid=steps != 2, elapsed=steps + 1.5,
+        seq_idx=steps // 2,
+    )  # fmt: skip
+    padded = pad_batch(batch, 5)
+    fill = {"inputs": 0, "targets": -100, "loss_mask": False, "valid": False, "elapsed": 1, "seq_idx": 0}
+    for name, value in fill.items():
+        before, after = getattr(batch, name), getattr(padded, name)
+        assert after.shape == (2, 5, *before.shape[2:]), name
+        assert after.dtype == before.dtype
+        assert torch.equal(after[:, :3], before)
+        assert (after[:, 3:] == value).all(), name
+    whole = Batch(steps, torch.rand(2, 3))  # probabilities of three classes
+    padded = pad_batch(whole, 4)
+    assert padded.targets is whole.targets
+    assert padded.valid is not None
+    assert padded.valid.tolist() == [[True, True, True, False]] * 2
+    assert (padded.elapsed, padded.seq_idx, padded.loss_mask) == (None, None, None)
+    classes = Batch(steps, torch.tensor([1, 0]))
+    assert pad_batch(classes, 4).targets is classes.targets
+    numbers = Batch(steps, torch.rand(2, 3, 1))
+    assert pad_batch(numbers, 4).targets.shape == (2, 4, 1)  # type: ignore[union-attr]
+    others = Batch(steps, torch.rand(2, 2, 1))  # not a target for each step
+    assert pad_batch(others, 4).targets is others.targets
+
+
+def test_a_batch_as_wide_as_the_widest_is_not_padded() -> None:
+    def batch(length: int) -> Batch:
+        return Batch(torch.ones(2, length, dtype=torch.int64), valid=torch.ones(2, length, dtype=torch.bool))
+
+    batches = [batch(3), batch(5), batch(5), batch(4)]
+    widened = list(widen_batches(batches))
+    assert [after is before for after, before in zip(widened, batches, strict=True)] == [True, True, True, False]
+    assert widened[3].inputs.shape == (2, 5)

@@ -62,22 +62,28 @@ def column_names(path: Path, dialect: Dialect) -> list[str]:
     if suffix_of(path) in PARQUET:
         names = [str(name) for name in _parquet(path).schema_arrow.names if not str(name).startswith("__index_level_")]
     else:
-        import pandas as pd
-
-        try:
-            head = pd.read_csv(
-                path, sep=dialect.separator, header=None, nrows=1, dtype=str, keep_default_na=False, encoding="utf-8-sig"
-            )
-        except pd.errors.EmptyDataError:
-            raise ValueError(f"{path} must contain a line with the names of the columns, got an empty file") from None
-        except (ValueError, OSError, EOFError) as error:
-            raise _unreadable(path, error) from None
-        names = [str(name).strip() for name in head.iloc[0]]
+        names = [str(name).strip() for name in _first_lines(path, dialect, 1).iloc[0]]
         _check_header(path, names, dialect)
+        _first_lines(path, dialect, 2)  # an error for more values than names, which `read_frames` would take for labels of rows
     for name in names:
         if names.count(name) > 1:
             raise ValueError(f"{path}: the names of the columns must be unique, got {name!r} {names.count(name)} times")
     return names
+
+
+def _first_lines(path: Path, dialect: Dialect, count: int) -> "pd.DataFrame":
+    """Return the first lines of a text file as text. Raises ValueError for an empty file and for lines longer than the first."""
+    import pandas as pd
+
+    try:
+        return pd.read_csv(
+            path, sep=dialect.separator, header=None, nrows=count, dtype=str, keep_default_na=False, encoding="utf-8-sig",
+            skipinitialspace=True,
+        )  # fmt: skip
+    except pd.errors.EmptyDataError:
+        raise ValueError(f"{path} must contain a line with the names of the columns, got an empty file") from None
+    except (ValueError, OSError, EOFError) as error:
+        raise _unreadable(path, error) from None
 
 
 def _check_header(path: Path, names: Sequence[str], dialect: Dialect) -> None:
@@ -123,8 +129,6 @@ def read_frames(path: Path, columns: Sequence[str], texts: Sequence[str], dialec
         )  # fmt: skip
         with reader:
             for frame in reader:
-                if not isinstance(frame.index, pd.RangeIndex):
-                    raise ValueError(f"the rows have more values than the {len(names)} columns of the header")
                 yield frame[list(columns)].assign(**{name: frame[name].str.strip() for name in texts})
     except pd.errors.EmptyDataError:
         return

@@ -1,0 +1,218 @@
+"""Numbers that decide within estimators, at and next to their bounds: codes, limits, threads, divisions of series, cutoffs."""
+
+import os
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+from longscan.estimators import features, forecaster, limits, threads
+from longscan.estimators.backtesting import find_cutoffs
+from longscan.estimators.linear import Repetition, _compared_steps, _folds, _repeat, usable_windows
+from longscan.estimators.series import Collection, StandardisedSeries, pad_arrays
+
+
+def collection_of(*series: Any) -> Collection:
+    return pad_arrays([np.asarray(values, dtype=float).reshape(len(values), -1) for values in series])
+
+
+@pytest.mark.parametrize(
+    ("largest", "code", "expected"),
+    [
+        (10, 99, 99),
+        (16.4, 99, 99),  # the distance, 82.6, is more than five times the range
+        (16.5, 99, None),
+        (1, 99, 99),
+        (1, 99.99, 99.99),
+        (1, 90, None),
+        (0.5, 9, None),
+        (0.5, 9.9, None),  # below the smallest code
+    ],
+)
+def test_codes_are_at_least_99_and_farther_than_five_ranges(largest: float, code: float, expected: float | None) -> None:
+    assert limits.find_codes(collection_of([0, largest, code, largest / 2])) == [expected]
+    negative = None if expected is None else -expected
+    assert limits.find_codes(collection_of([0, -largest, -code, -largest / 2])) == [negative]
+
+
+def test_a_constant_channel_may_have_a_code() -> None:
+    assert limits.find_codes(collection_of([3, 3, 99, 3])) == [99]
+
+
+@pytest.mark.parametrize(("steps", "expected"), [(500, 0), (501, -np.inf)])
+def test_a_limit_is_reached_at_a_hundredth_of_the_steps(steps: int, expected: float) -> None:
+    x = 1 + np.arange(float(steps)) % 7
+    x[[3, 100, 200, 300, 450]] = 0
+    assert limits.find_limits(collection_of(x), np.zeros(1)).lower[0] == expected
+
+
+def test_neighbouring_steps_are_one_visit() -> None:
+    x = 1 + np.arange(60.0) % 7
+    x[[0, 1, 10, 11, 30, 31, 58, 59]] = 0
+    assert limits.find_limits(collection_of(x), np.zeros(1)).lower[0] == -np.inf, "four visits"
+    x[[20, 21]] = 0
+    assert limits.find_limits(collection_of(x), np.zeros(1)).lower[0] == 0
+
+
+def test_threads_of_n_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 5)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2, 7}, raising=False)
+    assert [threads.choose_threads(None, values) for values in (2**21 - 1, 2**21)] == [1, 5]
+    assert [threads.choose_threads(jobs, 0) for jobs in (1, 3, -1, -2, -3, -4, -9)] == [1, 3, 4, 3, 2, 1, 1]
+    monkeypatch.delattr(os, "sched_getaffinity")
+    monkeypatch.setattr(os, "cpu_count", lambda: 6)
+    assert threads.choose_threads(-2, 0) == 5
+    monkeypatch.setattr(os, "cpu_count", lambda: None)
+    assert threads.choose_threads(-1, 0) == 1
+
+
+def test_long_series_are_divided_at_three_fifths_and_four_fifths() -> None:
+    assert _folds(200, 0, 24, 6) == [(range(91), range(96, 131)), (range(131), range(136, 171))]
+
+
+@pytest.mark.parametrize(
+    ("length", "window", "horizon", "divided"), [(60, 24, 6, True), (59, 24, 6, False), (31, 1, 6, True), (29, 1, 6, False)]
+)
+def test_series_are_divided_if_each_part_has_a_window(length: int, window: int, horizon: int, divided: bool) -> None:
+    """Up to the first cut there must be a window and two horizons, and after the last one a horizon."""
+    every = range(length - window - horizon + 1)
+    turns = [(every, range(0)), (every, range(0))]
+    assert (_folds(length, 0, window, horizon) != turns) == divided
+    if not divided:
+        assert _folds(length, 1, window, horizon) == [(range(0), every), (every, range(0))]
+        assert _folds(length, 2, window, horizon) == [(every, range(0)), (range(0), every)]
+        assert _folds(length, 3, window, horizon) == turns
+
+
+def test_windows_need_as_many_examples_as_weights() -> None:
+    """Of 100 steps, the first 60 have 60 - W - 3 + 1 windows of W steps and a horizon of 3."""
+    assert usable_windows(np.array([100]), 3, range(1, 60)) == list(range(1, 30))
+    assert usable_windows(np.array([100, 100]), 3, (29, 30, 38, 39)) == [29, 30, 38]
+    assert usable_windows(np.array([5]), 3, (2, 3)) == []
+    assert usable_windows(np.array([], dtype=int), 3) == []
+
+
+def test_compared_steps_are_evenly_spaced() -> None:
+    assert _compared_steps(5).tolist() == [0, 1, 2, 3, 4]
+    assert _compared_steps(24).tolist() == list(range(24))
+    steps = _compared_steps(100)
+    assert (len(steps), steps[0], steps[-1]) == (24, 0, 99)
+    assert set(np.diff(steps)) == {4, 5}
+
+
+def test_repetitions_are_means_of_seasons() -> None:
+    x = np.array([1.0, 10, 11, 12, 20, 21, 22])  # 1 for the constant, then six steps
+    forecast = x @ _repeat(6, np.array([0, 1, 2, 3, 7]), Repetition(3, 2))
+    assert forecast.tolist() == [15, 16, 17, 15, 16]
+    assert (x @ _repeat(6, np.array([0, 4]), Repetition(1, 1))).tolist() == [22, 22]
+    assert (x @ _repeat(6, np.array([0, 1, 2]), Repetition(3, 1))).tolist() == [20, 21, 22]
+
+
+def test_cutoffs_leave_a_horizon_and_at_least_one_step() -> None:
+    collection = collection_of(np.zeros(10), np.zeros(4), np.zeros(2))
+    assert find_cutoffs(collection, 0, 3, 2).tolist() == [[0, 1], [0, 4], [0, 7], [1, 1]]
+    assert find_cutoffs(collection, 2, 2, 2).tolist() == [[0, 2], [0, 4], [0, 6], [0, 8], [1, 2]]
+    with pytest.raises(ValueError, match=r"`y` must have 9 steps, the horizon, after `start`, 2, got series of at most 10 steps"):
+        find_cutoffs(collection, 2, 1, 9)
+    with pytest.raises(ValueError, match=r"`start` must be a number of steps, as `y` has no time stamps, got True"):
+        find_cutoffs(collection, True, 1, 2)
+    hours = pd.date_range("2024-01-01", periods=6, freq="h")
+    dated = collection_of(np.zeros(6)).with_times([hours])
+    assert find_cutoffs(dated, hours[4], 1, 1).tolist() == [[0, 4], [0, 5]]
+    assert find_cutoffs(dated, pd.Timestamp("2024-01-01 03:30"), 1, 1).tolist() == [[0, 4], [0, 5]]
+    with pytest.raises(ValueError, match=r"`start` must be a number of steps or a time stamp of `y`, got 'noon'"):
+        find_cutoffs(dated, "noon", 1, 1)
+
+
+def parts_of(*lengths: int) -> StandardisedSeries:
+    return StandardisedSeries(np.zeros((len(lengths), max(lengths), 1), np.float32), np.array(lengths), None)
+
+
+def test_the_last_fifth_of_each_series_is_held_back() -> None:
+    """But at least a horizon."""
+    assert forecaster._first_part(parts_of(100, 104, 20, 12, 3), 5).lengths.tolist() == [80, 84, 15, 7, 0]
+
+
+def test_windows_begin_at_every_step() -> None:
+    assert forecaster._window_starts(np.array([4, 2, 3]), 3).tolist() == [[0, 0], [0, 1], [2, 0]]
+
+
+def test_later_windows_forecast_what_is_held_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    starts = forecaster._later_starts(np.array([12, 6]), np.array([8, 2]), 3, 2)
+    assert starts.tolist() == [[0, 5], [0, 6], [0, 7], [1, 0], [1, 1]]
+    for most, expected in ((5, [0, 1, 2, 3, 4]), (4, [0, 2, 4]), (2, [0, 3]), (1, [0])):
+        monkeypatch.setattr(forecaster, "COMPARED", most)
+        chosen = forecaster._later_starts(np.array([12, 6]), np.array([8, 2]), 3, 2)
+        assert chosen.tolist() == starts[expected].tolist()
+
+
+def test_errors_of_overlapping_steps_count_once() -> None:
+    starts = np.array([[0, 10], [0, 11], [0, 12], [0, 16], [2, 5]])
+    assert forecaster._count_independent(starts, 3).tolist() == [4 + 1, 4 + 1, 3 + 1]
+    assert forecaster._count_independent(starts, 4)[3] == 1 + 6 / 4 + 1
+
+
+def test_ranks_are_positions_among_equal_numbers() -> None:
+    ranks, counts = forecaster._ranks(np.array([0, 0, 0, 2, 5, 5]))
+    assert (ranks.tolist(), counts.tolist()) == ([0, 1, 2, 0, 0, 1], [3, 3, 3, 1, 2, 2])
+
+
+def test_blocks_are_scaled_to_the_lowest_error() -> None:
+    """What they add to the linear forecast is 0, twice too much, opposite, half of what is right, and not a number."""
+    true = np.array([[[1.0], [2.0]], [[0.0], [4.0]]])
+    given = iter([0 * true, 2 * true, -true, true / 2, true + np.nan, 0 * true])
+    validation = forecaster._Validation(true, lambda _: next(given))
+    model: Any = torch.nn.Linear(1, 1)
+    errors = [validation.evaluate(model) for _ in range(6)]
+    assert model.training
+    square = float(np.square(true).mean())
+    assert validation.shares == [0, 0.5, 0, 1, 0, 0]
+    np.testing.assert_allclose(errors, [square, 0, square, square / 4, np.nan, square])
+    assert errors[:4] == validation.curve[:4]
+    assert validation.best_epoch() == 1
+
+
+@pytest.mark.parametrize(("error", "best"), [(0.91, 0), (0.899, 2)])
+def test_blocks_must_lower_the_error_by_a_tenth(error: float, best: int) -> None:
+    validation = forecaster._Validation(np.zeros(1), lambda _: np.zeros(1))
+    validation.curve = [1.0, 0.95, error, np.nan]
+    assert validation.best_epoch() == best
+
+
+@pytest.mark.parametrize(
+    ("count", "length", "outputs"),
+    [(1, 1, 1280), (10, 100, 1280), (3000, 1, 1280), (3001, 1, 320), (10**6, 10**6, 64)],
+)
+def test_number_of_outputs(count: int, length: int, outputs: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(features, "OUTPUTS", 1280)
+    monkeypatch.setattr(features, "FEWEST_OUTPUTS", 64)
+    assert features.choose_outputs(count, length) == outputs
+    monkeypatch.setattr(features, "WORK", 100 * count * length)
+    assert features.choose_outputs(count, length) == 100
+
+
+def test_batches_of_series_have_8192_steps() -> None:
+    assert [features.rows_at_once(length) for length in (1, 100, 4096, 4097, 8192, 8193, 10**6)] == [8192, 81, 2, 1, 1, 1, 1]
+
+
+def test_features_of_known_outputs() -> None:
+    """Of each output: share of steps above the thresholds, position of these in time, mean and largest value."""
+    systems = features._Systems(np.ones((1, 2)), 4, False, np.random.RandomState(0))
+    systems.slope.copy_(torch.tensor([1.0, 10.0]))
+    systems.offsets.copy_(torch.zeros_like(systems.offsets))
+    systems.offsets[1:] = 0.25
+    y = torch.tensor([[[0.5, 1.0], [-1.0, 2.0], [2.0, -3.0], [9.0, 9.0]]])
+    valid = torch.tensor([[True, True, True, False]])
+    weights, positions = torch.tensor([[1 / 3, 1 / 3, 1 / 3, 0]]), torch.tensor([[0.0, 0.5, 1.0, 1.0]])
+    found = systems.summarise(y, weights, positions, valid).view(-1, 2)
+    thresholds = len(systems.offsets)
+    assert len(found) == thresholds + 3
+    torch.testing.assert_close(found[0], torch.tensor([1.5 / 3, 2 / 3]))
+    places = torch.tensor([(1.0 / 3 + 0.005) / (1.5 / 3 + 0.01), (0.5 / 3 + 0.005) / (2 / 3 + 0.01)])
+    torch.testing.assert_close(found[1], places)
+    torch.testing.assert_close(found[2], torch.tensor([1.75 / 3, 2 / 3]))
+    torch.testing.assert_close(found[thresholds + 1], torch.tensor([1.5 / 3, 0.0]))
+    assert found[thresholds + 2].tolist() == [2, 2]
+    assert systems.summarise(y, weights, positions, None).view(-1, 2)[-1].tolist() == [9, 9]

@@ -1,0 +1,139 @@
+"""Launches of Triton kernels and chunks of time without a GPU: kernels are stand-ins that record their calls."""
+
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("triton", reason="Triton is not installed")
+from longscan.ops import _gpu
+
+CPU = torch.device("cpu")
+
+
+@pytest.mark.parametrize(("size", "by", "expected"), [(0, 4, 0), (1, 4, 1), (4, 4, 1), (5, 4, 2), (8, 4, 2), (9, 1, 9)])
+def test_quotients_are_rounded_up(size: int, by: int, expected: int) -> None:
+    assert _gpu.ceil_div(size, by) == expected
+
+
+def test_powers_of_two_are_the_smallest_that_suffice() -> None:
+    assert [_gpu.power_of_two(size) for size in range(10)] == [1, 1, 2, 4, 4, 8, 8, 8, 8, 16]
+
+
+def test_interpreter_counts_as_one_multiprocessor() -> None:
+    assert _gpu.multiprocessors(CPU) == 1
+    assert _gpu.programs_to_fill(CPU) == 4
+
+
+@pytest.mark.parametrize(
+    ("length", "programs", "expected"),
+    [
+        (1000, 51, (1, 1000)),  # more than half of the 100 programs that fill the device
+        (1000, 50, (2, 512)),  # 63 blocks of 16 in two chunks of 32 blocks
+        (1000, 10, (9, 112)),  # ten chunks of 7 blocks would be longer than the sequence
+        (1000, 1, (63, 16)),  # no chunk is shorter than a block
+        (16, 1, (1, 16)),
+        (17, 3, (2, 16)),
+    ],
+)
+def test_time_is_divided_until_the_device_is_full(
+    length: int, programs: int, expected: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_gpu, "multiprocessors", lambda _: 25)
+    assert _gpu.divide_time(length, 16, programs, CPU) == _gpu.Chunks(*expected)
+
+
+class StandIn:
+    """A kernel that records how it is compiled and launched."""
+
+    arg_names = ("x", "count", "other", "BLOCK", "COMPLEX")
+
+    def __init__(self) -> None:
+        self.warmups: list[tuple[Any, ...]] = []
+        self.launches: list[tuple[Any, ...]] = []
+
+    def warmup(self, *args: Any, grid: tuple[int, ...], **constants: Any) -> Any:
+        self.warmups.append((args, grid, constants))
+        return self
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Any:
+        return lambda *args, **constants: self.launches.append((grid, args, constants))
+
+
+def launch(kernel: StandIn, x: torch.Tensor, count: Any, other: Any, grid: tuple[int, ...] = (2, 3), **changed: Any) -> None:
+    _gpu.launch(kernel, grid, x, count, other, constants={"COMPLEX": True, "BLOCK": 8} | changed)
+
+
+@pytest.fixture
+def kernel(monkeypatch: pytest.MonkeyPatch) -> StandIn:
+    monkeypatch.setattr(_gpu, "INTERPRETED", False)
+    monkeypatch.setattr(_gpu, "_compiled", {})
+    return StandIn()
+
+
+def test_a_kernel_is_compiled_once_for_like_arguments(kernel: StandIn) -> None:
+    x = torch.zeros(64)
+    for count in (17, 19, 2**31 - 1):
+        launch(kernel, x, count, None)
+    assert kernel.warmups == [((x, 17, None), (2, 3), {"COMPLEX": True, "BLOCK": 8})]
+    assert [(grid, args) for grid, args, _ in kernel.launches] == [
+        ((2, 3, 1), (x.data_ptr(), count, None, 8, True)) for count in (17, 19, 2**31 - 1)
+    ], "addresses for tensors, compile-time arguments in the kernel's order, and a grid of three numbers"
+
+
+def test_another_kind_of_argument_is_compiled_anew(kernel: StandIn) -> None:
+    x = torch.zeros(64)
+    assert x.data_ptr() % 16 == 0
+    calls: list[dict[str, Any]] = [
+        {},
+        {"count": 1},  # Triton makes a constant of 1,
+        {"count": 32},  # knows of multiples of 16,
+        {"count": 2**31 + 1},  # and has 64-bit numbers
+        {"count": 2**31},
+        {"count": None},
+        {"x": x.double()},
+        {"x": x[1:]},  # an address that is no multiple of 16
+        {"other": x},
+        {"BLOCK": 16},
+        {"COMPLEX": False},
+    ]
+    for call in [*calls, *calls]:
+        launch(kernel, **({"x": x, "count": 17, "other": None} | call))
+    assert len(kernel.warmups) == len(calls)
+    assert len(kernel.launches) == 2 * len(calls)
+    launch(StandIn(), x, 17, None)
+    assert len(_gpu._compiled) == len(calls) + 1
+
+
+def test_grids_have_three_numbers(kernel: StandIn) -> None:
+    for grid in ((5,), (5, 6), (5, 6, 7)):
+        launch(kernel, torch.zeros(64), 17, None, grid)
+    assert [grid for grid, _, _ in kernel.launches] == [(5, 1, 1), (5, 6, 1), (5, 6, 7)]
+
+
+def test_the_interpreter_runs_the_kernel_as_it_is(kernel: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_gpu, "INTERPRETED", True)
+    x = torch.zeros(64)
+    launch(kernel, x, 17, None)
+    assert kernel.launches == [((2, 3), (x, 17, None), {"COMPLEX": True, "BLOCK": 8})]
+    assert not kernel.warmups
+
+
+def test_launches_are_traced_inside_the_context_only(kernel: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
+    traced: list[Any] = []
+    monkeypatch.setattr(_gpu, "wrap_triton", lambda given: traced.append(given) or given)
+    with _gpu.traced_launches():
+        launch(kernel, torch.zeros(64), 17, None)
+    assert traced == [kernel]
+    assert kernel.launches[0][0] == (2, 3)
+    assert not kernel.warmups
+    with pytest.raises(KeyError), _gpu.traced_launches():
+        raise KeyError
+    launch(kernel, torch.zeros(64), 17, None)
+    assert traced == [kernel]
+    assert len(kernel.warmups) == 1
+
+
+def test_tensors_of_the_cpu_need_no_device() -> None:
+    with _gpu.on_device(torch.zeros(1)) as entered:
+        assert entered is None
