@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 import longscan
 from longscan._allocator import keep_freed_memory
 from longscan._errors import SettingError, nearest
+from longscan._threads import let_waiting_threads_sleep
 from longscan.cli._arguments import first_line, run_command
 from longscan.cli._console import echo, print_error, print_table
 from longscan.cli.automata import automata
@@ -52,6 +53,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     argv = list(sys.argv[1:] if argv is None else argv)
     name = argv[0] if argv else "--help"
     keep_freed_memory()
+    let_waiting_threads_sleep()
     try:
         code = run_command(name, COMMANDS[name], argv[1:]) if name in COMMANDS else _print_page(name, argv)
         sys.stdout.flush()
