@@ -1,6 +1,8 @@
-"""The records of context_parallel.py as a table, with what a model of the exchange expects, and as a picture beside the file.
+"""The records of context_parallel.py as tables, with what a model of the exchange expects, and as a picture beside the file.
 
-python benchmarks/context_page.py results/context_parallel.jsonl
+    python benchmarks/context_page.py results/context_parallel.jsonl
+
+Of rows that were measured again the newest counts.
 """
 
 import argparse
@@ -14,11 +16,27 @@ from longscan.models.spec import parse_spec
 Row = dict[str, Any]
 
 EXPAND = {"mamba": 2, "aussm": 1}  # inner width of a block over d_model
-EXCHANGE = 0.2e-3  # seconds of a gather of up to 1 MB by NCCL on two H100s: the rows with "exchange"
+LATENCY = 0.2e-3  # seconds of a gather of few bytes by NCCL on two H100s: the rows with "exchange"
+LINK = 3.5e11  # bytes a second that a GPU receives, from the same rows
 HOST = 0.1  # seconds in which the host starts the kernels of a step of 8 blocks on pieces: the time of the shortest sequences
 BYTES_OF_CONVOLUTION = 16  # a step and channel: zeros are written, two gradients are read, and their sum is written, in float32
 BANDWIDTH = 3.0e12  # bytes a second of an H100's memory
 TABLE = "| Stack | Recompute | Steps | GPUs | Seconds | Expected | Efficiency | GB a GPU | Efficiency |\n|" + "---|" * 9
+WAYS = ("plain", "captured", "twice")
+
+
+def way_of(row: Row) -> str:
+    """Return the way in which the steps of a row were made, as context_parallel.py names it."""
+    return next((way for way in ("recompute", "captured", "twice") if row.get(way)), "plain")
+
+
+def newest(rows: list[Row]) -> list[Row]:
+    """Return the newest row of each measurement, in the order of their first rows."""
+    found: dict[Any, Row] = {}
+    for row in rows:
+        key = row["stack"], way_of(row), row["processes"], row["length"], row.get("seconds") is None, row.get("allocator") == ""
+        found[key] = row
+    return list(found.values())
 
 
 def blocks_of(spec: str) -> list[str]:
@@ -40,18 +58,30 @@ def received_bytes(row: Row) -> int:
     return 4 * (row["processes"] - 1) * numbers
 
 
+def exchange_seconds(row: Row) -> float:
+    """Return the expected seconds of all exchanges of a training step."""
+    exchanges = 2 * len(blocks_of(row["stack"])) * (2 + row["recompute"])  # of a convolution and a scan in each block
+    return LATENCY * exchanges + received_bytes(row) / LINK
+
+
 def expected_seconds(row: Row, seconds_of_one: dict[int, float]) -> float | None:
     """Return the expected seconds of a step on several GPUs; None where one GPU was not measured at the length of a piece.
 
     A GPU needs the time of one GPU at that length, the time in which the gradient of the newest inputs of each convolution is
-    added to that of all inputs, and EXCHANGE for each exchange; the host needs HOST at least.
+    added to that of all inputs, and the time of the exchanges; the host needs HOST at least.
     """
     piece = row["length"] // row["processes"]
     if piece not in seconds_of_one:
         return None
     channels = sum(EXPAND[block] * row["d_model"] for block in blocks_of(row["stack"]))
     on_gpu = seconds_of_one[piece] + BYTES_OF_CONVOLUTION * channels * piece / BANDWIDTH
-    return max(on_gpu, HOST) + EXCHANGE * row["exchanges"]
+    return max(on_gpu, HOST) + exchange_seconds(row)
+
+
+def alone(rows: list[Row], row: Row) -> dict[int, Row]:
+    """Return the rows of one process with the stack and the way of a row, by their lengths."""
+    same = [one for one in rows if one["processes"] == 1 and one["stack"] == row["stack"] and way_of(one) == way_of(row)]
+    return {one["length"]: one for one in same if one.get("seconds")}
 
 
 def print_table(rows: list[Row]) -> None:
@@ -61,19 +91,60 @@ def print_table(rows: list[Row]) -> None:
     """
     print(TABLE)
     for row in rows:
-        if row["processes"] == 1 or not row.get("seconds"):
+        if row["processes"] == 1 or not row.get("seconds") or way_of(row) not in ("plain", "recompute"):
             continue
         assert row["received"] == received_bytes(row), row
-        same = [one for one in rows if one["processes"] == 1 and all(one[name] == row[name] for name in ("stack", "recompute"))]
-        alone = {one["length"]: one for one in same if one.get("seconds")}
-        expected = expected_seconds(row, {length: one["seconds"] for length, one in alone.items()})
-        one = alone.get(row["length"], {})
+        ones = alone(rows, row)
+        expected = expected_seconds(row, {length: one["seconds"] for length, one in ones.items()})
+        one = ones.get(row["length"], {})
         shares = [f"{one[name] / row['processes'] / row[name]:.0%}" if one else "" for name in ("seconds", "memory")]
         times = f"{row['seconds']:.3f}", "" if expected is None else f"{expected:.3f}", shares[0]
         memory = f"{row['memory'] / 1e9:.1f}", shares[1]
         recompute = "yes" if row["recompute"] else "no"
         cells = [f"`{row['stack']}`", recompute, f"{row['length']:,}", row["processes"], *times, *memory]
         print(f"| {' | '.join(map(str, cells))} |")
+
+
+def print_expected(rows: list[Row], counts: tuple[int, ...] = (4, 8)) -> None:
+    """Print what the model expects of more GPUs in one host, with a gather of any number of them as long as one of two."""
+    print("| Stack | Steps | GPUs | MB received | Seconds expected | Efficiency expected |\n|" + "---|" * 6)
+    for stack, count in product(dict.fromkeys(row["stack"] for row in rows), counts):
+        plain = next(row for row in rows if row["stack"] == stack and way_of(row) == "plain")
+        ones = alone(rows, plain)
+        for piece in sorted(ones):
+            row = plain | {"length": piece * count, "processes": count}
+            expected = expected_seconds(row, {length: one["seconds"] for length, one in ones.items()})
+            if expected is None or row["length"] < 2**20:
+                continue
+            one = ones.get(row["length"])
+            share = "" if one is None else f"{one['seconds'] / count / expected:.0%}"
+            cells = [f"`{stack}`", f"{row['length']:,}", count, f"{received_bytes(row) / 1e6:.1f}", f"{expected:.3f}", share]
+            print(f"| {' | '.join(map(str, cells))} |")
+
+
+def print_ways(rows: list[Row]) -> None:
+    """Print the times of steps that are captured, and of pieces that are scanned twice, beside those of plain steps."""
+    print("| Stack | Steps | GPUs | Plain, s | Captured, s | Two scans, s |\n|" + "---|" * 6)
+    seconds = {
+        (row["stack"], row["length"], row["processes"], way_of(row)): row["seconds"] for row in rows if row.get("seconds")
+    }
+    for stack, length, count in dict.fromkeys(key[:3] for key in seconds if key[3] in WAYS[1:]):
+        times = [seconds.get((stack, length, count, way)) for way in WAYS]
+        cells = [f"`{stack}`", f"{length:,}", count, *("" if time is None else f"{time:.3f}" for time in times)]
+        print(f"| {' | '.join(map(str, cells))} |")
+
+
+def print_longest(rows: list[Row]) -> None:
+    """Print the longest sequences that were trained."""
+    print("| Stack | Recompute | GPUs | Steps | GB a GPU |\n|" + "---|" * 5)
+    longest: dict[Any, Row] = {}
+    for row in rows:
+        key = row["stack"], way_of(row), row["processes"]
+        if "error" not in row and key[1] in ("plain", "recompute") and row["length"] > longest.get(key, {"length": 0})["length"]:
+            longest[key] = row
+    for (stack, way, count), row in longest.items():
+        recompute = "yes" if way == "recompute" else "no"
+        print(f"| `{stack}` | {recompute} | {count} | {row['length']:,} | {row['memory'] / 1e9:.1f} |")
 
 
 def draw(rows: list[Row], path: Path) -> None:
@@ -105,9 +176,8 @@ def draw(rows: list[Row], path: Path) -> None:
             times.plot([row["length"] for row in timed], [row["seconds"] for row in timed], label=label, **style)
             mine = [row for row in mine if row["seconds"] or row["length"] > timed[-1]["length"]]
             memory.plot([row["length"] for row in mine], [row["memory"] / 1e9 for row in mine], label=label, **style)
-            if not recompute:  # the longest with recomputation was not looked for everywhere
-                longest.barh(label, mine[-1]["length"], color="C0", alpha=1 if count == 1 else 0.6)
-                longest.text(mine[-1]["length"], place, f" {mine[-1]['length']:,}", va="center", fontsize=8)
+            longest.barh(label, mine[-1]["length"], color=style["color"], alpha=1 if count == 1 else 0.6)
+            longest.text(mine[-1]["length"], place, f" {mine[-1]['length']:,}", va="center", fontsize=8)
         times.set(title=stack, xscale="log", yscale="log", xlabel="steps", ylabel="seconds of a training step")
         memory.set(title=stack, xscale="log", yscale="log", xlabel="steps", ylabel="GB on each GPU")
         longest.set(title=f"{stack}: longest sequence trained", xlabel="steps")
@@ -122,6 +192,9 @@ if __name__ == "__main__":
     parser.add_argument("records", type=Path)
     records = parser.parse_args().records
     lines = [json.loads(line) for line in records.read_text().splitlines()]
-    measured = [row for row in lines if "length" in row and "check" not in row and not row["twice"]]
+    measured = newest([row for row in lines if "length" in row and "check" not in row])
     print_table(measured)
-    draw(measured, records.with_suffix(".png"))
+    for print_more in (print_ways, print_longest, print_expected):
+        print()
+        print_more(measured)
+    draw([row for row in measured if way_of(row) in ("plain", "recompute")], records.with_suffix(".png"))

@@ -2,7 +2,7 @@
 
     python benchmarks/context_parallel.py --lengths 65536 131072
     torchrun --nproc-per-node 2 benchmarks/context_parallel.py --lengths 65536 131072 --out results/context_parallel.jsonl
-    torchrun --nproc-per-node 2 benchmarks/context_parallel.py --longest --recompute 1 --out results/context_parallel.jsonl
+    torchrun --nproc-per-node 2 benchmarks/context_parallel.py --lengths --longest plain --out results/context_parallel.jsonl
     torchrun --nproc-per-node 2 benchmarks/context_parallel.py --check --lengths 32768
     torchrun --nproc-per-node 2 benchmarks/context_parallel.py --stacks --exchanges 1024 1048576
     python benchmarks/context_parallel.py --alternatives
@@ -10,13 +10,15 @@
 
 The first two measure stacks on one process and on two: forward and backward pass of a batch of one sequence of random tokens, in
 bfloat16 autocast on GPUs and in float32 on CPUs, and print a row for each length. Lengths are those of whole sequences. A length
-for which the memory does not suffice ends the measurement of a stack; its row has the message of the allocator. --longest then
-looks for the longest sequence that can be trained, in multiples of 65,536 steps: from the memory of two lengths it predicts the
-length, and it tries shorter ones until one fits. --check compares the gradients of float32 with those of one process, which each
-process computes itself. --twice scans each piece twice, as backends do whose kernels have no exchange of their own.
---alternatives times, in one process, the two ways to scan a piece without such kernels: again from the entering state (rerun), or
-a scan of zeros from the entering state whose outputs are added (correct). context_page.py compares the rows with a model of the
-time and of the bytes, and draws them.
+for which the memory does not suffice ends the measurement of a stack; its row has the message of the allocator.
+
+--ways says how steps are made: "plain"; "recompute", whose blocks are recomputed in the backward pass; "captured", replayed as
+a CUDA graph with its exchanges; "twice", with two scans of each piece, as backends make whose kernels have no exchange of their
+own. --longest looks, in the ways that it names, for the longest sequence that can be trained, in multiples of 65,536 steps: from
+the memory of two lengths it predicts the length, and it tries shorter ones until one fits. --check compares the gradients of
+float32 with those of one process, which each process computes itself. --alternatives times, in one process, the two ways to scan
+a piece without kernels that exchange states: again from the entering state (rerun), or corrected by what the entering state adds
+to the outputs. context_page.py compares the rows with a model of the time and of the bytes, and draws them.
 """
 
 import argparse
@@ -24,7 +26,8 @@ import json
 import os
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -32,18 +35,25 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, distributed
+from torch.nn.functional import normalize
 from torch.nn.parallel import DistributedDataParallel
 
 from longscan.blocks.gated import GatedBlock
-from longscan.distributed import context_parallel, gather_steps, record_exchanges, shard_sequence
+from longscan.distributed import SequenceSplit, context_parallel, gather_steps, record_exchanges, shard_sequence
+from longscan.distributed.context import use_split
+from longscan.engine.graphed_step import WARMUP_CALLS, GraphedStep
 from longscan.models import SequenceModel
-from longscan.ops import linear_scan, selective_scan
+from longscan.ops import block2_scan, delta_scan, linear_scan, selective_scan, ssd_scan
 from longscan.ops._native_op import NativeOp
+from longscan.training.context import average_gradients
 from longscan.training.run import commit, device_name
 
 VOCABULARY = 256
+Scan = Callable[[Tensor, Tensor | None], tuple[Tensor, Tensor]]
 TIMEOUT = timedelta(minutes=1)  # after which the other processes stop if one of them has died
 UNIT = 65_536  # steps, of which --longest tries multiples
+HEAD = 64  # width of the heads, and of the keys, of --alternatives
+WAYS = ("plain", "recompute", "captured", "twice")
 
 
 def synchronize(device: torch.device) -> None:
@@ -65,10 +75,28 @@ def times_of(call: Callable[[], object], device: torch.device, repeats: int) -> 
 
 
 class Case(NamedTuple):
-    """A stack, and whether its blocks are recomputed in the backward pass."""
+    """A stack, and the way in which its steps are made, one of WAYS."""
 
     spec: str
-    recompute: bool
+    way: str
+
+
+class Tokens(NamedTuple):
+    """The batch of a captured step."""
+
+    tokens: Tensor
+
+
+@contextmanager
+def scanning(way: str) -> Iterator[None]:
+    """Scan each piece twice inside the `with` statement if the way is "twice"."""
+    of_piece = NativeOp.of_piece
+    if way == "twice":
+        NativeOp.of_piece = lambda *_, **__: None  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        NativeOp.of_piece = of_piece  # type: ignore[method-assign]
 
 
 class Stack:
@@ -80,23 +108,29 @@ class Stack:
         self.model: Any = SequenceModel.from_spec(case.spec, pooling="none", **sizes).to(device)
         for block in self.model.modules():
             if isinstance(block, GatedBlock):
-                block.recompute = case.recompute
-        self.wrapped = self.model
+                block.recompute = case.way == "recompute"
+        self.wrapped, self.captured = self.model, case.way == "captured"
         self.tokens = torch.randint(VOCABULARY, (1, length), device=device)
         self.device, self.autocast = device, device.type == "cuda" and not options.check
+        self.step: Callable[[], Tensor] = lambda: self.run(Tokens(self.tokens))
 
     def split(self) -> None:
-        """Split the sequence over all processes."""
-        if distributed.get_world_size() > 1:
-            self.wrapped = DistributedDataParallel(self.model)
+        """Split the sequence over all processes; steps to come are captured if the case says so."""
         self.tokens = shard_sequence(self.tokens, distributed.group.WORLD)
+        if self.captured and self.device.type == "cuda":
+            graphed = GraphedStep(self.run, self.device)
+            self.step = lambda: graphed(Tokens(self.tokens))
+        elif distributed.get_world_size() > 1 and not self.captured:
+            self.wrapped = DistributedDataParallel(self.model)
 
-    def step(self) -> Tensor:
+    def run(self, batch: Tokens) -> Tensor:
         """Return the loss after a forward and a backward pass, on this process's piece if the sequence is split."""
         self.model.zero_grad()
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.autocast):
-            loss = self.wrapped(self.tokens).float().square().mean()
+            loss = self.wrapped(batch.tokens).float().square().mean()
         loss.backward()
+        if self.captured:
+            average_gradients(self.model.parameters(), distributed.group.WORLD)
         return loss.detach()
 
 
@@ -110,9 +144,11 @@ def measure_stack(options: argparse.Namespace, case: Case, length: int, repeats:
         if device.type == "cuda":
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats(device)
-        with context_parallel(distributed.group.WORLD):
+        with scanning(case.way), context_parallel(distributed.group.WORLD):
             with record_exchanges() as exchanges:
-                loss = stack.step()
+                loss = stack.step().clone()
+            for _ in range(WARMUP_CALLS if stack.captured else 0):
+                stack.step()
             times = times_of(stack.step, device, repeats) if repeats else []
     except torch.OutOfMemoryError as error:
         row["error"] = str(error).split(". ")[0]
@@ -124,6 +160,7 @@ def measure_stack(options: argparse.Namespace, case: Case, length: int, repeats:
     return row | {
         "seconds": round(statistics.median(times), 6) if times else None, "all_seconds": [round(x, 6) for x in times],
         "memory": torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None,
+        "reserved": torch.cuda.max_memory_reserved(device) if device.type == "cuda" else None,
         "received": sum(exchange.received for exchange in exchanges), "exchanges": len(exchanges),
         "loss": loss.item() / distributed.get_world_size(),
     }  # fmt: skip
@@ -135,8 +172,9 @@ def check_stack(options: argparse.Namespace, case: Case, length: int, device: to
     expected_loss = stack.step()
     expected = {name: x.grad.clone() for name, x in stack.model.named_parameters() if x.grad is not None}
     stack.split()
-    with context_parallel(distributed.group.WORLD):
-        loss = stack.step()
+    with scanning(case.way), context_parallel(distributed.group.WORLD):
+        for _ in range(WARMUP_CALLS + 1 if stack.captured else 1):
+            loss = stack.step().clone()
     distributed.all_reduce(loss)
     errors = {name: ((stack.model.get_parameter(name).grad - x).norm() / x.norm()).item() for name, x in expected.items()}
     worst = max(errors, key=lambda name: errors[name])
@@ -149,9 +187,10 @@ def check_stack(options: argparse.Namespace, case: Case, length: int, device: to
 def describe(options: argparse.Namespace, case: Case, length: int, device: torch.device) -> dict[str, Any]:
     """Return what was run, and where."""
     return {
-        "stack": case.spec, "d_model": options.d_model, "d_state": options.d_state, "recompute": case.recompute,
-        "length": length, "processes": distributed.get_world_size(), "twice": options.twice, "device": device_name(device),
-        "torch": torch.__version__, "commit": commit(),
+        "stack": case.spec, "d_model": options.d_model, "d_state": options.d_state, "recompute": case.way == "recompute",
+        "length": length, "processes": distributed.get_world_size(), "twice": case.way == "twice",
+        "captured": case.way == "captured", "allocator": os.environ.get("PYTORCH_CUDA_ALLOC_CONF", ""),
+        "device": device_name(device), "torch": torch.__version__, "commit": commit(),
     }  # fmt: skip
 
 
@@ -176,14 +215,14 @@ def measure_stacks(options: argparse.Namespace) -> None:
         return row
 
     try:
-        for case in (Case(spec, bool(recompute)) for spec in options.stacks for recompute in options.recompute):
+        for case in (Case(spec, way) for spec in options.stacks for way in options.ways):
             for length in options.lengths:
                 if options.check:
                     report(check_stack(options, case, length, device))
                 elif "error" in report(measure_stack(options, case, length, options.repeats, device)):
                     break
-            if options.longest:
-                find_longest(lambda length, case=case: report(measure_stack(options, case, length, 0, device)), device)
+        for case in (Case(spec, way) for spec in options.stacks for way in options.longest):
+            find_longest(lambda length, case=case: report(measure_stack(options, case, length, 0, device)), device)
         for size in options.exchanges:
             report(measure_exchange(size, device))
     finally:
@@ -221,40 +260,77 @@ def find_longest(measure: Callable[[int], dict[str, Any]], device: torch.device)
         length -= size * UNIT
 
 
-def measure_alternatives(options: argparse.Namespace) -> None:
-    """Print the times of one scan, of a scan that is run again, and of one that is corrected, forward and backward."""
+def make_scans(options: argparse.Namespace, device: torch.device) -> dict[str, tuple[Scan, Tensor]]:
+    """Return the scans by the names of their ops: functions of the inputs and of a state or None, and inputs."""
     torch.manual_seed(0)
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    length, width, states = options.lengths[0], options.d_model, options.d_state
+    length, width, states, heads = options.lengths[0], options.d_model, options.d_state, options.d_model // HEAD
+    steps, by_head = (1, length), (1, length, heads)
+    backend = {"backend": options.backend}
 
     def draw(*shape: int) -> Tensor:
         return torch.randn(shape, device=device, requires_grad=True)
 
-    u, dt, B, C = draw(1, length, width), draw(1, length, width), draw(1, length, states), draw(1, length, states)
-    A = (-torch.rand(width, states, device=device)).requires_grad_()
-    a, b = (0.9 + 0.1 * torch.rand(width, device=device)).requires_grad_(), draw(1, length, width)
+    def decays(*shape: int) -> Tensor:
+        return (0.9 + 0.1 * torch.rand(shape, device=device)).requires_grad_()
 
-    def selective(inputs: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor]:
-        return selective_scan(inputs, dt, A, B, C, initial_state=state, dt_softplus=True, backend=options.backend)
+    dt, B, C = draw(*steps, width), draw(*steps, states), draw(*steps, states)
+    A, rates = ((-decays(*shape).detach()).requires_grad_() for shape in ((width, states), (heads,)))
+    a, M = decays(width), (0.5 * torch.eye(2, device=device).expand(width, 2, 2)).clone().requires_grad_()
+    k, q, sizes = draw(*by_head, HEAD), draw(*by_head, HEAD), decays(*by_head)
 
-    def linear(inputs: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor]:
-        return linear_scan(a, inputs, state, backend=options.backend)
+    def delta(v: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor]:
+        return delta_scan(v, normalize(k, dim=-1), normalize(q, dim=-1), -sizes, sizes, state, **backend)
 
-    def once(scan: Callable[..., tuple[Tensor, Tensor]], inputs: Tensor) -> None:
+    return {
+        "selective_scan": (
+            lambda u, state: selective_scan(u, dt, A, B, C, initial_state=state, dt_softplus=True, **backend), draw(*steps, width)
+        ),
+        "linear_scan": (lambda b, state: linear_scan(a, b, state, **backend), draw(*steps, width)),
+        "block2_scan": (lambda f, state: block2_scan(M, f, state, **backend), draw(*steps, width, 2)),
+        "ssd_scan": (
+            lambda x, state: ssd_scan(x, sizes, rates, k[:, :, :1], q[:, :, :1], initial_state=state, **backend),
+            draw(*by_head, HEAD),
+        ),
+        "delta_scan": (delta, draw(*by_head, HEAD)),
+    }  # fmt: skip
+
+
+def measure_alternatives(options: argparse.Namespace) -> None:
+    """Print the times of one scan, of a scan that is run again, and of one that is corrected, forward and backward.
+
+    For ssd_scan and delta_scan "correct" is what they do inside `context_parallel`, here with a single process. For the others it
+    is a scan of zeros from the entering state.
+    """
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    backend = "nccl" if device.type == "cuda" else "gloo"
+    distributed.init_process_group(backend, store=distributed.HashStore(), rank=0, world_size=1)
+    world = distributed.group.WORLD
+
+    def once(scan: Scan, inputs: Tensor) -> None:
         scan(inputs, None)[0].sum().backward()
 
-    def rerun(scan: Callable[..., tuple[Tensor, Tensor]], inputs: Tensor) -> None:
+    def rerun(scan: Scan, inputs: Tensor) -> None:
         scan(inputs, scan(inputs, None)[1])[0].sum().backward()
 
-    def correct(scan: Callable[..., tuple[Tensor, Tensor]], inputs: Tensor) -> None:
+    def rerun_with_map(scan: Scan, inputs: Tensor) -> None:
+        identity = torch.eye(HEAD, device=device).expand(1, inputs.shape[2], HEAD, HEAD)
+        scan(inputs, scan(inputs, None)[1] + scan(torch.zeros_like(inputs), identity)[1])[0].sum().backward()
+
+    def correct(scan: Scan, inputs: Tensor) -> None:
         y, final = scan(inputs, None)
         (y + scan(torch.zeros_like(inputs), final)[0]).sum().backward()
 
+    def inside(scan: Scan, inputs: Tensor) -> None:
+        with use_split(SequenceSplit(world, 0, 1)):
+            scan(inputs, None)[0].sum().backward()
+
     print("| op | one scan, s | rerun, s | correct, s |\n|---|---|---|---|")
-    for name, scan, inputs in (("selective_scan", selective, u), ("linear_scan", linear, b)):
-        ways = [times_of(partial(way, scan, inputs), device, options.repeats) for way in (once, rerun, correct)]
-        times = [statistics.median(way) for way in ways]
-        print(f"| `{name}` | {' | '.join(f'{value:.3f}' for value in times)} |")
+    for name, (scan, inputs) in make_scans(options, device).items():
+        corrected = inside if name in ("ssd_scan", "delta_scan") else correct
+        again = rerun_with_map if name == "delta_scan" else rerun  # the product of its factors is a scan of the identity
+        ways = [times_of(partial(way, scan, inputs), device, options.repeats) for way in (once, again, corrected)]
+        print(f"| `{name}` | {' | '.join(f'{statistics.median(way):.4f}' for way in ways)} |", flush=True)
+    distributed.destroy_process_group()
 
 
 if __name__ == "__main__":
@@ -266,15 +342,12 @@ if __name__ == "__main__":
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--backend", default="auto", help="of the scans of --alternatives")
     parser.add_argument("--out", type=Path)
-    parser.add_argument("--recompute", type=int, nargs="+", default=[0], choices=[0, 1], help="blocks in the backward pass")
+    parser.add_argument("--ways", nargs="+", default=["plain"], choices=WAYS)
     parser.add_argument("--exchanges", type=int, nargs="*", default=[], help="bytes of each process, whose gather is timed")
-    parser.add_argument("--twice", action="store_true")
-    parser.add_argument("--longest", action="store_true")
+    parser.add_argument("--longest", nargs="+", default=[], choices=WAYS)
     parser.add_argument("--check", action="store_true")
     parser.add_argument("--alternatives", action="store_true")
     given = parser.parse_args()
-    if given.twice:
-        NativeOp.of_piece = lambda *_, **__: None  # type: ignore[method-assign]
     if given.alternatives:
         measure_alternatives(given)
     else:

@@ -25,6 +25,7 @@ from longscan.training import trainer as trainer_module
 from longscan.training.checkpoint import read_tensors
 from longscan.training.evaluate import predict, scored_answers
 from longscan.training.logs import read_rows
+from longscan.training.records import result_row
 from run_files import have_equal_tensors, read_log
 
 OPTIONS: dict[str, dict[str, Any]] = {"m": {}, "a": {"d_conv": 2}}
@@ -136,8 +137,17 @@ def test_sharding_by_accelerate_raises(tiny: Any, tmp_path: Path, monkeypatch: p
 def test_context_that_does_not_divide_the_processes_raises(tiny: Any, tmp_path: Path) -> None:
     with pytest.raises(SettingError, match=r"^`training\.context` must be a divisor of 1, the number of processes .*, got 2"):
         train(tiny(context=2), tmp_path / "run")
-    with pytest.raises(SettingError, match=r"^`training\.capture` must be false with training.context above 1, got True"):
-        tiny(context=2, capture=True)
+
+
+def test_capture_with_sharding_or_rows_of_their_own_raises(tiny: Any) -> None:
+    with pytest.raises(SettingError, match=r"^`training\.capture` must be false with training\.shard, got True"):
+        tiny(shard=True, capture=True)
+    four: Any = SimpleNamespace(accelerator=SimpleNamespace(num_processes=4), training=tiny(capture=True, context=2).training)
+    message = r"^`training\.capture` must be false, or training\.context 4, as 4 processes have different rows of a batch"
+    with pytest.raises(SettingError, match=message):
+        trainer_module.Trainer._check_capture(four)
+    four.training = tiny(capture=True, context=4).training
+    trainer_module.Trainer._check_capture(four)
 
 
 def test_sharding_in_one_process_raises(tiny: Any, tmp_path: Path) -> None:
@@ -186,11 +196,19 @@ def join_processes(workers: list[Any], folder: Path) -> None:
         assert process.exitcode == 0, Path(f"{folder}-{rank}.err").read_text()
 
 
-@pytest.mark.parametrize("shard", ["false", "true"])
-def test_resumed_run_of_two_killed_processes_equals_an_uninterrupted_run(tmp_path: Path, shard: str) -> None:
+@pytest.mark.parametrize(
+    "split",
+    [
+        ["--training.shard", "false"],
+        ["--training.shard", "true"],
+        pytest.param(["--training.context", "2"], marks=pytest.mark.slow),
+    ],
+    ids=str,
+)
+def test_resumed_run_of_two_killed_processes_equals_an_uninterrupted_run(tmp_path: Path, split: list[str]) -> None:
     whole, killed = tmp_path / "whole", tmp_path / "cut"
-    join_processes(start_processes(whole, "--training.shard", shard), whole)
-    workers = start_processes(killed, "--training.shard", shard)
+    join_processes(start_processes(whole, *split), whole)
+    workers = start_processes(killed, *split)
     while all(process.is_alive() for process in workers) and len(read_rows(killed / "metrics.jsonl")) < 7:
         time.sleep(0.002)
     for process in reversed(workers):
@@ -207,6 +225,35 @@ def test_resumed_run_of_two_killed_processes_equals_an_uninterrupted_run(tmp_pat
     assert read_log(whole) == read_log(killed)
 
 
+def assert_runs_close(one: Path, two: Path) -> None:
+    """Assert that the logs and all weights and states of the optimiser of two runs agree up to rounding."""
+    for left, right in zip(read_log(one), read_log(two), strict=True):
+        assert (left.pop("split"), left) == (right.pop("split"), pytest.approx(right, rel=1e-4, abs=1e-6))
+    for path in sorted((one / "checkpoints").glob("*/*.safetensors")):
+        left, right = read_tensors(path), read_tensors(two / path.relative_to(one))
+        assert left.keys() == right.keys()
+        for key, value in left.items():
+            torch.testing.assert_close(value, right[key], rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_run_goes_on_with_each_other_mesh(tmp_path: Path) -> None:
+    """Four steps each on pieces, by FSDP2, on a mesh of both and in one process, from each other's checkpoints."""
+    meshes = [(2, "1", "true"), (2, "2", "false"), (4, "2", "true"), (1, "1", "false"), (4, "2", "false"), (2, "2", "true")]
+    options = ["--model.block_options.m.dropout", "0", "--training.eval_every", "4"]
+    one, many = tmp_path / "one", tmp_path / "many"
+    for number, (size, context, shard) in enumerate(meshes):
+        common = [*options, "--steps", str(4 * number + 4), *["--resume"] * bool(number)]
+        assert main([*ARGUMENTS, *common, "--out", str(one)]) == 0
+        split = ["--training.context", context, "--training.shard", shard]
+        if size == 1:
+            assert main([*ARGUMENTS, *common, *split, "--out", str(many)]) == 0
+        else:
+            join_processes(start_processes(many, *common, *split, size=size), many)
+        assert_runs_close(one, many)
+
+
 @pytest.mark.parametrize(
     ("size", "split"),
     [
@@ -214,6 +261,7 @@ def test_resumed_run_of_two_killed_processes_equals_an_uninterrupted_run(tmp_pat
         (2, ["--training.context", "2"]),
         pytest.param(4, ["--training.context", "2", "--training.shard", "true"], marks=pytest.mark.slow),
         pytest.param(4, ["--training.context", "2"], marks=pytest.mark.slow),
+        pytest.param(2, ["--training.context", "2", "--training.capture", "true"], marks=pytest.mark.slow),
     ],
     ids=str,
 )
@@ -226,13 +274,23 @@ def test_several_processes_equal_one_process(tmp_path: Path, size: int, split: l
     one, two = tmp_path / "one", tmp_path / "two"
     join_processes(start_processes(two, *options, *split, size=size), two)
     assert main([*ARGUMENTS, *options, "--out", str(one)]) == 0
-    for left, right in zip(read_log(one), read_log(two), strict=True):
-        assert (left.pop("split"), left) == (right.pop("split"), pytest.approx(right, rel=1e-4, abs=1e-6))
-    for path in sorted((one / "checkpoints").glob("*/*.safetensors")):
-        left, right = read_tensors(path), read_tensors(two / path.relative_to(one))
-        assert left.keys() == right.keys()
-        for key, value in left.items():
-            torch.testing.assert_close(value, right[key], rtol=1e-3, atol=1e-4)
+    assert_runs_close(one, two)
     single = ["--training.shard", "false", "--training.context", "1"]
     assert main(["train", "--out", str(two), "--resume", *single, "--steps", str(STEPS + 2)]) == 0
     assert Run(two).model("average")(torch.zeros(1, 3, dtype=torch.long)).isfinite().all()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+@pytest.mark.parametrize("spec", ["m m", "m a attention"])
+def test_captured_steps_on_pieces_equal_plain_steps(tmp_path: Path, spec: str) -> None:
+    """Logs of two GPUs that share each sequence, with steps that are replayed as CUDA graphs and without."""
+    options = ["--model.spec", spec, "--model.block_options.m.dropout", "0", "--training.device", "auto", "--steps", "30"]
+    options += ["--training.context", "2"]
+    for name in ("plain", "captured"):
+        folder = tmp_path / name
+        join_processes(start_processes(folder, *options, "--training.capture", str(name == "captured").lower()), folder)
+    plain, captured = (read_log(tmp_path / name) for name in ("plain", "captured"))
+    for left, right in zip(plain, captured, strict=True):
+        assert (left.pop("split"), left) == (right.pop("split"), pytest.approx(right, rel=1e-3, abs=1e-5))
+    assert result_row(tmp_path / "captured")["replayed_updates_per_second"] > 0

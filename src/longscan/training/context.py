@@ -1,5 +1,6 @@
 """Models on batches whose sequences are split along their length over processes, for training and evaluation."""
 
+from collections.abc import Iterable
 from datetime import timedelta
 
 import torch
@@ -26,6 +27,21 @@ def build_group(processes: int, context: int) -> ProcessGroup:
     ranks = torch.arange(processes).view(-1, context).tolist()
     group: ProcessGroup = distributed.new_subgroups_by_enumeration(ranks, timeout=TIMEOUT)[0]  # type: ignore[no-untyped-call]
     return group
+
+
+def average_gradients(parameters: Iterable[nn.Parameter], group: ProcessGroup) -> None:
+    """Replace the gradients by their means over the processes of a group, by one exchange for each dtype, after a backward pass.
+
+    For steps that are captured as CUDA graphs: those of `DistributedDataParallel` need eleven steps before a capture.
+    """
+    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    for dtype in dict.fromkeys(grad.dtype for grad in gradients):
+        same = [grad for grad in gradients if grad.dtype == dtype]
+        total = torch.cat([grad.reshape(-1) for grad in same])
+        distributed.all_reduce(total, group=group)
+        total /= distributed.get_world_size(group)
+        for grad, mean in zip(same, torch.split(total, [grad.numel() for grad in same]), strict=True):
+            grad.copy_(mean.view_as(grad))
 
 
 def check_model(model: nn.Module, context: int) -> None:

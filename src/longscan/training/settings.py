@@ -316,8 +316,8 @@ class TrainingSettings(SettingsGroup):
             raise setting_error("training.select", self.select, "last or best, unless training.average is above 0")
         if self.start_from_reverse is not None and self.start_from is None:
             raise setting_error("training.start_from_reverse", self.start_from_reverse, "left out, unless start_from is given")
-        if self.context > 1 and self.capture:
-            raise setting_error("training.capture", self.capture, "false with training.context above 1")
+        if self.shard and self.capture:
+            raise setting_error("training.capture", self.capture, "false with training.shard")
         for name in ("patience", "solved_at"):
             if getattr(self, name) and not self.eval_every:
                 raise setting_error(f"training.{name}", getattr(self, name), "left out, unless eval_every is above 0")

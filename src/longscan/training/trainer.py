@@ -50,7 +50,7 @@ from longscan.training.checkpoint import (
     write_checkpoint,
     write_tensors,
 )
-from longscan.training.context import PiecePredictor, build_group, check_model
+from longscan.training.context import PiecePredictor, average_gradients, build_group, check_model
 from longscan.training.evaluate import Scores, evaluate, number, predict, symbol_angles
 from longscan.training.examples import find_examples
 from longscan.training.logs import Row, RunLog, TrackerLog, build_trackers, read_rows
@@ -286,8 +286,8 @@ class Trainer(Callback):
         self.predict: Callable[[nn.Module, Batch], Tensor] = predict
         if training.context > 1:
             check_model(self.model, training.context)
-            group = build_group(accelerator.num_processes, training.context)
-            self.predict = PiecePredictor(group, cast("SequenceModel", self.model))
+            self.group = build_group(accelerator.num_processes, training.context)
+            self.predict = PiecePredictor(self.group, cast("SequenceModel", self.model))
         self._check_data()
         self.lengths = LengthSchedule(settings)
         self.progress, self.patience = ValidationState(), Patience(training.patience)
@@ -308,13 +308,13 @@ class Trainer(Callback):
             self.compute_loss,
             learning_rate=training.learning_rate,
             clip_gradients=(lambda: clip().full_tensor()) if training.shard else clip,
-            backward=accelerator.backward,
+            backward=self._average_backward if training.capture and several else accelerator.backward,
             sum_over_processes=accelerator.reduce if several else None,
         )
         if training.capture and accelerator.device.type == "cuda":
             self.engine.capture(accelerator.device)
         self.seconds_per_replay: Callable[[], float | None] = self.engine.seconds_per_replay
-        wrap = several and not training.shard
+        wrap = several and not training.shard and not training.capture
         self.wrapped_model: nn.Module = accelerator.prepare_model(self.model) if wrap else self.model
         self.run_log: RunLog | None = None
         self.result: dict[str, Any] = {}
@@ -344,9 +344,15 @@ class Trainer(Callback):
 
     def _check_capture(self) -> None:
         """Raise SettingError if a step cannot be captured as a CUDA graph, also on devices that would not."""
-        if self.accelerator.num_processes > 1:
-            processes = self.accelerator.num_processes
-            raise setting_error("training.capture", True, f"false, as {processes} processes exchange gradients")
+        processes = self.accelerator.num_processes
+        if processes != self.training.context:  # their rows have different numbers of scored answers, which the host reads
+            needed = f"false, or training.context {processes}, as {processes} processes have different rows of a batch"
+            raise setting_error("training.capture", True, needed)
+
+    def _average_backward(self, loss: Tensor) -> None:
+        """Differentiate a loss, and average the gradients over the processes, which share each sequence."""
+        self.accelerator.backward(loss)
+        average_gradients(self.model.parameters(), self.group)
 
     @torch.no_grad()
     def _check_backend(self, batch: Batch) -> None:
