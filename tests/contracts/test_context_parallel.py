@@ -308,6 +308,39 @@ def test_other_processes_stop_when_one_dies(tmp_path: Path) -> None:
         assert seconds < 60
 
 
+def give_unequal_pieces(rank: int, size: int, folder: str) -> None:
+    """Write the errors of layers and models whose pieces have 3 steps on the first process and 4 on the others."""
+    torch.manual_seed(0)
+    layers = {name: build(f"layer {name}", {}) for name in ("attention", "s6")}
+    model = SequenceModel.from_spec("mamba", d_model=4, d_output=2, d_input=2, positions="blocks", max_length=20)
+
+    def call(module: Any, width: int) -> float | str:
+        length = 3 if rank == 0 else 4
+        x = torch.randn(2, length, width, dtype=next(module.parameters()).dtype)
+        try:
+            with context_parallel(distributed.group.WORLD):
+                module(x, valid=torch.ones(2, length, dtype=torch.bool))
+        except ValueError as error:
+            return str(error)
+        return 0.0
+
+    cases = {name: partial(call, layer, WIDTH) for name, layer in layers.items()}
+    run_cases(rank, size, folder, cases | {"model": partial(call, model, 2)})
+
+
+def test_pieces_of_unequal_length_raise_on_all_processes(tmp_path: Path) -> None:
+    workers = [PROCESSES.Process(target=give_unequal_pieces, args=(rank, 3, str(tmp_path))) for rank in range(3)]
+    for process in workers:
+        process.start()
+    for process in workers:
+        process.join(100)
+        assert process.exitcode == 0
+    message = "`x` must have the same length in all pieces of the sequences, got [3, 4, 4]"
+    for rank in range(3):
+        results = json.loads((tmp_path / f"results-{rank}.json").read_text())
+        assert results == dict.fromkeys(("attention", "s6", "model"), message)
+
+
 def test_layers_whose_steps_must_run_one_after_another_are_refused_by_name() -> None:
     assert {name for name in LAYERS if not LAYERS[name].context_parallel} >= {"gru", "lstm", "slstm"}
 

@@ -24,6 +24,10 @@ def numbers(*shape: int, scale: float = 1.0) -> Tensor:
 def scan_inputs(op: str, length: int) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Return tensors, those with an axis of steps included, and other arguments of an op."""
     steps, channels, states, pair = (BATCH, length), 3, 2, (2,) * op.endswith("pairs")
+    if op.startswith("block2"):
+        shape = () if "constant" in op else steps
+        tensors = {"f": numbers(*steps, channels, 2, *pair), "initial_state": numbers(BATCH, channels, 2, *pair)}
+        return tensors | {"M": numbers(*shape, channels, 2, 2, scale=0.5)}, {"pairs": bool(pair)}
     if op.startswith("linear"):
         shape = () if "constant" in op else steps
         state = numbers(BATCH, channels, *pair)
@@ -44,13 +48,15 @@ def scan_inputs(op: str, length: int) -> tuple[dict[str, Tensor], dict[str, Any]
     return tensors | {"A": -numbers(channels, states, *pair).abs(), "dt_bias": numbers(channels)}, {"dt_softplus": True}
 
 
-OPS = ("linear", "linear constant pairs", "selective", "selective pairs", "unitary pairs")
+OPS = (
+    "linear", "linear constant pairs", "selective", "selective pairs", "unitary pairs", "block2 pairs", "block2 constant"
+)  # fmt: skip
 
 
 def run_op(op: str, masked: bool, length: int) -> float:
     """Return the largest error of the results and gradients on pieces, over the largest value."""
     from longscan.distributed import context_parallel, shard_sequence
-    from longscan.ops import linear_scan, selective_scan, unitary_scan
+    from longscan.ops import block2_scan, linear_scan, selective_scan, unitary_scan
 
     world = distributed.group.WORLD
     torch.manual_seed(0)
@@ -59,7 +65,8 @@ def run_op(op: str, masked: bool, length: int) -> float:
     if masked:
         masks = {"valid": torch.ones(BATCH, length, dtype=torch.bool), "seq_idx": (torch.rand(BATCH, length) < 0.1).cumsum(1)}
         masks["valid"][0, : length // 2 + 1], masks["seq_idx"][1] = False, 3
-    function = {"linear": linear_scan, "selective": selective_scan, "unitary": unitary_scan}[op.split()[0]]
+    functions = {"block2": block2_scan, "linear": linear_scan, "selective": selective_scan, "unitary": unitary_scan}
+    function = functions[op.split()[0]]
     by_step = {name for name, x in tensors.items() if x.shape[:2] == (BATCH, length)}
 
     def cut(x: Tensor) -> Tensor:
@@ -102,7 +109,7 @@ def run_all(rank: int, folder: str, cases: list[tuple[str, bool, int]]) -> None:
 @pytest.mark.parametrize(
     "cases",
     [
-        [(op, True, 6) for op in ("linear constant pairs", "selective", "unitary pairs")],
+        [(op, True, 6) for op in ("linear constant pairs", "selective", "unitary pairs", "block2 pairs")],
         # several tiles in each piece
         pytest.param(
             [(op, masked, 140) for op in OPS for masked in (False, True)], marks=[pytest.mark.slow, pytest.mark.timeout(600)]

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, distributed
 from torch.distributed import ProcessGroup
 
-from longscan.distributed.context import SequenceSplit, current_split
+from longscan.distributed.context import SequenceSplit, check_piece_lengths, current_split
 
 
 class Exchange(NamedTuple):
@@ -97,6 +97,7 @@ def all_gather_together(tensors: Sequence[Tensor], split: SequenceSplit) -> list
 
 def gather_steps(x: Tensor, split: SequenceSplit) -> Tensor:
     """Return the pieces x (B, L, ...) of all ranks as whole sequences (B, R L, ...)."""
+    check_piece_lengths(x)
     return all_gather(x, split).transpose(0, 1).flatten(1, 2)
 
 

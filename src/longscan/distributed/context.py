@@ -4,7 +4,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
 
+import torch
 from torch import Tensor, distributed
+from torch.cuda import is_current_stream_capturing
 from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh
 
@@ -27,9 +29,10 @@ class SequenceSplit(NamedTuple):
     is_reversed: bool = False
 
 
-# A module variable and no `ContextVar`: torch.compile guards on the one and cannot trace the other, and the threads in which
+# Module variables and no `ContextVar`: torch.compile guards on the one and cannot trace the other, and the threads in which
 # autograd computes gradients, where recomputed blocks run again, have no context of the thread that called `backward`.
 _split: SequenceSplit | None = None
+_has_equal_lengths = True  # until the first call inside `context_parallel`
 
 
 def current_split() -> SequenceSplit | None:
@@ -53,9 +56,9 @@ def context_parallel(mesh: DeviceMesh | ProcessGroup) -> Iterator[SequenceSplit 
     """Let models, blocks, layers and scans read their inputs as pieces of longer sequences, one piece on each process.
 
     Inside the `with` statement, inputs, `elapsed`, `valid` and `seq_idx` (axis 1 of each) are piece r of the sequences on rank r
-    of the mesh, and all pieces have the same length (`shard_sequence` cuts them). Outputs are pieces, too. Initial states are
-    those before the first piece and must be the same on all ranks. Final states and pooled outputs are those after the last
-    piece, and every rank gets them. All ranks make the same calls, forward and backward.
+    of the mesh. All pieces have the same length, which the first call checks (`shard_sequence` cuts them). Outputs are pieces,
+    too. Initial states are those before the first piece and must be the same on all ranks. Final states and pooled outputs are
+    those after the last piece, and every rank gets them. All ranks make the same calls, forward and backward.
 
     The gradient of a parameter on a rank is that of the sum of all ranks' losses with respect to this rank's copy. So the mean of
     the gradients over the ranks, which `DistributedDataParallel` and FSDP2 compute, is the gradient of the mean of the losses. If
@@ -65,13 +68,35 @@ def context_parallel(mesh: DeviceMesh | ProcessGroup) -> Iterator[SequenceSplit 
         mesh: a `DeviceMesh` of one dimension, a mesh with a dimension "context", or a process group.
 
     Yields the split, None if the mesh has one process, which then computes as usual. Raises TypeError or ValueError if the mesh
-    does not fit, and inside the `with` statement ValueError for modules that cannot read pieces, such as GRU, LSTM and PD-SSM.
+    does not fit, and inside the `with` statement ValueError for pieces of unequal length and for modules that cannot read pieces,
+    such as GRU, LSTM and PD-SSM.
     """
+    global _has_equal_lengths
     group = _group_of(mesh)
     size = distributed.get_world_size(group)
     split = SequenceSplit(group, distributed.get_rank(group), size) if size > 1 else None
-    with use_split(split):
-        yield split
+    before, _has_equal_lengths = _has_equal_lengths, split is None
+    try:
+        with use_split(split):
+            yield split
+    finally:
+        _has_equal_lengths = before
+
+
+def check_piece_lengths(x: Tensor) -> None:
+    """Raise ValueError if the pieces x (B, L, ...) differ in length, in the first call inside `context_parallel`.
+
+    The host reads the lengths, so that graphs of torch.compile and CUDA graphs do without this check.
+    """
+    global _has_equal_lengths
+    if torch.compiler.is_compiling() or _split is None or _has_equal_lengths or (x.is_cuda and is_current_stream_capturing()):
+        return
+    _has_equal_lengths = True
+    lengths = torch.full((_split.size, 1), x.shape[1], device=x.device)
+    distributed.all_gather(list(lengths.unbind(0)), lengths[_split.rank].clone(), _split.group)
+    found = lengths.flatten().tolist()
+    if len(set(found)) > 1:
+        raise ValueError(f"`x` must have the same length in all pieces of the sequences, got {found}")
 
 
 @contextmanager

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import silu
 
-from longscan.distributed.context import current_split
+from longscan.distributed.context import check_piece_lengths, current_split
 from longscan.layers.checks import StateForm, check_input, check_state_form, check_steps, state_form
 from longscan.layers.parameters import Marked
 from longscan.layers.state import PhaseState, ScanState, State, no_sequence, restarted_rows, zero_rows
@@ -117,6 +117,7 @@ class SequenceModule(Marked, ABC):
         if self.checks_inputs:
             x, info = self.validate_inputs(x, info)
             self.check_state(state, x.shape[0])
+        check_piece_lengths(x)
         y, state = self.forward_impl(x, state, info)
         if info.gate is not None and not self.fuses_gate:
             y = y * silu(info.gate)

@@ -21,7 +21,7 @@ from torch.autograd.function import once_differentiable
 from longscan.distributed.context import SequenceSplit, current_split
 from longscan.ops import dispatch
 from longscan.ops._signature import Limits, Signature
-from longscan.ops.pieces import PieceExchange
+from longscan.ops.pieces import FactorKind, PieceExchange
 from longscan.ops.tracing import in_func_transform, is_compiled_or_transformed
 
 TRACED_OPS = ("linear_scan", "block2_scan")  # ops whose Triton kernels a compiler can trace
@@ -392,10 +392,10 @@ class NativeOp:
         return self._first(*args)
 
 
-    def of_piece(self, *args: Any, is_complex: bool) -> Callable[[SequenceSplit], tuple[Tensor, Tensor]] | None:
+    def of_piece(self, *args: Any, factors: FactorKind) -> Callable[[SequenceSplit], tuple[Tensor, Tensor]] | None:
         """Return a function that runs the op on a piece of split sequences, as `scan_piece` takes it; None where it cannot.
 
-        args: as in a call; the initial state is that before the first piece. is_complex: as `PieceExchange` takes it.
+        args: as in a call; the initial state is that before the first piece. factors: the kind that `PieceExchange` takes.
         """
         tensors = [x for x in args if isinstance(x, Tensor)]
         if current_split() is None or args[-1] not in self._pieces or is_compiled_or_transformed(*tensors):
@@ -403,7 +403,7 @@ class NativeOp:
         known = dict(zip(self._arguments, args, strict=False))
 
         def run(split: SequenceSplit) -> tuple[Tensor, Tensor]:
-            return self._first.run_piece(PieceExchange(split, known["initial_state"], known["flags"], is_complex), *args)
+            return self._first.run_piece(PieceExchange(split, known["initial_state"], known["flags"], factors), *args)
 
         return run
 

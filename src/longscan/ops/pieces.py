@@ -2,7 +2,8 @@
 
 A scan maps the state h before a piece to the state P h + s after it: P is the product of the piece's factors, s the state after
 the piece from a zero state. Each process computes P and s of its piece, all processes exchange them once, each computes the state
-before its piece from those of the earlier ones, and scans its piece from there.
+before its piece from those of the earlier ones, and scans its piece from there. Where that takes less time, what the state before
+the piece adds to the outputs is added to those of the first scan instead.
 
 Native kernels that take a `PieceExchange` compute P and s by a first pass without outputs. Their backward pass mirrors this: with
 g = dL/dh after a piece, that before it is P^H g + q, where q is its part from the outputs of the piece. A first pass finds q, all
@@ -10,7 +11,7 @@ processes exchange it, and one backward pass from g follows. Other backends scan
 """
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -23,6 +24,7 @@ from longscan.ops.arguments import INVALID, RESET, carry_dtype, flag_masks
 from longscan.ops.chunks import long_chunk, run_chunk
 
 Multiply = Callable[[Tensor, Tensor], Tensor]
+FactorKind = Literal["real", "complex", "matrix"]
 
 
 class PieceMap(NamedTuple):
@@ -44,11 +46,12 @@ class PieceExchange:
         split: how sequences are split.
         initial_state: (B, ...), the state before the first piece.
         flags: (B, L) from `step_flags`, or None.
-        is_complex: whether states and factors are real pairs (..., 2) that stand for complex numbers.
+        kind: "real" for factors that multiply the entries of a state, "complex" if both are real pairs (..., 2) that stand for
+            complex numbers, "matrix" for factors (..., 2, 2) and states (..., 2, K).
     """
 
-    def __init__(self, split: SequenceSplit, initial_state: Tensor, flags: Tensor | None, is_complex: bool) -> None:
-        self.split, self.initial_state, self.flags, self.is_complex = split, initial_state, flags, is_complex
+    def __init__(self, split: SequenceSplit, initial_state: Tensor, flags: Tensor | None, kind: FactorKind) -> None:
+        self.split, self.initial_state, self.flags, self.kind = split, initial_state, flags, kind
         self.factors = self.entering = initial_state  # until `enter` has found them
         self._last: Tensor | None = None
         self.restarts: list[Tensor] = []
@@ -56,7 +59,8 @@ class PieceExchange:
     def enter(self, factor: Tensor, final: Tensor) -> Tensor:
         """Return the state before this piece, from its factor and its state after the piece from a zero state.
 
-        factor: of the shape of the state. It need not consider restarts. `entering` becomes the result.
+        factor: of the shape of the state, or (..., 2, 2) for matrices. It need not consider restarts. `entering` becomes the
+            result.
         """
         restarts = [] if self.flags is None else [(self.flags == RESET).any(1).to(final.dtype)]
         finals, self.factors, *self.restarts = all_gather_together([final, factor, *restarts], self.split)
@@ -86,14 +90,21 @@ class PieceExchange:
         grads, of_last = all_gather_together([grad, grad_last], self.split)
         result = of_last.sum(0)
         for piece in range(self.split.size - 1, self.split.rank, -1):
-            factor = self.factors[piece]
-            factor = factor * constant(factor, 1.0, -1.0) if self.is_complex else factor
-            result = grads[piece] + self._carry(piece, result, factor)
+            result = grads[piece] + self._carry(piece, result, self._adjoint(self.factors[piece]))
         return result
+
+    def _adjoint(self, factor: Tensor) -> Tensor:
+        """Return the factor by which a gradient is multiplied."""
+        if self.kind == "complex":
+            return factor * constant(factor, 1.0, -1.0)
+        return factor.mT if self.kind == "matrix" else factor
 
     def _carry(self, piece: int, state: Tensor, factor: Tensor) -> Tensor:
         """Return what a piece leaves of the state before it, or in reverse of the gradient after it."""
-        carried = multiply(factor, state) if self.is_complex else factor * state
+        if self.kind == "matrix":
+            carried = factor @ state
+        else:
+            carried = multiply(factor, state) if self.kind == "complex" else factor * state
         for restarts in self.restarts:
             carried = torch.where(restarts[piece].view(-1, *(1,) * (carried.ndim - 1)) > 0, 0, carried)
         return carried
@@ -106,6 +117,7 @@ def scan_piece(
     make_map: Callable[[], PieceMap],
     local_final: Callable[[], Tensor] | None = None,
     native: Callable[[SequenceSplit], tuple[Tensor, Tensor]] | None = None,
+    outputs_of: Callable[[Tensor], Tensor] | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Return `run(initial_state)`; for the piece of a split sequence the outputs of the piece and the state after the last piece.
 
@@ -116,12 +128,17 @@ def scan_piece(
         make_map: function that returns the linear part of this piece's map. It need not consider restarts.
         local_final: function that returns the state after the piece from a zero state; None to take it from `run`.
         native: function that returns the result by a native kernel with a `PieceExchange`, in place of all others.
+        outputs_of: function of the state before the piece that returns what it adds to the outputs; None to scan again.
     """
     split = current_split()
     if split is None:
         return run(initial_state)
     if native is not None:
         return native(split)
+    if outputs_of is not None:
+        y, final = run(torch.zeros_like(initial_state))
+        entering, last = pass_states(split, initial_state, final, make_map(), flags)
+        return y + outputs_of(entering).to(y.dtype), last
     final = run(torch.zeros_like(initial_state))[1] if local_final is None else local_final()
     entering, last = pass_states(split, initial_state, final, make_map(), flags)
     return run(entering)[0], last

@@ -1,8 +1,11 @@
 """The recurrence x_t = M_t x_{t-1} + f_t with 2x2 matrices, constant or one for every step: a pair of coupled states (LinOSS)."""
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
+from longscan.distributed.context import SequenceSplit, current_split
 from longscan.ops._native_op import NativeOp
 from longscan.ops.arguments import check_real, check_tensor, restore_complex, state_dtype, step_flags, to_pairs, without_autocast
 from longscan.ops.block2_scan import eager, reference
@@ -20,6 +23,7 @@ _native = NativeOp(
     saved=("M", "x", "initial_state", "flags"),
     gradients={"M": "M", "f": "x", "initial_state": "initial_state"},
     batched=lambda axes: ("f", "initial_state", "flags", *(("M",) if axes["M"] == axes.get("f", axes.get("x")) else ())),
+    pieces=("triton",),
     limits=lambda sizes: None if sizes["K"] in (1, 2) else f"`f` must be of 1 or 2 columns, got {sizes['K']}",
 )
 
@@ -88,6 +92,7 @@ def block2_scan(
             start,
             flags,
             lambda: _matrix_map(matrices, drive, flags),
+            native=_piece(matrices, drive, start, flags, chosen),
         )
     if not columns:
         return x.squeeze(-1).to(out), final.squeeze(-1)
@@ -100,21 +105,40 @@ def _matrix_map(M: Tensor, f: Tensor, flags: Tensor | None) -> PieceMap:
     return PieceMap([factor], lambda state, factor: factor @ state)
 
 
+def _flat(M: Tensor, f: Tensor, initial_state: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return M, f and the initial state with one axis S."""
+    if f.ndim == 5:  # a reshape would only add nodes to the autograd graph
+        return M, f, initial_state
+    batch, length, *_, columns = f.shape
+    return (
+        M.reshape(*M.shape[: M.ndim - initial_state.ndim + 1], -1, 2, 2),
+        f.reshape(batch, length, -1, 2, columns),
+        initial_state.reshape(batch, -1, 2, columns),
+    )
+
+
+def _piece(
+    M: Tensor, f: Tensor, initial_state: Tensor, flags: Tensor | None, backend: str
+) -> Callable[[SequenceSplit], tuple[Tensor, Tensor]] | None:
+    """Return the scan of a piece of split sequences by a native kernel, for `scan_piece`, or None."""
+    if current_split() is None or not f.numel():
+        return None
+    native = _native.of_piece(*_flat(M, f, initial_state), flags, backend, factors="matrix")
+    if native is None:
+        return None
+
+    def run(split: SequenceSplit) -> tuple[Tensor, Tensor]:
+        x, final = native(split)
+        return x.reshape(f.shape), final.reshape(initial_state.shape)
+
+    return run
+
+
 def _run(M: Tensor, f: Tensor, initial_state: Tensor, flags: Tensor | None, packed: bool, backend: str) -> tuple[Tensor, Tensor]:
     """Return x and the final state by one backend, for real tensors of one dtype; arguments as in `reference`."""
     if backend in NATIVE and f.numel():
-        if f.ndim == 5:  # S is one axis: a reshape would only add nodes to the autograd graph
-            x, final = _native(M, f, initial_state, flags, backend)
-            return x, final
-        batch, length, *_, columns = f.shape
-        x, final = _native(
-            M.reshape(*M.shape[: M.ndim - initial_state.ndim + 1], -1, 2, 2),
-            f.reshape(batch, length, -1, 2, columns),
-            initial_state.reshape(batch, -1, 2, columns),
-            flags,
-            backend,
-        )
-        return x.reshape(f.shape), final.reshape(initial_state.shape)
+        x, final = _native(*_flat(M, f, initial_state), flags, backend)
+        return (x, final) if x.shape == f.shape else (x.reshape(f.shape), final.reshape(initial_state.shape))
     if backend == "reference":
         return reference.block2_scan(M, f, initial_state, flags)
     return eager.block2_scan(M, f, initial_state, flags, packed=packed)

@@ -1,12 +1,15 @@
 """The scan of heads with a matrix state that the gated delta rule updates, as in Gated DeltaNet."""
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
+from longscan.distributed.context import SequenceSplit, current_split
 from longscan.ops.arguments import check_real, state_dtype, step_flags, without_autocast
 from longscan.ops.delta_scan import eager, reference
 from longscan.ops.dispatch import resolve
-from longscan.ops.pieces import PieceMap, scan_piece
+from longscan.ops.pieces import PieceMap, pass_states
 
 NATIVE_BACKENDS = ()
 
@@ -66,11 +69,35 @@ def delta_scan(
             return reference.delta_scan(v, k, q, log_alpha, beta, state, flags)
         return eager.delta_scan(v, k, q, log_alpha, beta, state, flags, packed=seq_idx is not None)
 
-    def make_map() -> PieceMap:
-        # The product of the factors, (B, H, N, N), is the state that the scan makes of the identity.
-        identity = torch.eye(states, dtype=wide, device=v.device).expand(batch, heads, states, states)
-        return PieceMap([run(torch.zeros_like(k), identity)[1]], torch.matmul)
-
+    split = current_split()
     with without_autocast(v):
-        y, final = scan_piece(lambda state: run(v_wide, state), initial_state, flags, make_map)
+        if split is None:
+            y, final = run(v_wide, initial_state)
+        else:
+            y, final = _scan_piece(run, v_wide, initial_state, flags, split)
     return y.to(v.dtype), final
+
+
+def _scan_piece(
+    run: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]],
+    v: Tensor,
+    initial_state: Tensor,
+    flags: Tensor | None,
+    split: SequenceSplit,
+) -> tuple[Tensor, Tensor]:
+    """Return the outputs of a piece of split sequences, and the state after the last piece, by one scan.
+
+    run: function of values and a state that returns outputs and the state after the last step. Each row of a state (P, N) is
+    scanned alone. So P rows are those of v from a zero state, and N more those of no values from the identity: their states are
+    the product of the factors, and their outputs are what each entry of a state before the piece adds to the outputs.
+    """
+    batch, length, heads, width = v.shape
+    states = initial_state.shape[3]
+    identity = torch.eye(states, dtype=v.dtype, device=v.device).expand(batch, heads, states, states)
+    y, final = run(
+        torch.cat([v, v.new_zeros(batch, length, heads, states)], 3), torch.cat([torch.zeros_like(initial_state), identity], 2)
+    )
+    factor = PieceMap([final[:, :, width:]], torch.matmul)
+    entering, last = pass_states(split, initial_state, final[:, :, :width], factor, flags)
+    carried = y[..., width:].transpose(1, 2) @ entering.mT
+    return y[..., :width] + carried.transpose(1, 2), last

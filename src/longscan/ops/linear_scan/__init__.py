@@ -139,7 +139,7 @@ def _piece(
     if current_split() is None or not b.numel():
         return None
     flat = _flat(a, b, initial_state, is_complex)
-    native = _native.of_piece(*flat, flags, False, is_complex, backend, is_complex=is_complex)
+    native = _native.of_piece(*flat, flags, False, is_complex, backend, factors="complex" if is_complex else "real")
     if native is None:
         return None
 

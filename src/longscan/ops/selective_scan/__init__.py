@@ -20,7 +20,7 @@ from longscan.ops.arguments import (
 )
 from longscan.ops.chunks import run_chunk
 from longscan.ops.dispatch import NATIVE, probe, resolve
-from longscan.ops.pieces import PieceMap, scan_piece, sum_steps
+from longscan.ops.pieces import FactorKind, PieceMap, scan_piece, sum_steps
 from longscan.ops.selective_scan import eager, reference
 
 NATIVE_BACKENDS = probe("selective_scan", "cpu", "triton")
@@ -120,6 +120,7 @@ def selective_scan(
         x if x is None or (i in by_step and x.dtype in narrow) else to_pairs(x, wide) for i, x in enumerate(given)
     ] + [flags]
     initial_state = tensors[8]
+    factors: FactorKind = "complex" if is_complex else "real"
 
     def run(state: Tensor, skip: OptionalTensor = tensors[5], gate: OptionalTensor = tensors[6]) -> tuple[Tensor, Tensor]:
         given = [*tensors[:5], skip, gate, tensors[7], state, *tensors[9:]]
@@ -139,7 +140,7 @@ def selective_scan(
             flags,
             make_map,
             lambda: run(torch.zeros_like(initial_state), None, None)[1],
-            _native.of_piece(*tensors, dt_softplus, paired, keeps_chunk_states(*tensors[:-1]), chosen, is_complex=is_complex),
+            _native.of_piece(*tensors, dt_softplus, paired, keeps_chunk_states(*tensors[:-1]), chosen, factors=factors),
         )
     return y.to(out), restore_complex(final, form) if is_complex else final
 

@@ -11,7 +11,18 @@ from longscan._tensor_types import OptionalTensor
 from longscan.numerics.rotary import rotate_pairs
 from longscan.ops._native_op import NativeOp, keeps_chunk_states
 from longscan.ops._signature import Sizes
-from longscan.ops.arguments import check_real, state_dtype, step_flags, without_autocast, zero_invalid
+from longscan.ops.arguments import (
+    INVALID,
+    RESET,
+    carry_dtype,
+    check_real,
+    flag_masks,
+    state_dtype,
+    step_flags,
+    without_autocast,
+    zero_invalid,
+)
+from longscan.ops.chunks import run_chunk
 from longscan.ops.dispatch import NATIVE, probe, resolve
 from longscan.ops.pieces import PieceMap, scan_piece, sum_steps
 from longscan.ops.ssd_scan import eager, reference
@@ -19,6 +30,7 @@ from longscan.ops.ssd_scan import eager, reference
 NATIVE_BACKENDS = probe("ssd_scan", "triton")
 # Triton's interpreter multiplies tiles of bfloat16 wrongly; tests that correct it set this to True.
 INTERPRETER_MULTIPLIES_BFLOAT16 = False
+PIECE_ELEMENTS = 2**24  # of outputs that the state before a piece of a split sequence adds, which are computed together
 AUTO_STATES = 128  # with more states than these the Triton kernel spills registers, and auto takes eager
 
 _inputs = ("x", "dt", "input_scale", "own_scale", "A", "B", "C", "D", "B_bias", "C_bias", "angle", "initial_state")
@@ -147,8 +159,11 @@ def ssd_scan(
     ]
     tensors.append(flags)
 
-    def run(state: Tensor, skip: OptionalTensor = tensors[5], gate: OptionalTensor = tensors[6]) -> tuple[Tensor, Tensor]:
-        return _run_backend([*tensors[:5], skip, gate, state, *tensors[8:]], native, seq_idx is not None, chosen)
+    def run(state: Tensor) -> tuple[Tensor, Tensor]:
+        return _run_backend([*tensors[:7], state, *tensors[8:]], native, seq_idx is not None, chosen)
+
+    def outputs_of(state: Tensor) -> Tensor:
+        return _outputs_of_state(state, tensors[1], tensors[2], tensors[4], tensors[6], tensors[10], tensors[12], flags)
 
     with without_autocast(x):
         y, final = scan_piece(
@@ -156,7 +171,7 @@ def ssd_scan(
             tensors[7],
             flags,
             lambda: _decay_map(tensors[1], tensors[2], tensors[10], flags),
-            lambda: run(torch.zeros_like(tensors[7]), None, None)[1],
+            outputs_of=outputs_of,
         )
     return y.to(out), final
 
@@ -173,6 +188,42 @@ def _decay_map(dt: Tensor, A: Tensor, angle: Tensor | None, flags: Tensor | None
         return torch.exp(time * A)[..., None, None] * rotate_pairs(state, total.unsqueeze(2))
 
     return PieceMap([time, total], apply)
+
+
+def _outputs_of_state(
+    state: Tensor,
+    dt: Tensor,
+    A: Tensor,
+    C: Tensor,
+    z: OptionalTensor,
+    angle: OptionalTensor,
+    C_bias: OptionalTensor,
+    flags: OptionalTensor,
+) -> Tensor:
+    """Return what a state (B, H, P, N) before the first step adds to the outputs (B, L, H, P); arguments as in `reference`."""
+    if flags is not None:  # no step of a later sequence reads this state
+        is_first = (flags == RESET).cumsum(1) == 0
+        flags = torch.where(is_first, flags, INVALID)
+        dt, C, z, angle = zero_invalid(flags, dt, C, z, angle)
+    time, rotation = torch.cumsum(dt, 1, dtype=carry_dtype(dt)).to(dt.dtype), None
+    if angle is not None:
+        rotation = torch.remainder(torch.cumsum(angle, 1, dtype=carry_dtype(angle)), 2 * math.pi).to(angle.dtype)
+
+    def outputs(C: Tensor, z: OptionalTensor, time: Tensor, rotation: OptionalTensor, flags: OptionalTensor) -> Tensor:
+        C = C.to(state.dtype)
+        if rotation is not None or C_bias is not None:
+            C = reference.repeat_for_heads(C, state.shape[1], C_bias)
+        C = C if rotation is None else rotate_pairs(C, -rotation)
+        rows = state.reshape(state.shape[0], C.shape[2], -1, state.shape[3])  # of the heads of each group
+        y = (C.transpose(1, 2) @ rows.mT).transpose(1, 2).reshape(*C.shape[:2], *state.shape[1:3])
+        y = y * torch.exp(time * A).unsqueeze(-1)
+        y = y if flags is None else torch.where(flag_masks(flags, 4)[0], 0, y)  # C_bias is not 0 there
+        return y if z is None else y * silu(z)
+
+    size = max(1, PIECE_ELEMENTS // state[..., 0].numel())
+    count = max(1, -(-C.shape[1] // size))
+    parts = [(None,) * count if x is None else torch.split(x, size, 1) for x in (C, z, time, rotation, flags)]
+    return torch.cat([run_chunk(outputs, part) for part in zip(*parts, strict=True)], 1)
 
 
 def _run_backend(tensors: list[Any], native: bool, packed: bool, backend: str) -> tuple[Tensor, Tensor]:

@@ -142,7 +142,7 @@ def unitary_scan(
             flags,
             lambda: _rotation_map(tensors, flags, phase_dt),
             lambda: run(torch.zeros_like(tensors[8]), None, None)[1],
-            _native.of_piece(*tensors, phase_dt, keeps_chunk_states(*tensors[:-1]), chosen, is_complex=True),
+            _native.of_piece(*tensors, phase_dt, keeps_chunk_states(*tensors[:-1]), chosen, factors="complex"),
         )
     return y.to(out), restore_complex(final, form)
 

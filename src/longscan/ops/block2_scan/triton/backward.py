@@ -24,17 +24,17 @@ from longscan.ops.block2_scan.triton.math import (
 )
 
 
-@triton.jit(do_not_specialize=["L", "CHUNK", "rows_per_M"])
+@triton.jit(do_not_specialize=["first", "L", "CHUNK", "rows_per_M"])
 def chunk_map_bwd_kernel(
-    M, dx, flags, mult, local, restarted, L, S, CHUNK, rows_per_M,
+    M, dx, flags, mult, local, restarted, first, L, S, CHUNK, rows_per_M,
     CONSTANT_M: tl.constexpr, K: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_S: tl.constexpr, NUM_STAGES: tl.constexpr,
 ):  # fmt: skip
-    """Compute the map m -> mult m + local of every chunk but the first. mult is a product of many matrices, in float64."""
+    """Compute the maps m -> mult m + local of chunks from number `first` on. mult is a product of many matrices, in float64."""
     n_s, width = tl.cdiv(S, BLOCK_S), tl.cast(S, tl.int64)
-    i_b, i_s, i_c = (tl.program_id(0) // n_s).to(tl.int64), tl.program_id(0) % n_s, tl.program_id(1)
+    i_b, i_s, i_c = (tl.program_id(0) // n_s).to(tl.int64), tl.program_id(0) % n_s, first + tl.program_id(1)
     o_x, m_x = block_offsets(i_s, S, 2 * K, BLOCK_S)
     o_M, m_M = block_offsets(i_s, S, 4, BLOCK_S)
-    t_last = tl.minimum((i_c + 2) * CHUNK, L) - 1
+    t_last = tl.minimum((i_c + 1) * CHUNK, L) - 1
     row = i_b * L + t_last
     p_dx = dx + row * width * (2 * K) + o_x
     if CONSTANT_M:
@@ -44,7 +44,7 @@ def chunk_map_bwd_kernel(
     b_mult, b_local = identity(BLOCK_S, tl.float64), zeros(2 * K, BLOCK_S, dx.dtype.element_ty)
     b_zero = b_local
     is_restarted = i_c < 0
-    for i in tl.range(0, t_last + 1 - (i_c + 1) * CHUNK, num_stages=NUM_STAGES, loop_unroll_factor=BLOCK_T):
+    for i in tl.range(0, t_last + 1 - i_c * CHUNK, num_stages=NUM_STAGES, loop_unroll_factor=BLOCK_T):
         b_dx = unpack(tl.load(p_dx, mask=m_x, other=0.0), K)
         if not CONSTANT_M:
             b_MT = transpose(unpack(tl.load(p_M, mask=m_M, other=0.0), 2))
@@ -57,7 +57,7 @@ def chunk_map_bwd_kernel(
             is_restarted |= flag == RESET
         b_local, b_mult = b_before, b_product
         p_dx -= width * (2 * K)
-    chunk = i_b * tl.num_programs(1) + i_c
+    chunk = i_b * tl.num_programs(1) + i_c - first
     tl.store(mult + chunk * width * 4 + o_M, pack(b_mult, 2), mask=m_M)
     tl.store(local + chunk * width * (2 * K) + o_x, pack(b_local, K), mask=m_x)
     if flags is not None:

@@ -19,14 +19,14 @@ from longscan.ops.block2_scan.triton.math import (
 )
 
 
-@triton.jit(do_not_specialize=["L", "CHUNK", "rows_per_M"])
+@triton.jit(do_not_specialize=["first", "L", "CHUNK", "rows_per_M"])
 def chunk_map_fwd_kernel(
-    M, f, flags, mult, local, restarted, L, S, CHUNK, rows_per_M,
+    M, f, flags, mult, local, restarted, first, L, S, CHUNK, rows_per_M,
     CONSTANT_M: tl.constexpr, K: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_S: tl.constexpr, NUM_STAGES: tl.constexpr,
 ):  # fmt: skip
-    """Compute the map x -> mult x + local of every chunk but the last. mult is a product of many matrices, in float64."""
+    """Compute the maps x -> mult x + local of chunks from number `first` on. mult is a product of many matrices, in float64."""
     n_s, width = tl.cdiv(S, BLOCK_S), tl.cast(S, tl.int64)
-    i_b, i_s, i_c = (tl.program_id(0) // n_s).to(tl.int64), tl.program_id(0) % n_s, tl.program_id(1)
+    i_b, i_s, i_c = (tl.program_id(0) // n_s).to(tl.int64), tl.program_id(0) % n_s, first + tl.program_id(1)
     o_x, m_x = block_offsets(i_s, S, 2 * K, BLOCK_S)
     o_M, m_M = block_offsets(i_s, S, 4, BLOCK_S)
     row = i_b * L + i_c * CHUNK
@@ -37,7 +37,7 @@ def chunk_map_fwd_kernel(
         p_M = M + row * width * 4 + o_M
     b_mult, b_local = identity(BLOCK_S, tl.float64), zeros(2 * K, BLOCK_S, f.dtype.element_ty)
     is_restarted = i_c < 0
-    for i in tl.range(0, CHUNK, num_stages=NUM_STAGES, loop_unroll_factor=BLOCK_T):
+    for i in tl.range(0, tl.minimum(CHUNK, L - i_c * CHUNK), num_stages=NUM_STAGES, loop_unroll_factor=BLOCK_T):
         b_f = unpack(tl.load(p_f, mask=m_x, other=0.0), K)
         if not CONSTANT_M:
             b_M = unpack(tl.load(p_M, mask=m_M, other=0.0), 2)
@@ -50,11 +50,38 @@ def chunk_map_fwd_kernel(
             is_restarted |= flag == RESET
         b_local, b_mult = b_next, b_product
         p_f += width * (2 * K)
-    chunk = i_b * tl.num_programs(1) + i_c
+    chunk = i_b * tl.num_programs(1) + i_c - first
     tl.store(mult + chunk * width * 4 + o_M, pack(b_mult, 2), mask=m_M)
     tl.store(local + chunk * width * (2 * K) + o_x, pack(b_local, K), mask=m_x)
     if flags is not None:
         tl.store(restarted + chunk, is_restarted.to(tl.uint8), mask=i_s == 0)
+
+
+@triton.jit(do_not_specialize=["n_chunks"])
+def all_chunk_maps_kernel(
+    mult, local, restarted, state, factor, S, n_chunks,
+    BACKWARD: tl.constexpr, K: tl.constexpr, BLOCK_S: tl.constexpr, NUM_STAGES: tl.constexpr,
+):  # fmt: skip
+    """Compute the state that the maps of all chunks make of zeros, and the product of their factors unless `factor` is None.
+
+    BACKWARD: whether the last chunk comes first.
+    """
+    n_s, width = tl.cdiv(S, BLOCK_S), tl.cast(S, tl.int64)
+    i_b, i_s = (tl.program_id(0) // n_s).to(tl.int64), tl.program_id(0) % n_s
+    o_x, m_x = block_offsets(i_s, S, 2 * K, BLOCK_S)
+    o_M, m_M = block_offsets(i_s, S, 4, BLOCK_S)
+    first = (i_b + 1) * n_chunks - 1 if BACKWARD else i_b * n_chunks
+    b_x = apply_chunk_maps(
+        zeros(2 * K, BLOCK_S, local.dtype.element_ty), mult, local, restarted, o_M, m_M, o_x, m_x, width,
+        first, -1 if BACKWARD else 1, n_chunks, K, NUM_STAGES,
+    )  # fmt: skip
+    tl.store(state + i_b * width * (2 * K) + o_x, pack(b_x, K), mask=m_x)
+    if factor is not None:
+        b_product = identity(BLOCK_S, tl.float64)
+        for i in range(n_chunks):
+            b_mult = unpack(tl.load(mult + (first - i if BACKWARD else first + i) * width * 4 + o_M, mask=m_M, other=0.0), 2)
+            b_product = multiply(b_mult, b_product, 2)
+        tl.store(factor + i_b * width * 4 + o_M, pack(b_product, 2), mask=m_M)
 
 
 @triton.jit(do_not_specialize=["L", "CHUNK", "rows_per_M"])

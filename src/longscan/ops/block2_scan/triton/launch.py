@@ -1,5 +1,6 @@
 """Launches of the kernels of `block2_scan`."""
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -8,7 +9,7 @@ from torch import Tensor
 from longscan.ops._gpu import Chunks, ceil_div, divide_time, launch, on_device, power_of_two
 from longscan.ops._triton_steps import previous_steps
 from longscan.ops.block2_scan.triton.backward import chunk_map_bwd_kernel, scan_bwd_kernel
-from longscan.ops.block2_scan.triton.forward import chunk_map_fwd_kernel, scan_fwd_kernel
+from longscan.ops.block2_scan.triton.forward import all_chunk_maps_kernel, chunk_map_fwd_kernel, scan_fwd_kernel
 
 
 class Blocks(NamedTuple):
@@ -32,10 +33,10 @@ class Launch(NamedTuple):
 
 
 class ChunkMaps(NamedTuple):
-    """The map of the state, or of its gradient, by each chunk but one; `restarted`: whether a sequence starts in it."""
+    """The map of the state, or of its gradient, by each chunk; `restarted`: whether a sequence starts in it."""
 
-    mult: Tensor | None = None
-    local: Tensor | None = None
+    mult: Any = None
+    local: Any = None
     restarted: Tensor | None = None
 
 
@@ -50,43 +51,86 @@ def plan(M: Tensor, f: Tensor, blocks: Blocks) -> Launch:
     return Launch(chunks, blocks_of_rows, (length, size, chunks.length, batch // groups), constants)
 
 
-def chunk_maps(kernel: Any, M: Tensor, f: Tensor, flags: Tensor | None, call: Launch) -> ChunkMaps:
-    """Return the maps of all chunks but the one whose map is not needed; none for one chunk."""
-    number = call.chunks.number - 1
+def chunk_maps(kernel: Any, M: Tensor, f: Tensor, flags: Tensor | None, call: Launch, first: int, stop: int) -> ChunkMaps:
+    """Return the maps of the chunks from number `first` to `stop` - 1."""
+    number = stop - first
     if number == 0:
         return ChunkMaps()
     mult = f.new_empty((len(f), number, f.shape[2], 2, 2), dtype=torch.float64)
     local = f.new_empty((len(f), number, *f.shape[2:]))
     maps = ChunkMaps(mult, local, None if flags is None else flags.new_empty((len(f), number)))
-    launch(kernel, (call.blocks_of_rows, number), M, f, flags, *maps, *call.sizes, constants=call.constants)
+    launch(kernel, (call.blocks_of_rows, number), M, f, flags, *maps, first, *call.sizes, constants=call.constants)
     return maps
 
 
-def forward(M: Tensor, f: Tensor, initial_state: Tensor, flags: Tensor | None) -> tuple[Tensor, Tensor]:
+def apply_all(maps: ChunkMaps, call: Launch, factor: Tensor | None = None, *, backward: bool = False) -> Tensor:
+    """Return the state (B, S, 2, K) that the maps of all chunks make of zeros, and write the product of their factors."""
+    number, size = maps.local.shape[1:3]
+    state = torch.empty_like(maps.local[:, 0], memory_format=torch.contiguous_format)
+    constants = {name: call.constants[name] for name in ("K", "BLOCK_S", "NUM_STAGES", "num_warps")}
+    grid = (call.blocks_of_rows,)
+    launch(all_chunk_maps_kernel, grid, *maps, state, factor, size, number, constants={"BACKWARD": backward, **constants})
+    return state
+
+
+def select_chunks(maps: ChunkMaps, start: int, stop: int | None) -> ChunkMaps:
+    """Return the maps of some chunks; none if there are no others."""
+    if maps.local.shape[1] == 1:
+        return ChunkMaps()
+    return ChunkMaps(*(None if x is None else x[:, start:stop].contiguous() for x in maps))
+
+
+def forward(
+    M: Tensor,
+    f: Tensor,
+    initial_state: Tensor,
+    flags: Tensor | None,
+    enter: Callable[[Tensor, Tensor], Tensor] | None = None,
+) -> tuple[Tensor, Tensor]:
     """Return x (B, L, S, 2, K) and the final state (B, S, 2, K), for contiguous tensors of one real dtype; K = 1 or 2.
 
     A constant M (S, 2, 2) may have one more leading axis, of groups: as many runs of batch rows then have an M of their own.
+    enter: function that returns the initial state, given the product (B, S, 2, 2) of all factors and the state after all steps
+    from 0.
     """
     x, final_state = torch.empty_like(f), torch.empty_like(initial_state)
     call = plan(M, f, FORWARD)
     with on_device(f):
-        maps = chunk_maps(chunk_map_fwd_kernel, M, f, flags, call)
+        maps = chunk_maps(chunk_map_fwd_kernel, M, f, flags, call, 0, call.chunks.number - (enter is None))
+        if enter is not None:
+            factor = f.new_empty((*initial_state.shape[:3], 2))
+            final = apply_all(maps, call, factor)
+            initial_state = enter(factor, final).contiguous()
+            maps = select_chunks(maps, 0, -1)
         grid = call.blocks_of_rows, call.chunks.number
         launch(scan_fwd_kernel, grid, M, f, initial_state, flags, *maps, x, final_state, *call.sizes, constants=call.constants)
     return x, final_state
 
 
 def backward(
-    grad_x: Tensor, grad_final: Tensor, M: Tensor, x: Tensor, initial_state: Tensor, flags: Tensor | None
+    grad_x: Tensor,
+    grad_final: Tensor,
+    M: Tensor,
+    x: Tensor,
+    initial_state: Tensor,
+    flags: Tensor | None,
+    leave: Callable[[Tensor], Tensor] | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the gradients of M, f and initial_state."""
+    """Return the gradients of M, f and initial_state.
+
+    leave: function that returns the gradient of the final state, which replaces grad_final, given the gradient of the initial
+    state for a zero gradient of the final state.
+    """
     call = plan(M, x, BACKWARD)
     previous = None if flags is None else previous_steps(flags)
     constant = M.ndim < x.ndim
     dM = M.new_empty((len(x), call.chunks.number, *M.shape[-3:])) if constant else torch.empty_like(M)
     df, d_initial = torch.empty_like(x), torch.empty_like(initial_state)
     with on_device(x):
-        maps = chunk_maps(chunk_map_bwd_kernel, M, grad_x, flags, call)
+        maps = chunk_maps(chunk_map_bwd_kernel, M, grad_x, flags, call, int(leave is None), call.chunks.number)
+        if leave is not None:
+            grad_final = leave(apply_all(maps, call, backward=True)).contiguous()
+            maps = select_chunks(maps, 1, None)
         grid = call.blocks_of_rows, call.chunks.number
         given = grad_x, grad_final, M, x, initial_state, previous, *maps
         launch(scan_bwd_kernel, grid, *given, dM, df, d_initial, *call.sizes, constants=call.constants)
