@@ -1,8 +1,11 @@
 """Figures of the records in results/ for the notes in claims.json, read when docs/claims.md is written."""
 
 from collections.abc import Callable
+from statistics import fmean
 
 from claim_helpers import read_results, read_scaling
+
+from longscan.report.statistics import mean_interval
 
 FIGURE_2 = 2048  # the longest sequence of figure 2 of the AUSSM paper
 
@@ -53,7 +56,32 @@ def _a22() -> Values:
     }
 
 
-VALUES: dict[str, Callable[[], Values]] = {"A13": _a13, "A14": _a14, "A22": _a22}
+def trained_scores(task: str, model: str, scale: float) -> list[float]:
+    """Return the test scores of a model on one of S7's generated tasks times a scale, the mean of the runs of each seed."""
+    rows = [row for row in read_results("runs/s7.jsonl") if row["task"] == task and row["model"] == model]
+    # The convolutions of the pendulum are the recipe's, a linear map of its pixels is another setting.
+    rows = [row for row in rows if "--model.encoder" not in row["command"]]
+    return [scale * fmean(row["value"] for row in rows if row["seed"] == seed) for seed in sorted({row["seed"] for row in rows})]
+
+
+def _scores_text(task: str, scale: float, digits: int) -> Values:
+    """Return mean and half of the 95 % interval of S7 and S5."""
+    texts = {}
+    for model in ("S7", "S5"):
+        mean, half = mean_interval(trained_scores(task, model, scale))
+        texts[model.lower()] = f"{mean:.{digits}f} ± {half:.{digits}f}"
+    return texts
+
+
+def _s19() -> Values:
+    return _scores_text("pendulum", 1e3, 2)
+
+
+def _s20() -> Values:
+    return _scores_text("fitzhugh_nagumo", 1e2, 3)
+
+
+VALUES: dict[str, Callable[[], Values]] = {"A13": _a13, "A14": _a14, "A22": _a22, "S19": _s19, "S20": _s20}
 
 
 def fill_note(identity: str, note: str) -> str:

@@ -5,12 +5,16 @@ import copy
 import numpy as np
 import pytest
 import torch
+from recorded_figures import trained_scores
+from scipy.integrate import solve_ivp
 from torch import Tensor
 
 from longscan.layers import S7
 from longscan.models import SequenceModel
 from longscan.numerics.stability import stable_factor
 from longscan.ops import linear_scan
+from longscan.report.statistics import mean_interval
+from longscan.tasks.dynamics.fitzhugh_nagumo import derivatives
 from longscan.tasks.events import Events
 from parameter_counts import count_parameters
 
@@ -189,6 +193,33 @@ def test_s17_neither_real_nor_complex_full_maps_give_both_printed_sizes():
     with_complex = [round((count_parameters(model) + count_map_parameters(model)) / 1e6, 2) for model in (shd, ssc)]
     assert real == [0.29, 0.59]
     assert with_complex == [0.52, 1.14]
+
+
+def test_s19_pendulum_has_at_most_the_printed_error():
+    """Mean squared error, 1e-3, of three seeds by the whole protocol."""
+    for model, printed in (("S7", 2.91), ("S5", 3.41)):
+        scores = trained_scores("pendulum", model, 1e3)
+        mean, half = mean_interval(scores)
+        assert len(scores) == 3
+        assert mean - half <= printed
+
+
+def test_s20_fitzhugh_nagumo_is_predicted_better_by_s7_than_by_s5():
+    """Root mean squared error of three seeds each; the errors of the solver in the targets are larger than the printed figure."""
+    (s7, s7_half), (s5, s5_half) = (mean_interval(trained_scores("fitzhugh_nagumo", model, 1e2)) for model in ("S7", "S5"))
+    assert s7 + s7_half < s5 - s5_half
+    times, n_substeps = np.linspace(0, 400, 1001), 10
+    errors = []
+    for start in (-0.9, -0.2, 0.4):
+        solution = solve_ivp(lambda _, state: derivatives(state), (0, 400), [start, 0.0], t_eval=times).y
+        state, step = solution[:, :-1], 0.4 / n_substeps
+        for _ in range(n_substeps):  # the exact state one step later, by the classical Runge-Kutta method
+            first = derivatives(state)
+            second = derivatives(state + step / 2 * first)
+            third = derivatives(state + step / 2 * second)
+            state = state + step / 6 * (first + 2 * second + 2 * third + derivatives(state + step * third))
+        errors.append(solution[0, 1:] - state[0])
+    assert np.sqrt(np.mean(np.square(errors))) > 0.0013e-2
 
 
 def test_s25_factors_are_positive_for_large_parameters():

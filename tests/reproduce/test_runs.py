@@ -64,7 +64,7 @@ def test_runs_are_recorded_once_and_compared(row: PublishedRow, tmp_path: Path) 
     assert outcome.validation == pytest.approx(sum(bests) / 2)
     assert outcome.state.startswith("done: ours ")
     page = report_page([outcome], "longscan reproduce report")
-    assert summary_table([outcome]).splitlines()[2].endswith(" | 1 | partial |")
+    assert summary_table([outcome]).splitlines()[2].endswith(" | 1 | 1 | partial |")
     (line,) = [line for line in page.splitlines() if line.startswith("| parity/ma | 1.00 | ")]
     assert line.split(" | ")[3] == "2 of 2"
     assert line.endswith("| partial |")
@@ -182,7 +182,7 @@ def test_report_has_one_line_for_candidates_without_runs(row: PublishedRow, tmp_
     outcomes = read_outcomes([row, *rows], tmp_path)
     assert [one.row.id for one in merge_candidates(outcomes)] == [row.id, "aussm/table1/parity/aa (2 settings)"]
     page = report_page(outcomes, "longscan reproduce report")
-    assert "Of 2 figures with a recipe: not run." in page
+    assert "Of 2 rows with a recipe, for 1 figures: not run." in page
     assert "| parity/aa (2 settings) | " in page
     begun = choose_candidates([*outcomes[:2], replace(outcomes[2], validation=0.7, scores=(0.5,), verdict="short")])
     assert merge_candidates(begun) == begun
@@ -294,7 +294,8 @@ def test_errors_in_arguments_are_one_line(
             "heartbeat",
         ): "aussm/table2/heartbeat: missing data: `longscan data get Heartbeat` downloads them",
         ("aussm/appendix/r082",): "aussm/appendix/r082: cannot be run (impossible: a limit of one kernel",
-        ("thesis/table7",): "thesis/table7/r350 and 5 more: cannot be run (no recipe: the genomes of Table 7 are not here; ",
+        ("thesis/section15",): "thesis/section15/r372: cannot be run (no recipe: a difference of two models of a study, ",
+        ("thesis/table7/1k",): "thesis/table7/1k/mamba-s6 and 1 more: missing data: `longscan data get genomes` says how to",
         ("list", "--seeds", "3"): "`--seeds` must be left out with `longscan reproduce list`, got 3",
         ("aussm/table1", "--minutes", "0"): "`--minutes` must be a number above 0 or None, got 0",
         (

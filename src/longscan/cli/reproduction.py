@@ -180,14 +180,15 @@ def _run(
 
 def _runnable(target: str, names: Sequence[str]) -> "list[PublishedRow]":
     """Return the rows to run. Rows that cannot be run are printed; raises SettingError if no others are left."""
+    from longscan.datasets import DATA_SETS
     from longscan.reproduce.rows import find_rows
 
     rows, left_out = [], dict[str, list[str]]()  # the rows that cannot be run, by the reason
     for row in find_rows(target, names):
         if row.status != "recipe":
             left_out.setdefault(f"cannot be run ({row.status}: {row.why})", []).append(row.id)
-        elif not row.has_data:
-            left_out.setdefault(f"missing data: `longscan data get {row.data}` downloads them", []).append(row.id)
+        elif row.data is not None and not row.has_data:
+            left_out.setdefault(f"missing data: {DATA_SETS[row.data].command}", []).append(row.id)
         else:
             rows.append(row)
     reasons = [

@@ -63,6 +63,12 @@ class DataSet:
         """Whether the user must download a file of the data set by hand."""
         return not self.files or any(file.url is None for file in self.files)
 
+    @property
+    def command(self) -> str:
+        """The command that downloads the data set or says how to get it, and which of both it does."""
+        does = "says how to get them by hand" if self.is_by_hand else "downloads them"
+        return f"`longscan data get {self.name}` {does}"
+
 
 def _uea(name: str, size: str) -> DataSet:
     """Return a set of the UEA archive, at the address that the package aeon uses; size: of its .ts files."""

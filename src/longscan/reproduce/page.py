@@ -223,11 +223,22 @@ def list_lines(outcomes: Sequence[Outcome]) -> Iterator[tuple[str, list[list[str
             reasons += [] if why in reasons else [why]
             state = f"{status} ({reasons.index(why) + 1})"
             if len(found) > 1 and names == [one.row.published for one in found]:
-                parts = [(f"{names[0]} to {names[-1]}", "")]
+                parts = [(_ranges_text(names), "")]
             else:
                 parts = [(name, figure_text(one.row)) for name, one in zip(names, found, strict=True)]
             lines += [[name, figure, "", found[0].row.data or "", "", "", "", state] for name, figure in parts]
         yield table, lines, [f"({number}) {why}" for number, why in enumerate(reasons, 1)]
+
+
+def _ranges_text(names: Sequence[str]) -> str:
+    """Return the ids of figures with ranges of successive ones: "r354 to r355, r360 to r363"."""
+    ranges: list[list[str]] = []
+    for name in names:
+        if ranges and int(name[1:]) == int(ranges[-1][-1][1:]) + 1:
+            ranges[-1].append(name)
+        else:
+            ranges.append([name])
+    return ", ".join(found[0] if len(found) == 1 else f"{found[0]} to {found[-1]}" for found in ranges)
 
 
 def _line(name: str, one: Outcome) -> list[str]:
@@ -242,12 +253,17 @@ SUMMARY_MARKERS = ("<!-- reproduction -->", "<!-- /reproduction -->")
 
 
 def summary_table(outcomes: Sequence[Outcome]) -> str:
-    """Return a Markdown table with a line for each paper: how many of its rows have a recipe, and how many have which verdict."""
-    lines = ["| Paper | Figures with a recipe | State |", "|---|---|---|"]
+    """Return a Markdown table with a line for each paper: its figures with a recipe, rows for them, and their verdicts."""
+    lines = ["| Paper | Figures with a recipe | Rows for them | State of the rows |", "|---|---|---|---|"]
     for paper, group in groupby(outcomes, lambda one: one.row.figure["paper"]):
-        verdicts = [one.verdict for one in merge_candidates(list(group), all_begun=True) if one.row.status == "recipe"]
-        lines.append(f"| {papers()[paper]} | {len(verdicts)} | {_counts_text(verdicts)} |")
+        rows = [one for one in merge_candidates(list(group), all_begun=True) if one.row.status == "recipe"]
+        lines.append(f"| {papers()[paper]} | {_n_figures(rows)} | {len(rows)} | {_counts_text([one.verdict for one in rows])} |")
     return "\n".join(lines) + "\n"
+
+
+def _n_figures(outcomes: Sequence[Outcome]) -> int:
+    """Return the number of published figures, some of which have a row for the text and one for the released code."""
+    return len({one.row.published for one in outcomes})
 
 
 def _counts_text(verdicts: Sequence[Verdict]) -> str:
@@ -271,7 +287,7 @@ def report_page(
         folder: the folder of the records, whose runs near a row stand below its table; None for none.
     """
     runnable = [one for one in outcomes if one.row.status == "recipe"]
-    figures = merge_candidates(runnable, all_begun=True)
+    rows = merge_candidates(runnable, all_begun=True)
     lines = [
         "# Reproduction of the papers' tables",
         "",
@@ -281,7 +297,7 @@ def report_page(
         "Next to the updates per second stands the rate at which the GPU replays captured updates: a run far below it waits for",
         "its host or for data.",
         "",
-        f"Of {len(figures)} figures with a recipe: {_counts_text([one.verdict for one in figures])}.",
+        f"Of {len(rows)} rows with a recipe, for {_n_figures(rows)} figures: {_counts_text([one.verdict for one in rows])}.",
         "A row with several settings runs with each of them, and the validation scores choose one.",
     ]
     for paper, of_paper in groupby(runnable, lambda one: one.row.figure["paper"]):

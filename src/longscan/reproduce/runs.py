@@ -23,6 +23,7 @@ from filelock import FileLock, Timeout
 import longscan
 from longscan._errors import SettingError, one_line, setting_error
 from longscan._files import write_text
+from longscan.datasets import DATA_SETS
 from longscan.report.records import Record, append_record, read_folder
 from longscan.reproduce.archive import MANIFEST, pack, unpack
 from longscan.reproduce.rows import PublishedRow, find_recipe
@@ -123,8 +124,7 @@ def row_settings(row: PublishedRow, seed: int = 0) -> Settings:
         return parse_settings(row_argv(row, seed))
     except SettingError as error:
         if isinstance(error.__cause__, FileNotFoundError) and row.data is not None:
-            download = f"`longscan data get {row.data}` downloads them"
-            raise SettingError(f"the data of {row.id} are missing; {download} ({one_line(error)})") from error
+            raise SettingError(f"the data of {row.id} are missing; {DATA_SETS[row.data].command} ({one_line(error)})") from error
         raise
 
 
