@@ -1,9 +1,11 @@
 """Call every op of `torch.ops.longscan`, and `mamba_step`, with right arguments and with each argument replaced by wrong ones.
 
+Every call of an op is made through the dispatcher of torch ("dispatched") and by the way of plain calls around it ("plain").
+The functions that hand addresses to the compiled kernels are called with wrong dtypes, devices and strides, too ("kernel").
 test_signature.py runs this file in a separate process, because a wrong address may end a process. The argument is "all", or
-"quick" for one backend of each op. Each call writes a line of JSON: "op", "backend", "change", "right" (whether the call should
-run), "raised" (the error, or null), "named" (whether the error names the argument). Triton kernels run in the interpreter where
-there is no GPU.
+"quick" for one backend of each op. Each call writes a line of JSON: "op", "backend", "way", "change", "right" (whether the call
+should run), "raised" (the error, or null), "named" (whether the error names the argument). Triton kernels run in the interpreter
+where there is no GPU.
 """
 
 import json
@@ -11,6 +13,8 @@ import os
 import re
 import sys
 from collections.abc import Iterator
+from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +24,8 @@ sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parent)]
 import torch  # noqa: E402
 
 from interpreter import speed_up_interpreter  # noqa: E402
+from longscan.layers import S4D  # noqa: E402
+from longscan.layers.base import SequenceInfo  # noqa: E402
 from longscan.ops import OPS, mamba_step  # noqa: E402
 from op_examples import example, record_calls  # noqa: E402
 
@@ -53,16 +59,21 @@ def wrong_tensors(x: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
             yield f"of {dtype}", x.to(dtype)
 
 
-def report(op: str, backend: str, change: str, right: bool, name: str, call: Any) -> None:
+def strided(x: torch.Tensor) -> torch.Tensor:
+    """Return the same numbers, with another one between each two in memory."""
+    return torch.stack([x, x], -1)[..., 0]
+
+
+def report(op: str, backend: str, change: str, right: bool, name: str, call: Any, way: str = "dispatched") -> None:
     """Make a call and write its outcome to standard output."""
     try:
         call()
         raised = None
-    except (ValueError, TypeError, RuntimeError) as error:
+    except (ValueError, TypeError, RuntimeError, IndexError) as error:
         raised = f"{type(error).__name__}: {error}"
     named = raised is not None and not raised.startswith("RuntimeError") and re.search(rf"\b{name}\b", raised) is not None
     sys.stdout.write(
-        json.dumps({"op": op, "backend": backend, "change": change, "right": right, "raised": raised, "named": named})
+        json.dumps({"op": op, "backend": backend, "way": way, "change": change, "right": right, "raised": raised, "named": named})
     )
     sys.stdout.write("\n")
     sys.stdout.flush()
@@ -73,11 +84,17 @@ def fuzz(op: Any, args: tuple[Any, ...], triton: bool) -> None:
     schema, overload, backend = op.overload._schema, op.overload, args[-1]
     detached = tuple(x.detach() if isinstance(x, torch.Tensor) else x for x in args)
 
-    def call(changed: tuple[Any, ...]) -> None:
-        with torch.no_grad():
-            overload(*changed)
+    ways = {"dispatched": overload, "plain": op}
 
-    report(schema.name, backend, "none", True, "", lambda: call(detached))
+    def call(changed: tuple[Any, ...], way: str, expected: Any = None) -> Any:
+        with torch.no_grad():
+            results = ways[way](*changed)
+        if expected is not None and not all(map(torch.equal, results, expected)):
+            raise RuntimeError("other results")
+        return results
+
+    expected = call(detached, "dispatched")
+    report(schema.name, backend, "none", True, "", lambda: call(detached, "plain", expected), "plain")
     for i, argument in enumerate(schema.arguments):
         value = detached[i]
         changes: dict[str, Any] = {}
@@ -98,13 +115,38 @@ def fuzz(op: Any, args: tuple[Any, ...], triton: bool) -> None:
             # the backward pass computes chunk states again if the tensor is empty
             right = absent or (argument.name == "chunk_states" and change == "no numbers")
             changed = (*detached[:i], other, *detached[i + 1 :])
+            for way in ways:
+                run = partial(call, changed, way)
+                report(schema.name, backend, f"{argument.name} {change}", right, argument.name, run, way)
+        if isinstance(value, torch.Tensor) and not triton:
+            changed = (*detached[:i], strided(value), *detached[i + 1 :])
+            for way in ways:
+                run = partial(call, changed, way, expected)
+                report(schema.name, backend, f"{argument.name} strided", True, argument.name, run, way)
+    if backend == "cpu":
+        fuzz_kernel(schema, tuple(x.contiguous() if isinstance(x, torch.Tensor) else x for x in detached[:-1]))
+
+
+def fuzz_kernel(schema: Any, args: tuple[Any, ...]) -> None:
+    """Call the function that hands the arguments of an op to its compiled kernel with wrong dtypes, devices and strides."""
+    name = schema.name.split("::")[1]
+    module = import_module(f"longscan.ops.{name.removesuffix('_backward')}.cpu")
+    function = module.backward if name.endswith("_backward") else module.forward
+    report(schema.name, "cpu", "none", True, "", lambda: function(*args), "kernel")
+    for i, value in enumerate(args):
+        if not isinstance(value, torch.Tensor) or schema.arguments[i].name == "flags":
+            continue
+        changes = {f"of {dtype}": value.to(dtype) for dtype in DTYPES if dtype not in (value.dtype, torch.uint8)}
+        for change, other in {**changes, "on meta": value.to("meta"), "strided": strided(value)}.items():
+            changed = (*args[:i], other, *args[i + 1 :])
             report(
                 schema.name,
-                backend,
-                f"{argument.name} {change}",
-                right,
-                argument.name,
-                lambda changed=changed: overload(*changed),
+                "cpu",
+                f"{schema.arguments[i].name} {change}",
+                False,
+                "tensors",
+                partial(function, *changed),
+                "kernel",
             )
 
 
@@ -144,6 +186,16 @@ def fuzz_mamba_step() -> None:
             )
 
 
+def fuzz_recurrence() -> None:
+    """Hand wrong states to the recurrence of S4D, which calls the kernels of linear_scan without the public function."""
+    layer, u, info = S4D(3, d_state=4, backend="cpu"), torch.rand(2, 5, 3), SequenceInfo()
+    state = layer.initial_state(2).ssm
+    with torch.no_grad():
+        report("layer:s4d", "cpu", "none", True, "", lambda: layer.recur(u, state, info), "layer")
+        for shape in ((1, 3, 2, 2), (3, 3, 2, 2), (0, 3, 2, 2), (2, 4, 2, 2), (2, 3, 4, 2), (2, 3, 2, 3), (2, 3, 2), (2,)):
+            report("layer:s4d", "cpu", f"state {shape}", False, "", partial(layer.recur, u, torch.ones(shape), info), "layer")
+
+
 def main() -> None:
     """Fuzz all ops on the native backends that can run here."""
     torch.manual_seed(0)
@@ -159,6 +211,7 @@ def main() -> None:
                 for op, args in record_calls(name, inputs, backend):
                     fuzz(op, args, triton=backend == "triton")
     fuzz_mamba_step()
+    fuzz_recurrence()
 
 
 if __name__ == "__main__":

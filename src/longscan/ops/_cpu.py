@@ -2,16 +2,33 @@
 
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor
 
 from longscan.ops import _native
+from longscan.ops._signature import FLOATS
 
 HUGE_PAGE = 2**21
+_BYTES = (torch.uint8, torch.bool)
 
 
 def addresses(*tensors: Tensor | None) -> list[int]:
-    """Return the addresses of the first elements of contiguous CPU tensors; 0 for None and for a tensor without elements."""
-    return [0 if x is None else x.data_ptr() for x in tensors]
+    """Return the addresses of the first elements of the tensors; 0 for None and for a tensor without elements.
+
+    Every tensor must be on the CPU and contiguous, and all of one dtype, float32 or float64, except for flags of one byte.
+    """
+    found, dtype = [], None
+    for x in tensors:
+        if x is not None:
+            if x.device.type != "cpu" or not x.is_contiguous():
+                got = f"strides {x.stride()} on {x.device}"
+                raise ValueError(f"tensors of a CPU kernel must be contiguous and on the CPU, got {got}")
+            if x.dtype is not dtype and x.dtype not in _BYTES:
+                if dtype is not None or x.dtype not in FLOATS:
+                    raise TypeError(f"tensors of a CPU kernel must be of {dtype or 'float32 or float64'}, got {x.dtype}")
+                dtype = x.dtype
+        found.append(0 if x is None else x.data_ptr())
+    return found
 
 
 def empty(like: Tensor, shape: Sequence[int]) -> Tensor:

@@ -4,8 +4,8 @@ A native backend of an op is a module `longscan.ops.<op>.<backend>` with `forwar
 one dtype (complex numbers are pairs). `NativeOp` wraps both in custom ops with fake, autograd and vmap rules, so that
 `torch.compile`, export and many-model training treat each as one node. A plain call takes none of that way, whose layers cost
 more than a small kernel: it goes to the kernel, by an autograd function where it is recorded. There is no second derivative:
-asking for it raises. No kernel gets an address before shapes, dtypes and devices have been checked: of a plain call by the public
-function of the op, of all others and of every backward by the custom op.
+asking for it raises. No kernel gets an address before shapes, dtypes and devices have been checked, whoever calls: `forward`,
+`backward` and `traced` in `NativeOp`, the only functions that call kernels, begin with the check.
 """
 
 from collections.abc import Callable, Sequence
@@ -57,7 +57,7 @@ class _Recorded(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, op: "_CustomOp", *args: Any) -> Any:
         ctx.op = op
-        output = op.call_unchecked(*args)
+        output = op.run(*args)
         op.save(ctx, args, output)
         return output
 
@@ -72,7 +72,7 @@ class _Piece(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, op: "_CustomOp", exchange: PieceExchange, *args: Any) -> Any:
         ctx.op, ctx.exchange = op, exchange
-        y, _, *kept = op.call_unchecked(*args, enter=exchange.enter)
+        y, _, *kept = op.run(*args, enter=exchange.enter)
         output = y, exchange.take_last(), *kept
         op.save(ctx, [exchange.entering if x is exchange.initial_state else x for x in args], output)
         return output
@@ -86,17 +86,16 @@ class _Piece(torch.autograd.Function):
 class _CustomOp:
     """One custom op: call it with the positional arguments of its schema.
 
-    run and fake compute its results and their shapes; call_unchecked is `run` for arguments that have been checked; save and
-    differentiate are its autograd rule; batched says which arguments, and which results, have a leading batch axis into which a
-    mapped axis can be folded, given the number of axes of each argument; folds: whether the results are those of every row alone,
-    so that rows of all models can stand in one batch. chunk_states: the place of the argument of this name, if there is one.
+    run and fake compute its results and their shapes; save and differentiate are its autograd rule; batched says which
+    arguments, and which results, have a leading batch axis into which a mapped axis can be folded, given the number of axes of
+    each argument; folds: whether the results are those of every row alone, so that rows of all models can stand in one batch.
+    chunk_states: the place of the argument of this name, if there is one.
     """
 
     def __init__(
         self,
         schema: str,
         run: Callable[..., Any],
-        call_unchecked: Callable[..., Any],
         fake: Callable[..., Any],
         save: Callable[..., None],
         differentiate: Callable[..., Any],
@@ -105,7 +104,7 @@ class _CustomOp:
         chunk_states: int | None = None,
     ) -> None:
         name = "longscan::" + schema.split("(")[0]
-        self.call_unchecked, self.save, self.differentiate = call_unchecked, save, differentiate
+        self.run, self.save, self.differentiate = run, save, differentiate
         self._batched, self._folds, self._chunk_states = batched, folds, chunk_states
         _library.define(schema, tags=(torch.Tag.pt2_compliant_tag,))  # type: ignore[no-untyped-call]
         torch.library.impl(name, "default", run, lib=_library)
@@ -139,14 +138,14 @@ class _CustomOp:
             return self.overload(*args)
         if torch.is_grad_enabled() and any(x.requires_grad for x in tensors):
             return _Recorded.apply(self, *args)  # type: ignore[no-untyped-call]
-        return self.call_unchecked(*args)
+        return self.run(*args)
 
     def run_piece(self, exchange: PieceExchange, *args: Any) -> tuple[Tensor, Tensor]:
         """Return the outputs of a piece of split sequences, and the state after the last piece."""
         if torch.is_grad_enabled() and any(isinstance(x, Tensor) and x.requires_grad for x in args):
             y, last, *_ = _Piece.apply(self, exchange, *args)  # type: ignore[no-untyped-call]
             return y, last
-        return self.call_unchecked(*args, enter=exchange.enter)[0], exchange.take_last()
+        return self.run(*args, enter=exchange.enter)[0], exchange.take_last()
 
     def vmap(self, info: Any, in_dims: tuple[int | None, ...], *args: Any) -> tuple[Any, Any]:
         """Fold the mapped axis into the batch where every mapped argument has one.
@@ -252,8 +251,8 @@ class NativeOp:
                 check_chunk_states_device(known["chunk_states"], known["initial_state"])
             check_backend(backend)
 
-        def check(signature: Signature, known: dict[str, Any], backend: str) -> None:
-            axes, state = signature.check([known[x] for x in signature.names], backend), known["initial_state"]
+        def check(signature: Signature, known: dict[str, Any], backend: str, traced: bool = False) -> None:
+            state, axes = known["initial_state"], signature.check([known[x] for x in signature.names], backend, traced)
             check_backend(backend)
             reason = dispatch.unsupported_reason(name, backend, state.device, state.dtype, native)
             if reason:
@@ -265,11 +264,8 @@ class NativeOp:
                 if axis and known[constant] != (axis in axes):
                     raise ValueError(f"`{constant}` must be {axis in axes} by the axes of the tensors, got {known[constant]}")
 
-        def forward(*args: Any) -> Any:
+        def forward(*args: Any, enter: Callable[[Tensor, Tensor], Tensor] | None = None) -> Any:
             check(forward_signature, dict(zip(arguments, args, strict=False)), args[-1])
-            return forward_unchecked(*args)
-
-        def forward_unchecked(*args: Any, enter: Callable[[Tensor, Tensor], Tensor] | None = None) -> Any:
             *given, backend = _contiguous(args)
             module, more, back = self._module(backend), {}, {}
             if backend != "triton":
@@ -371,16 +367,21 @@ class NativeOp:
             return [name in chosen for name in names], [name in chosen for name in gradients]
 
         self._first = _CustomOp(
-            name + schema(arguments, len(results)), forward, forward_unchecked, forward_fake, save, differentiate, has_batch, True
+            name + schema(arguments, len(results)), forward, forward_fake, save, differentiate, has_batch, True
         )
         second = _CustomOp(
             name + "_backward" + schema(backward_arguments, len(gradients)),
-            backward, backward, backward_fake, remember_backend, refuse, has_batch_backward, False,
+            backward, backward_fake, remember_backend, refuse, has_batch_backward, False,
             backward_arguments.index("chunk_states") if keeps else None,
         )  # fmt: skip
         if name in TRACED_OPS:
-            self._first.trace_kernels(lambda *args: self._module("triton").forward(*_contiguous(args[:-1])))
-            second.trace_kernels(lambda *args: self._module("triton").backward(*_contiguous(args[:-1])))
+
+            def traced(signature: Signature, names: Sequence[str], function: str, args: Sequence[Any]) -> Any:
+                check(signature, dict(zip(names, args, strict=False)), args[-1], traced=True)
+                return getattr(self._module("triton"), function)(*_contiguous(args[:-1]))
+
+            self._first.trace_kernels(lambda *args: traced(forward_signature, arguments, "forward", args))
+            second.trace_kernels(lambda *args: traced(backward_signature, backward_arguments, "backward", args))
 
     def _module(self, backend: str) -> Any:
         return import_module(f"longscan.ops.{self._name}.{backend}")
@@ -390,7 +391,6 @@ class NativeOp:
         if forward_ad._current_level >= 0 and any(_has_tangent(x) for x in args if isinstance(x, Tensor)):
             raise RuntimeError(f"{self._name}: the {args[-1]} backend has no forward-mode derivative; use backend='eager'")
         return self._first(*args)
-
 
     def of_piece(self, *args: Any, factors: FactorKind) -> Callable[[SequenceSplit], tuple[Tensor, Tensor]] | None:
         """Return a function that runs the op on a piece of split sequences, as `scan_piece` takes it; None where it cannot.

@@ -71,10 +71,33 @@ class Signature:
         self._like, self._may_be_empty, self._limits = self.names.index(like), frozenset(may_be_empty), limits
         self._uint8 = frozenset(i for i, part in enumerate(self._declared) if part.kind == "uint8")
         self._forms: dict[tuple[int, ...], _Form] = {}  # by the numbers of axes of the tensors, -1 for None
+        self._latest: tuple[list[Size | None], _Form | None] = [], None  # the shapes that were checked last, and their form
 
-    def check(self, tensors: Sequence[Tensor | None], backend: str) -> frozenset[str]:
-        """Raise ValueError or TypeError, naming the tensor, unless all match; return the chosen alternatives of the brackets."""
+    def check(self, tensors: Sequence[Tensor | None], backend: str, traced: bool = False) -> frozenset[str]:
+        """Raise ValueError or TypeError, naming the tensor, unless all match; return the chosen alternatives of the brackets.
+
+        traced: whether sizes may be symbols of a graph, which is then tied to the comparisons of sizes made here.
+        """
         shapes = [None if x is None else x.shape for x in tensors]
+        latest, form = self._latest
+        if traced:
+            form = self._check_shapes(tensors, shapes)
+        elif form is None or shapes != latest:
+            form = self._check_shapes(tensors, shapes)
+            self._latest = shapes, form
+        like: Tensor = tensors[self._like]  # type: ignore[assignment]
+        dtype, device, uniform = like.dtype, like.device, True
+        for i, _ in form.tensors:
+            x: Tensor = tensors[i]  # type: ignore[assignment]
+            if x.device != device:
+                raise ValueError(self._device_error(i, x.device, device))
+            uniform = uniform and x.dtype is (torch.uint8 if i in self._uint8 else dtype)
+        if not uniform or dtype not in FLOATS:
+            self._check_dtypes(tensors, dtype, backend)
+        return form.chosen
+
+    def _check_shapes(self, tensors: Sequence[Tensor | None], shapes: list[Size | None]) -> _Form:
+        """Return the form of the tensors; TypeError or ValueError, naming the tensor, unless their shapes match."""
         axes = tuple([-1 if shape is None else len(shape) for shape in shapes])
         form = self._forms.get(axes)
         if form is None:
@@ -85,20 +108,12 @@ class Signature:
             sizes[symbol] = sizes[whole] - 1
         sizes.update(form.numbers)
         expected = [tuple([sizes[symbol] for symbol in shape]) for shape in form.shapes]
-        like: Tensor = tensors[self._like]  # type: ignore[assignment]
-        dtype, device, uniform = like.dtype, like.device, True
         for i, place in form.tensors:
-            x: Tensor = tensors[i]  # type: ignore[assignment]
             if shapes[i] != expected[place]:
-                raise ValueError(self._shape_error(form, i, place, x.shape, expected[place]))
-            if x.device != device:
-                raise ValueError(self._device_error(i, x.device, device))
-            uniform = uniform and x.dtype is (torch.uint8 if i in self._uint8 else dtype)
-        if not uniform or dtype not in FLOATS:
-            self._check_dtypes(tensors, dtype, backend)
+                raise ValueError(self._shape_error(form, i, place, shapes[i], expected[place]))  # type: ignore[arg-type]
         if 0 in sizes.values() or self._limits is not None or "models" in sizes:
             self._check_sizes(form, sizes)
-        return form.chosen
+        return form
 
     def check_devices(self, tensors: Sequence[Tensor | None]) -> None:
         """Raise TypeError where a required tensor is None and ValueError unless all are on one device; name the tensor.
