@@ -1,5 +1,6 @@
 """Scans computed chunk by chunk; the backward pass recomputes the intermediates of a chunk instead of storing them."""
 
+import math
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
@@ -12,6 +13,7 @@ from longscan.ops.tracing import fix_length, in_func_transform
 
 CHUNK = 64
 CHUNK_ELEMENTS = 2**20  # of a tensor: with fewer, starting an operation takes much of its time
+OPEN_ROWS = 16  # for which chunks are divided where the batch is symbolic: the graph must not depend on the number of chunks
 
 Chunk = Callable[..., tuple[Tensor, Tensor]]
 T = TypeVar("T")
@@ -32,12 +34,21 @@ def run_chunk(step: Callable[..., T], inputs: Sequence[Tensor | None]) -> T:
 def long_chunk(x: Tensor) -> int:
     """Return the chunk length for operations whose memory is a small multiple of x (B, L, ...).
 
-    CHUNK steps, or more if each step has few numbers. Always CHUNK where the batch is symbolic: a graph with an open batch must
-    not depend on the number of chunks.
+    CHUNK steps, or more if each step has few numbers. For a symbolic batch it is that of OPEN_ROWS rows.
     """
-    if is_symbolic(x.shape[0]):
+    if any(is_symbolic(size) for size in x.shape[2:]):
         return CHUNK
-    return max(CHUNK, CHUNK_ELEMENTS // max(1, x[:, :1].numel()))
+    rows = OPEN_ROWS if is_symbolic(x.shape[0]) else x.shape[0]
+    return max(CHUNK, CHUNK_ELEMENTS // max(1, rows * math.prod(x.shape[2:])))
+
+
+def chunk_of_graph(state: Tensor) -> int:
+    """Return the chunk length for an op whose chunks hold a state (B, ...) for each step.
+
+    It is CHUNK, except in a graph that is compiled. Such a graph contains the operations of every chunk, and takes minutes to
+    compile if there are many; so its chunks are long where the state is small.
+    """
+    return long_chunk(state.unsqueeze(1)) if torch.compiler.is_compiling() else CHUNK
 
 
 def scan_chunks(

@@ -8,7 +8,7 @@ from torch import Tensor
 from longscan.numerics.pairs import multiply
 from longscan.ops.arguments import flag_masks, reset_mask
 from longscan.ops.associative import affine_scan
-from longscan.ops.chunks import scan_chunks
+from longscan.ops.chunks import chunk_of_graph, scan_chunks
 
 
 def _masked(a: Tensor, b: Tensor, flags: Tensor, is_complex: bool) -> tuple[Tensor, Tensor]:
@@ -36,4 +36,4 @@ def linear_scan(
     """
     a = a.expand_as(b) if a.ndim < b.ndim else a
     step = partial(_chunk, is_complex=is_complex, packed=packed)
-    return scan_chunks(step, (a, b, flags), (), initial_state, empty=b)
+    return scan_chunks(step, (a, b, flags), (), initial_state, empty=b, size=chunk_of_graph(initial_state))

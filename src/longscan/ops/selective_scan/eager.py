@@ -9,7 +9,7 @@ from torch.nn.functional import silu
 from longscan.numerics.pairs import multiply
 from longscan.ops.arguments import flag_masks, reset_mask, zero_invalid
 from longscan.ops.associative import affine_scan
-from longscan.ops.chunks import scan_chunks
+from longscan.ops.chunks import chunk_of_graph, scan_chunks
 from longscan.ops.selective_scan.reference import step_sizes
 
 
@@ -77,4 +77,5 @@ def selective_scan(
     Complex numbers are pairs (..., 2). packed: whether `flags` may contain RESET.
     """
     step = partial(_chunk, dt_softplus=dt_softplus, paired=paired, packed=packed)
-    return scan_chunks(step, (u, dt, B, C, z, dt_scale, flags), (A, D, dt_bias), initial_state, empty=u)
+    size = chunk_of_graph(initial_state)
+    return scan_chunks(step, (u, dt, B, C, z, dt_scale, flags), (A, D, dt_bias), initial_state, empty=u, size=size)
