@@ -8,6 +8,7 @@ import pandas as pd
 import pytest
 
 from longscan.tasks.series import SeriesClasses, SeriesForecast, SeriesValues
+from longscan.tasks.series.base import checksum_of
 from longscan.tasks.series.clock import usual_step
 from longscan.tasks.series.labelled import label_kind
 
@@ -52,6 +53,7 @@ def wide(header: str, *rows: str) -> str:
 FIVE = ("2024-01-01", "2024-01-02", "2024-01-03", "2024-01-04", "2024-01-05")
 LABELS = [f"{number / 7:.3f},{number / 3:.3f},{number}.5,{'ab'[number % 2]}" for number in range(12)]
 PLAIN: dict[str, object] = {"id": "unit", "label": "kind"}
+OLDER_CHECKSUM = "890a5476fe3305e2"  # of long_rows(), as runs stored it when it did not depend on the times
 
 # name: (content, settings other than PLAIN, part of the message)
 BAD: dict[str, tuple[str, dict[str, object], str]] = {
@@ -361,3 +363,25 @@ def test_summary_names_twelve_classes_and_counts_the_others(tmp_path):
         path.write_text(text_of(rows))
         text = dict(SeriesClasses(path=str(path), **PLAIN, test_fraction=0.3, valid_fraction=0.3).summary())["classes"]
         assert text == f"{count} in kind: {', '.join(f'k{number:02d} 3' for number in range(12))}{more}"
+
+
+def test_checksum_depends_on_the_times_and_older_checksums_are_compared_without_them(tmp_path):
+    stores = {}
+    for name, first in {"one": 0, "later": 1, "twice": None, "without": None}.items():
+        table = pd.DataFrame(long_rows(), columns=list(HEADER))
+        if first is not None:
+            table["time"] += first
+        table = table.drop(columns="time") if name == "without" else table
+        table.to_csv(tmp_path / f"{name}.csv", index=False)
+        stores[name] = SeriesClasses(path=str(tmp_path / f"{name}.csv"), **PLAIN).read_store()
+    sums = {name: checksum_of(store) for name, store in stores.items()}
+    assert sums["one"] == sums["twice"]
+    assert len(set(sums.values())) == 3
+    older = {checksum_of(store, with_times=False) for store in stores.values()}
+    assert older == {OLDER_CHECKSUM}
+    later = {"path": str(tmp_path / "later.csv"), **PLAIN}
+    for checksum in (sums["later"], OLDER_CHECKSUM):
+        SeriesClasses(**later, checksum=checksum).read_store()
+    for checksum in (sums["one"], sums["without"], OLDER_CHECKSUM[::-1]):
+        with pytest.raises(ValueError, match="`checksum` must be .*: the file has changed since the run began"):
+            SeriesClasses(**later, checksum=checksum).read_store()

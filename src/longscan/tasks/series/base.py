@@ -20,6 +20,7 @@ from longscan.tasks.timeseries.files import Missing
 Uneven = Literal["refuse", "elapsed", "ignore"]
 PART = Rule(lambda part: 0 < part < 0.5, "a number above 0 and below 0.5")
 CONSTANT = 1e-10  # largest standard deviation, relative to the mean, of a channel that counts as constant
+WITH_TIMES = "times-"  # how a checksum begins that depends on the times of the steps
 SHOWN = 12  # largest number of channels or classes in a summary
 DECIMALS: tuple[str, ...] = (".", ",")
 
@@ -117,7 +118,7 @@ class SeriesFile(Task):
         if self.path is None:
             raise FileNotFoundError("`path` must be your file or folder, as in `longscan train mine.csv --label NAME`, got None")
         store = read_series(self.path, self.read_options())
-        found = None if self.checksum is None else checksum_of(store)
+        found = None if self.checksum is None else checksum_of(store, with_times=self.checksum.startswith(WITH_TIMES))
         if found != self.checksum:
             raise setting_error(
                 "checksum", self.checksum, f"that of the series in {self.path}, {found}: the file has changed since the run "
@@ -126,14 +127,22 @@ class SeriesFile(Task):
         return store
 
 
-def checksum_of(store: SeriesStore) -> str:
-    """Return 16 hexadecimal digits that depend on the values, lengths, labels and groups of all series."""
+def checksum_of(store: SeriesStore, with_times: bool = True) -> str:
+    """Return WITH_TIMES and 16 hexadecimal digits that depend on the values, times, lengths, labels and groups of all series.
+
+    with_times: False for the digits alone, without the times, which runs stored at first; they are still compared.
+    """
     digest = hashlib.blake2b(digest_size=8)
-    for first in range(0, len(store.values), 1_000_000):
-        digest.update(np.ascontiguousarray(store.values[first : first + 1_000_000]).tobytes())
+    columns = [store.values]
+    if with_times:
+        digest.update(b"none" if store.stamps is None else store.stamps.dtype.str.encode())
+        columns += [] if store.stamps is None else [store.stamps]
+    for column in columns:
+        for first in range(0, len(column), 1_000_000):
+            digest.update(np.ascontiguousarray(column[first : first + 1_000_000]).tobytes())
     for part in (store.offsets, store.labels, store.groups):
         digest.update(repr(None if part is None else part.tolist()).encode())
-    return digest.hexdigest()
+    return WITH_TIMES + digest.hexdigest() if with_times else digest.hexdigest()
 
 
 def fit_statistics(store: SeriesStore, ranges: np.ndarray, source: str | Path) -> ChannelStatistics:
