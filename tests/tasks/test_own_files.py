@@ -383,5 +383,5 @@ def test_checksum_depends_on_the_times_and_older_checksums_are_compared_without_
     for checksum in (sums["later"], OLDER_CHECKSUM):
         SeriesClasses(**later, checksum=checksum).read_store()
     for checksum in (sums["one"], sums["without"], OLDER_CHECKSUM[::-1]):
-        with pytest.raises(ValueError, match="`checksum` must be .*: the file has changed since the run began"):
+        with pytest.raises(ValueError, match=r"`checksum` must be .*: the file has changed since the run began"):
             SeriesClasses(**later, checksum=checksum).read_store()
