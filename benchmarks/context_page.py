@@ -90,12 +90,15 @@ def print_table(rows: list[Row]) -> None:
     Raises AssertionError if the bytes are not those of the formula.
     """
     print(TABLE)
+    deviations = []
     for row in rows:
         if row["processes"] == 1 or not row.get("seconds") or way_of(row) not in ("plain", "recompute"):
             continue
         assert row["received"] == received_bytes(row), row
         ones = alone(rows, row)
         expected = expected_seconds(row, {length: one["seconds"] for length, one in ones.items()})
+        if expected is not None:
+            deviations.append(abs(expected / row["seconds"] - 1))
         one = ones.get(row["length"], {})
         shares = [f"{one[name] / row['processes'] / row[name]:.0%}" if one else "" for name in ("seconds", "memory")]
         times = f"{row['seconds']:.3f}", "" if expected is None else f"{expected:.3f}", shares[0]
@@ -103,6 +106,7 @@ def print_table(rows: list[Row]) -> None:
         recompute = "yes" if row["recompute"] else "no"
         cells = [f"`{row['stack']}`", recompute, f"{row['length']:,}", row["processes"], *times, *memory]
         print(f"| {' | '.join(map(str, cells))} |")
+    print(f"\nlargest deviation of an expected time: {max(deviations):.0%}; all bytes are those of the formula")
 
 
 def print_expected(rows: list[Row], counts: tuple[int, ...] = (4, 8)) -> None:
