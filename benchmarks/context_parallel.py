@@ -113,15 +113,21 @@ class Stack:
         self.tokens = torch.randint(VOCABULARY, (1, length), device=device)
         self.device, self.autocast = device, device.type == "cuda" and not options.check
         self.step: Callable[[], Tensor] = lambda: self.run(Tokens(self.tokens))
+        self.graphed: GraphedStep | None = None
 
     def split(self) -> None:
         """Split the sequence over all processes; steps to come are captured if the case says so."""
         self.tokens = shard_sequence(self.tokens, distributed.group.WORLD)
         if self.captured and self.device.type == "cuda":
-            graphed = GraphedStep(self.run, self.device)
+            graphed = self.graphed = GraphedStep(self.run, self.device)
             self.step = lambda: graphed(Tokens(self.tokens))
         elif distributed.get_world_size() > 1 and not self.captured:
             self.wrapped = DistributedDataParallel(self.model)
+
+    def release(self) -> None:
+        """Free the graph of a captured step."""
+        if self.graphed is not None:
+            self.graphed.release()
 
     def run(self, batch: Tokens) -> Tensor:
         """Return the loss after a forward and a backward pass, on this process's piece if the sequence is split."""
@@ -150,6 +156,7 @@ def measure_stack(options: argparse.Namespace, case: Case, length: int, repeats:
             for _ in range(WARMUP_CALLS if stack.captured else 0):
                 stack.step()
             times = times_of(stack.step, device, repeats) if repeats else []
+        stack.release()
     except torch.OutOfMemoryError as error:
         row["error"] = str(error).split(". ")[0]
     failures = torch.tensor([float("error" in row), 0.0])
@@ -177,6 +184,7 @@ def check_stack(options: argparse.Namespace, case: Case, length: int, device: to
             loss = stack.step().clone()
     distributed.all_reduce(loss)
     errors = {name: ((stack.model.get_parameter(name).grad - x).norm() / x.norm()).item() for name, x in expected.items()}
+    stack.release()
     worst = max(errors, key=lambda name: errors[name])
     return describe(options, case, length, device) | {
         "check": "gradients", "parameter": worst, "error": errors[worst], "median_error": statistics.median(errors.values()),

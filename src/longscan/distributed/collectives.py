@@ -77,12 +77,25 @@ class _ReduceScatter(torch.autograd.Function):
         return _AllGather.apply(grad, ctx.group), None  # type: ignore[no-untyped-call]
 
 
+class _ContiguousGradient(torch.autograd.Function):
+    """The identity, whose gradient is contiguous: reduce_scatter in compiled graphs of torch 2.11 takes no other."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:  # noqa: ARG004
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:  # noqa: ARG004
+        return grad.contiguous()
+
+
 def all_gather(x: Tensor, split: SequenceSplit) -> Tensor:
     """Return the tensors x (*S) of all pieces, (R, *S), in the order of time. Every rank must have the same shape."""
     if torch.compiler.is_compiling():
         from torch.distributed._functional_collectives import all_gather_tensor_autograd
 
         gathered = all_gather_tensor_autograd(x.contiguous().unsqueeze(0), 0, split.group)
+        gathered = cast("Tensor", _ContiguousGradient.apply(gathered))  # type: ignore[no-untyped-call]
     else:
         gathered = cast("Tensor", _AllGather.apply(x, split.group))  # type: ignore[no-untyped-call]
     return gathered.flip(0) if split.is_reversed else gathered

@@ -149,6 +149,11 @@ class Engine:
         """Return the time of a captured step on the device, as `GraphedStep.seconds_per_replay` has it; None without one."""
         return self._gradient_step.seconds_per_replay() if isinstance(self._gradient_step, GraphedStep) else None
 
+    def release_graphs(self) -> None:
+        """Free the captured graphs, after the last step."""
+        if isinstance(self._gradient_step, GraphedStep):
+            self._gradient_step.release()
+
     def raise_if_not_finite(self) -> None:
         """Raise NonFiniteLossError if a loss or gradient so far was not finite, in any process. Waits for the device."""
         failures = (~self.all_finite).float()

@@ -77,6 +77,12 @@ class GraphedStep:
         self._timed[-1][1].synchronize()
         return median(start.elapsed_time(end) for start, end in self._timed) / 1000
 
+    def release(self) -> None:
+        """Free all graphs. A process group of NCCL whose exchanges they contain cannot be destroyed before: it waits for them."""
+        for capture in self._captures.values():
+            capture.graph.reset()
+        self._captures.clear()
+
     def _on_device(self, batch: Any) -> Any:
         return batch._make(None if tensor is None else tensor.to(self._device, non_blocking=True) for tensor in batch)
 

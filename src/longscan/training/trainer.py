@@ -407,6 +407,7 @@ class Trainer(Callback):
             logs = self._open_logs(stack) if self.is_main else []
             self.engine.callbacks = [*([] if self.average is None else [self.average]), *logs, self, *callbacks]
             stack.enter_context(closing(batches))
+            stack.callback(self.engine.release_graphs)
             # A graph is for one shape. Padding that the model reads would change its output.
             if training.capture and pin and self.settings.model.padding == "masked":
                 batches = widen_batches(batches)
