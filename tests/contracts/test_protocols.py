@@ -141,7 +141,7 @@ def printed_group(paper: str, name: str) -> tuple[float, bool]:
     if (
         paper == "THESIS"
     ):  # section 12.2.4 and its code: parameters of the SSM, of S6 only A, have a tenth of the rate and no decay
-        is_ssm = ".layer." in name and name.rpartition(".")[2] in ("A_log", "A_imag", "log_dt", "B", "C", "P")
+        is_ssm = (".layer." in name or ".reverse_layer." in name) and name.rpartition(".")[2] in ("A_log", "A_imag", "log_dt", "B", "C", "P")
         return (0.1, False) if is_ssm else (1.0, True)
     raise AssertionError(f"{paper} has no rule for {name}")
 
@@ -166,7 +166,8 @@ def test_parameter_groups_are_those_of_the_paper(row: PublishedRow) -> None:
     if row.figure["paper"] == "THESIS":
         kinds = {"s6": {"A_log"}, "s4d": {"A_log", "A_imag", "log_dt", "B", "C"}}
         kinds["s4"] = kinds["s4d"] | {"P"}
-        assert {name.rpartition(".")[2] for name, (scale, _) in actual.items() if scale < 1} == kinds[row.id.rpartition("-")[2]]
+        kind = row.id.removesuffix("-bi").rpartition("-")[2]
+        assert {name.rpartition(".")[2] for name, (scale, _) in actual.items() if scale < 1} == kinds[kind]
 
 
 def printed_rates(row: PublishedRow, steps: list[int]) -> dict[float, list[float]]:
