@@ -141,7 +141,7 @@ def printed_group(paper: str, name: str) -> tuple[float, bool]:
     if (
         paper == "THESIS"
     ):  # section 12.2.4 and its code: parameters of the SSM, of S6 only A, have a tenth of the rate and no decay
-        is_ssm = (".layer." in name or ".reverse_layer." in name) and name.rpartition(".")[2] in ("A_log", "A_imag", "log_dt", "B", "C", "P")
+        is_ssm = "layer." in name and name.rpartition(".")[2] in ("A_log", "A_imag", "log_dt", "B", "C", "P")
         return (0.1, False) if is_ssm else (1.0, True)
     raise AssertionError(f"{paper} has no rule for {name}")
 
