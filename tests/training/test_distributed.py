@@ -1,13 +1,16 @@
 """Training in two processes by DDP and FSDP2 has the gradients and losses of one process, and the same bits after a kill."""
 
 import os
+import re
 import socket
+import subprocess
 import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import psutil
 import pytest
 import torch
 from accelerate.utils import DistributedType
@@ -278,6 +281,28 @@ def test_several_processes_equal_one_process(tmp_path: Path, size: int, split: l
     single = ["--training.shard", "false", "--training.context", "1"]
     assert main(["train", "--out", str(two), "--resume", *single, "--steps", str(STEPS + 2)]) == 0
     assert Run(two).model("average")(torch.zeros(1, 3, dtype=torch.long)).isfinite().all()
+
+
+@pytest.mark.slow
+def test_torchrun_stops_the_others_and_names_the_process_that_died(tmp_path: Path) -> None:
+    script = tmp_path / "command.py"
+    script.write_text("import sys\n\nfrom longscan.cli import main\n\nsys.exit(main())\n")
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(script)]
+    options = ["--training.context", "2", "--training.eval_every", "0", "--steps", "1000000"]
+    with (tmp_path / "errors").open("w") as errors:
+        agent = subprocess.Popen([*torchrun, *ARGUMENTS, *options, "--out", str(tmp_path / "run")], stdout=errors, stderr=errors)
+        try:
+            while len(read_rows(tmp_path / "run" / "metrics.jsonl")) < 2:
+                assert agent.poll() is None, (tmp_path / "errors").read_text()
+                time.sleep(0.1)
+            ranks = {child.environ().get("RANK"): child for child in psutil.Process(agent.pid).children()}
+            ranks["1"].kill()
+            assert agent.wait(60)
+        finally:
+            agent.kill()
+    cause = (tmp_path / "errors").read_text().partition("Root Cause")[2]
+    assert re.search(r"rank +: 1 .*\n *exitcode +: -9", cause), cause
+    assert not ranks["0"].is_running()
 
 
 @pytest.mark.slow
