@@ -15,6 +15,7 @@ def speed_up_interpreter() -> None:
     larger arrays from the operating system one by one. Other tests cover how the work is divided among programs.
     """
     from longscan.ops import _triton_launch
+    from longscan.ops.unitary_scan.triton import launch as unitary
 
     patch_language_once_per_launch()
     allow_overflow()
@@ -23,8 +24,10 @@ def speed_up_interpreter() -> None:
     replace_bfloat16_casts()
     _triton_launch.PROGRAMS = 2
     for name, launch in _triton_launch.TABLE.items():
-        steps = 128 if name in ("elementwise", "short_conv") else 64
+        steps = 128 if name == "short_conv" else 64
         _triton_launch.TABLE[name] = replace(launch, lanes=128, steps=steps)
+    unitary.SCAN_TILES = {most: tile._replace(lanes=128, steps=64) for most, tile in unitary.SCAN_TILES.items()}
+    unitary.ELEMENTWISE = unitary.ELEMENTWISE._replace(steps=128, channels=128)
 
 
 def patch_language_once_per_launch() -> None:

@@ -78,7 +78,10 @@ def make_backend(scan, n_inputs, saves_states):
         contiguous = torch.contiguous_format
         return tuple(weights[0].new_empty(0) if x is None else next(grads).clone(memory_format=contiguous) for x in leaves)
 
-    return SimpleNamespace(forward=forward, backward=backward, chunk_states_shape=lambda batch, *_: (batch,))
+    def chunk_states_shape(first, *_):
+        return (len(first) if isinstance(first, torch.Tensor) else first,)
+
+    return SimpleNamespace(forward=forward, backward=backward, chunk_states_shape=chunk_states_shape)
 
 
 TORCH_BACKENDS = {

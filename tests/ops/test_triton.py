@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from longscan.ops import OPS, _gpu, _triton_launch, selective_scan, ssd_scan, unitary_scan
-from longscan.ops._native_op import TRACED_OPS
 from longscan.ops.arguments import INVALID, RESET, last_valid
 from longscan.ops.dispatch import unsupported_reason
 from op_examples import example, floats, run_with_gradients
@@ -46,7 +45,9 @@ def set_tile_sizes(monkeypatch, **sizes):
     """Change the sizes with which all kernels are launched."""
     table = {name: replace(launch, **sizes) for name, launch in _triton_launch.TABLE.items()}
     monkeypatch.setattr(_triton_launch, "TABLE", table)
-    for op in TRACED_OPS:
+    unitary = import_module("longscan.ops.unitary_scan.triton.launch")
+    monkeypatch.setattr(unitary, "SCAN_TILES", {most: x._replace(**sizes) for most, x in unitary.SCAN_TILES.items()})
+    for op in ("linear_scan", "block2_scan"):
         module = import_module(f"longscan.ops.{op}.triton.launch")
         for name, blocks in vars(module).copy().items():
             if isinstance(blocks, module.Blocks):
@@ -64,7 +65,12 @@ def test_results_do_not_depend_on_the_division_among_programs(op, is_complex, pl
     """The calls have five tiles, two in each chunk, and one or two channels for each program."""
     for name, value in LAUNCH_PLANS[plan].items():
         monkeypatch.setattr(_triton_launch, name, value)
-    monkeypatch.setattr(_gpu, "programs_to_fill", lambda _: LAUNCH_PLANS[plan]["PROGRAMS"])
+    unitary = import_module("longscan.ops.unitary_scan.triton.launch")
+    for module in (_gpu, unitary):
+        monkeypatch.setattr(module, "programs_to_fill", lambda _: LAUNCH_PLANS[plan]["PROGRAMS"])
+    if "SCRATCH" in LAUNCH_PLANS[plan]:
+        monkeypatch.setattr(unitary, "SLICE_BYTES", 1)
+        monkeypatch.setattr(unitary, "SINGLE_SLICE_BYTES", 1)
     set_tile_sizes(monkeypatch, steps=8, lanes=4, warps=1)
     inputs = example(op, torch.float64, length=40, is_complex=is_complex and op in ("block2_scan", "selective_scan"))
     if op == "block2_scan":
@@ -179,7 +185,7 @@ def test_plain_kernels_of_the_benchmark_equal_the_reference(monkeypatch):
 def test_chunk_states_shape_has_room_for_all_states():
     """The shapes in graphs with dynamic sizes are upper bounds, and at most about four times what is needed."""
     selective = import_module("longscan.ops.selective_scan.triton.launch")
-    unitary = import_module("longscan.ops.unitary_scan.triton")
+    unitary = import_module("longscan.ops.unitary_scan.triton.launch")
     random = Random(0)
     for _ in range(1000):
         batch, length = (int(2 ** random.uniform(0, most)) for most in (13, 22))
@@ -187,8 +193,8 @@ def test_chunk_states_shape_has_room_for_all_states():
         needed = -(-length // selective.checkpoint_interval(batch, length, channels, states, 1 + len(pair)))
         _, size = selective.chunk_states_shape(batch, length, channels, states, *pair)
         assert needed <= size / (channels * states * (1 + len(pair))) <= 4 * needed + 1
-        needed = unitary._splits(batch, length, channels, states)[1]
-        _, size = unitary.chunk_states_shape(batch, length, channels, states)
+        needed = unitary.divide_steps(batch, length, channels, states, torch.device("meta")).number
+        _, size = unitary.chunk_states_shape(torch.empty(batch, length, channels, device="meta"), states)
         assert needed + 1 <= (size - length * channels) / (3 * channels * states) <= 4 * needed + 1
 
 
@@ -256,29 +262,30 @@ def test_all_kernels_of_a_call_are_compiled_before_the_first_launch(monkeypatch:
     events: list[str] = []
 
     def launch(name: str) -> str:
-        if _triton_launch._ahead.compiling:
+        if _gpu.is_compiling():
             events.append(f"{name} compiled")
         else:
-            _triton_launch._compile_ahead()  # which a launch of a new kernel calls
+            _gpu.compile_ahead()  # which a launch of a new kernel calls
             events.append(f"{name} launched")
         return name
 
     def forward() -> str:
         return launch("one") + launch("two")
 
-    assert _triton_launch.compiled_together(forward, lambda: launch("backward")) == "onetwo"
+    assert _gpu.compile_together(forward, lambda: launch("backward")) == "onetwo"
     assert events == ["one compiled", "two compiled", "backward compiled", "one launched", "two launched"]
     events.clear()
     with pytest.raises(ZeroDivisionError):
-        _triton_launch.compiled_together(forward, lambda: 1 // 0)
-    assert not _triton_launch._ahead.compiling
+        _gpu.compile_together(forward, lambda: 1 // 0)
+    assert not _gpu.is_compiling()
     launch("three")  # outside of `compiled_together` only this kernel is compiled
     assert events[-1] == "three launched"
 
 
 @pytest.mark.parametrize("exponent", [-80, 80])
-def test_gradients_scale_exactly_with_powers_of_two(exponent: int) -> None:
-    """Matrix units multiply fp16 numbers, whose scales must not change the result."""
+def test_gradients_scale_exactly_with_powers_of_two(exponent: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Matrix units multiply fp16 numbers, whose scales must not change the result. The products are sums of several parts."""
+    monkeypatch.setattr(import_module("longscan.ops.unitary_scan.triton.launch"), "multiprocessors", lambda _: 132)
     generator = torch.Generator().manual_seed(0)
     batch, length, channels, states = 2, 70, 3, 5
     randn = partial(torch.randn, generator=generator)
@@ -337,7 +344,9 @@ def test_launch_is_reused_for_other_values_of_unspecialised_integers() -> None:
 
 def test_large_cotangent_of_a_channel_does_not_degrade_gradients_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
     # one channel for each program, as on GPUs
-    monkeypatch.setitem(_triton_launch.TABLE, "unitary_scan", _triton_launch.Launch(16, 32, 1))
+    unitary = import_module("longscan.ops.unitary_scan.triton.launch")
+    monkeypatch.setattr(unitary, "SCAN_TILES", {32: unitary.ScanTile(16, 32, 1, 3)})
+    monkeypatch.setattr(unitary, "multiprocessors", lambda _: 132)
     generator = torch.Generator().manual_seed(0)
     batch, length, channels, states = 1, 20, 5, 32
     randn = partial(torch.randn, generator=generator)

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from longscan.ops import block2_scan, dispatch, linear_scan
+from longscan.ops import block2_scan, dispatch, linear_scan, unitary_scan
 
 pytest.importorskip("triton", reason="Triton is not installed")
 from longscan.ops import _gpu
@@ -62,6 +62,10 @@ def leaves(*shapes: tuple[int, ...]) -> list[Tensor]:
     return [torch.rand(shape, requires_grad=True) for shape in shapes]
 
 
+UNITARY = [(1, 70, 5), (1, 70, 5), (5, 7, 5), (5, 7), (5, 7, 2), (5, 7, 2)]
+SEQUENCES, W_PARTS = {"p_u_hi", "p_u_lo", "p_x"}, {"p_W_hi", "p_W_lo"}
+CHUNK_GRADIENTS = {"p_d_initial", "p_d_theta", "p_d_theta_lo", "p_dx", "p_inverse", "p_sums"}
+PARAMETER_GRADIENTS = {"p_dB", "p_dC", "p_dW", "p_d_bias"}
 MAP = {"mult", "local"}
 PACKED_MAP = MAP | {"restarted"}
 CASES: dict[str, Any] = {
@@ -74,6 +78,16 @@ CASES: dict[str, Any] = {
     "block2_scan, packed": (
         lambda M, f: block2_scan(M, f, valid=VALID, seq_idx=SEQ_IDX, backend="triton"), [(1, 70, 5, 2, 2), (1, 70, 5, 2)],
         [PACKED_MAP, {"x", "final_state"}], [{"previous"}, PACKED_MAP, {"dM", "df", "d_initial_state"}]),
+    "unitary_scan": (
+        lambda *inputs: unitary_scan(*inputs, backend="triton"), UNITARY,
+        [SEQUENCES | {"p_valid"}, {"p_local"}, {"p_chunk_states"}, {"p_y", "p_final"}, {"p_y", "p_raw"}],
+        [SEQUENCES | W_PARTS | {"p_valid", "p_g"}, {"p_local"}, {"p_m"}, CHUNK_GRADIENTS, {"p_du", "p_dW"}, {"p_du", "p_ddt"},
+         PARAMETER_GRADIENTS]),
+    "unitary_scan, packed": (
+        lambda *inputs: unitary_scan(*inputs, phase_dt=True, valid=VALID, seq_idx=SEQ_IDX, backend="triton"), UNITARY,
+        [SEQUENCES | {"p_steps"}, {"p_local"}, {"p_chunk_states"}, {"p_y", "p_final"}, {"p_y", "p_raw"}],
+        [SEQUENCES | {"p_steps"}, {"p_tile_states"}, SEQUENCES | W_PARTS | {"p_steps", "p_g"}, {"p_local"}, {"p_m"},
+         CHUNK_GRADIENTS | {"p_d_dt"}, {"p_du", "p_dW"}, {"p_du", "p_ddt"}, PARAMETER_GRADIENTS]),
 }  # fmt: skip
 
 
@@ -85,6 +99,14 @@ def test_compiled_graph_contains_the_kernels(case: str, graphs: list[torch.fx.Gr
     (y.sum() + final.sum()).backward()
     assert [written_arguments(graph) for graph in graphs] == [forward, backward]
     assert not [node for graph in graphs for node in graph.graph.nodes if "longscan" in str(node.target)]
+
+
+def test_lengths_of_unitary_scan_share_a_graph(graphs: list[torch.fx.GraphModule]) -> None:
+    """While all gradients of the angles are in memory at the same time."""
+    compiled = trace(lambda *inputs: unitary_scan(*inputs, backend="triton")[0], graphs)
+    for length in (500, 640, 1000, 1023, 3001):
+        compiled(*leaves((2, length, 5), (2, length, 5), *UNITARY[2:])).sum().backward()
+    assert len(graphs) == 4
 
 
 def test_lengths_share_one_graph(graphs: list[torch.fx.GraphModule]) -> None:

@@ -2,7 +2,8 @@
 
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache
 from typing import Any, NamedTuple
@@ -84,6 +85,46 @@ INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 _compiled: dict[tuple[Any, ...], tuple[Any, tuple[Any, ...]]] = {}  # a compiled kernel and its compile-time arguments, in order
 
 
+class _Ahead(threading.local):
+    """Calls whose kernels are compiled together, and whether launches only compile."""
+
+    calls: tuple[Callable[[], object], ...] = ()
+    compiling = False
+
+
+_ahead = _Ahead()
+
+
+def compile_together(call: Callable[[], Any], *later: Callable[[], object]) -> Any:
+    """Return the result of `call`. If one of its kernels is new, all that `call` and `later` launch are compiled in parallel."""
+    _ahead.calls = () if _ahead.compiling else (call, *later)
+    try:
+        return call()
+    finally:
+        _ahead.calls = ()
+
+
+def is_compiling() -> bool:
+    """Return whether launches only compile; the tensors that they return are then not initialised."""
+    return _ahead.compiling
+
+
+def compile_ahead() -> None:
+    """Compile the kernels of the calls of `compile_together`, the first time that one of their kernels is new."""
+    calls, _ahead.calls = _ahead.calls, ()
+    if not calls or torch.cuda.is_current_stream_capturing():
+        return
+    from triton import AsyncCompileMode
+
+    _ahead.compiling = True
+    try:
+        with ThreadPoolExecutor() as threads, AsyncCompileMode(threads):
+            for call in calls:
+                call()
+    finally:
+        _ahead.compiling = False
+
+
 def launch(kernel: Any, grid: tuple[int, ...], *args: Any, constants: dict[str, Any]) -> None:
     """Launch a Triton kernel: `kernel[grid](*args, **constants)`. args: in the order of the signature, before the constants.
 
@@ -97,6 +138,9 @@ def launch(kernel: Any, grid: tuple[int, ...], *args: Any, constants: dict[str, 
     if INTERPRETED:
         kernel[grid](*args, **constants)
         return
+    if _ahead.compiling:
+        kernel.warmup(*args, grid=grid, **constants)
+        return
     key, values = [kernel, args[0].get_device(), *constants.values()], []
     for x in args:
         if isinstance(x, Tensor):
@@ -108,6 +152,7 @@ def launch(kernel: Any, grid: tuple[int, ...], *args: Any, constants: dict[str, 
             key.append(None if x is None else (x == 1, x % 16 == 0, x < 2**31))
     found = _compiled.get(tuple(key))
     if found is None:
+        compile_ahead()
         compiled = kernel.warmup(*args, grid=grid, **constants)
         found = compiled, tuple(constants[name] for name in kernel.arg_names[len(args) :])
         _compiled[tuple(key)] = found

@@ -24,7 +24,7 @@ from longscan.ops._signature import Limits, Signature
 from longscan.ops.pieces import FactorKind, PieceExchange
 from longscan.ops.tracing import in_func_transform, is_compiled_or_transformed
 
-TRACED_OPS = ("linear_scan", "block2_scan")  # ops whose Triton kernels a compiler can trace
+TRACED_OPS = ("linear_scan", "block2_scan", "unitary_scan")  # ops whose Triton kernels a compiler can trace
 GROUPED = ("triton",)  # native backends whose kernels take parameters with a leading axis of groups
 
 _library = torch.library.Library("longscan", "DEF")  # type: ignore[no-untyped-call]
@@ -270,10 +270,10 @@ class NativeOp:
             module, more, back = self._module(backend), {}, {}
             if backend != "triton":
                 return tuple(module.forward(*given, **({} if enter is None else {"enter": enter})))
-            from longscan.ops import _triton_launch
+            from longscan.ops import _gpu
 
             if enter is not None:
-                more["enter"] = lambda *sent: sent[1] if _triton_launch.is_compiling() else enter(*sent)
+                more["enter"] = lambda *sent: sent[1] if _gpu.is_compiling() else enter(*sent)
                 back["leave"] = lambda grad: grad
 
             def later() -> None:
@@ -281,7 +281,7 @@ class NativeOp:
                 if known.get("keep", True):
                     module.backward(*(known[x] for x in results[:2]), *(known[x] for x in saved), **back)
 
-            return tuple(_triton_launch.compiled_together(lambda: module.forward(*given, **more), later))
+            return tuple(_gpu.compile_together(lambda: module.forward(*given, **more), later))
 
         def backward(*args: Any, leave: Callable[[Tensor], Tensor] | None = None) -> Any:
             check(backward_signature, dict(zip(backward_arguments, args, strict=False)), args[-1])

@@ -7,8 +7,7 @@ finds what each does to the state, `chain` brings the state from split to split,
 
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import reduce
@@ -17,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from longscan.ops._gpu import ceil_div, power_of_two
+from longscan.ops._gpu import ceil_div, compile_ahead, is_compiling, power_of_two
 from longscan.ops.arguments import RESET
 
 
@@ -41,9 +40,6 @@ TABLE = {
     "selective_scan_wide_backward": Launch(steps=16, lanes=256, warps=2, stages=3),
     "selective_scan_pairs": Launch(steps=4, lanes=512, warps=4, stages=3),
     "selective_scan_pairs_backward": Launch(steps=4, lanes=256, warps=2, stages=3),
-    "unitary_scan": Launch(steps=32, lanes=32, warps=1, stages=3),
-    "unitary_scan_wide": Launch(steps=32, lanes=32, warps=1, stages=2),
-    "unitary_scan_wider": Launch(steps=16, lanes=32, warps=1, stages=2),
     "ssd_scan": Launch(steps=64, lanes=8192, warps=4, stages=2),
     "ssd_scan_backward": Launch(steps=64, lanes=8192, warps=4, stages=1),
     "ssd_scan_exact": Launch(steps=16, lanes=4096, warps=4),
@@ -51,33 +47,9 @@ TABLE = {
     "turns": Launch(steps=16, lanes=128, warps=4, stages=3),
     "short_conv": Launch(steps=8, lanes=256, warps=4),
     "short_conv_backward": Launch(steps=4, lanes=256, warps=4),
-    "elementwise": Launch(steps=16, lanes=64, warps=4),
 }
 
 
-@dataclass(frozen=True)
-class Product:
-    """Tiles of the products with W: `rows` steps of u's gradient, (slots, columns) of W's, whose terms are of `steps` steps.
-
-    programs: as many as fill the GPU, of either kind.
-    """
-
-    rows: int
-    slots: int
-    steps: int
-    columns: int
-    warps: int
-    programs: int
-    stages: int = 3
-
-
-# By the channels, up to a power of 2; more channels than the last are divided among programs.
-PRODUCTS = {
-    16: Product(rows=128, slots=64, steps=64, columns=16, warps=4, programs=132),
-    32: Product(rows=128, slots=64, steps=64, columns=32, warps=4, programs=132),
-    64: Product(rows=64, slots=64, steps=64, columns=64, warps=4, programs=132),
-    128: Product(rows=64, slots=64, steps=32, columns=128, warps=4, programs=132),
-}
 PROGRAMS = 528  # programs that fill the GPU: four on each of 132 multiprocessors
 SCRATCH = 5 * 2**23  # bytes of memory for what a backward hands from kernel to kernel, beyond which it goes slice by slice
 MAX_STATES = 1024  # of a channel: they lie in one program
@@ -141,14 +113,6 @@ def plan(op: str, length: int, programs: int, most: int | None = None, chunk: in
     return Plan(T, tiles, ceil_div(tiles, span), span, wanted > 1)
 
 
-def elementwise(batch: int, length: int, channels: int) -> tuple[tuple[int, int], int, dict[str, Any]]:
-    """Of an elementwise kernel on (B, L, D): its grid, the tiles of a batch row, and its compile-time arguments."""
-    table = TABLE["elementwise"]
-    tiles, BD = ceil_div(length, table.steps), min(table.lanes, power_of_two(channels))
-    grid = batch * tiles, ceil_div(channels, BD)
-    return grid, tiles, {"T": table.steps, "BD": BD, "num_warps": table.warps}
-
-
 def slices(splits: int, each: int) -> Iterator[tuple[int, int]]:
     """Runs [start, stop) of at most `each` splits, from the last to the first."""
     for stop in range(splits, 0, -each):
@@ -187,7 +151,7 @@ def run(kernel: Any, grid: tuple[int, ...], *args: Any, constants: dict[str, Any
     if not like.is_cuda:
         _checked(kernel, grid, args, constants)
         return
-    if _ahead.compiling:
+    if is_compiling():
         kernel.warmup(*args, grid=grid, **constants)
         return
     last = None if _launched.of is None else _launched.of.get(kernel)
@@ -263,51 +227,11 @@ def _found(kernel: Any, device: int, grid: tuple[int, ...], args: tuple[Any, ...
     found = _compiled.get(tuple(key))
     if found is not None:
         return _Launch(found[0], device, args, constants, values, *found[1:])
-    _compile_ahead()
+    compile_ahead()
     compiled = _checked(kernel, grid, args, constants)
     ordered = tuple(constants[name] for name in kernel.arg_names[len(args) :])
     _compiled[tuple(key)] = compiled, ordered, frozenset(i for i in range(len(args)) if kernel.params[i].do_not_specialize)
     return None
-
-
-class _Ahead(threading.local):
-    """calls: what launches the kernels that are to be compiled together; compiling: whether launches only compile."""
-
-    calls: tuple[Callable[[], object], ...] = ()
-    compiling = False
-
-
-_ahead = _Ahead()
-
-
-def compiled_together(call: Callable[[], Any], *later: Callable[[], object]) -> Any:
-    """The result of `call`. Where a kernel is new, those that `call` and `later` launch are compiled first, side by side."""
-    _ahead.calls = () if _ahead.compiling else (call, *later)
-    try:
-        return call()
-    finally:
-        _ahead.calls = ()
-
-
-def is_compiling() -> bool:
-    """Whether launches only compile: tensors then have no results."""
-    return _ahead.compiling
-
-
-def _compile_ahead() -> None:
-    """Go through the calls once, without a launch."""
-    calls, _ahead.calls = _ahead.calls, ()
-    if not calls or torch.cuda.is_current_stream_capturing():
-        return
-    from triton import AsyncCompileMode
-
-    _ahead.compiling = True
-    try:
-        with ThreadPoolExecutor() as threads, AsyncCompileMode(threads):
-            for call in calls:
-                call()
-    finally:
-        _ahead.compiling = False
 
 
 def _watched() -> bool:

@@ -41,7 +41,7 @@ _native = NativeOp(
     saved=(*_inputs, "flags", "chunk_states", "phase_dt"),
     gradients={name: name for name in _inputs},
     batched=lambda _: ("u", "dt", "z", "initial_state", "flags"),
-    chunk_states=lambda module, u, initial_state: module.chunk_states_shape(*u.shape, initial_state.shape[2]),
+    chunk_states=lambda module, u, initial_state: module.chunk_states_shape(u, initial_state.shape[2]),
     pieces=("triton",),
 )  # fmt: skip
 

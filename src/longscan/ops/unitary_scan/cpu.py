@@ -12,8 +12,9 @@ def chunk_length(states: int) -> int:
     return max(64, -(-states // 4) * 8)
 
 
-def chunk_states_shape(batch: int, length: int, channels: int, states: int) -> tuple[int, ...]:
+def chunk_states_shape(u: Tensor, states: int) -> tuple[int, ...]:
     """Return the shape of the saved states: (B, chunks * D * N * 3)."""
+    batch, length, channels = u.shape
     return batch, -(-length // chunk_length(states)) * channels * states * 3
 
 
@@ -38,7 +39,7 @@ def forward(
     batch, length, channels = u.shape
     states = bias.shape[1]
     y, final = torch.empty_like(u), torch.empty_like(initial_state)
-    chunk_states = u.new_empty(chunk_states_shape(batch, length, channels, states) if save_states else (0,))
+    chunk_states = u.new_empty(chunk_states_shape(u, states) if save_states else (0,))
     _native.unitary_scan_forward(
         batch, length, channels, states, chunk_length(states),
         *addresses(u, dt, W, bias, B, C, D, z, initial_state, flags, y, final, chunk_states),

@@ -1,0 +1,520 @@
+"""Backward kernels of `unitary_scan`. Names as in forward.py.
+
+The buffers of a slice of the steps begin with its last step, `origin`, and time goes backwards in them, so that all sums over
+the steps of a tile run in one direction. The first tile of a program is the last one in time. m is the gradient of the state in
+the rotating frame.
+"""
+
+import triton
+import triton.language as tl
+
+from longscan.ops._triton import row_of, segmented_add_pair, silu, silu_slope, wrap
+from longscan.ops.unitary_scan.triton.forward import preprocess_tile, sum_parts, zero_if_restarted
+from longscan.ops.unitary_scan.triton.gemm import split_weights
+from longscan.ops.unitary_scan.triton.math import (
+    INVALID,
+    RESET,
+    add_wrapped_exclusive,
+    add_wrapped_segmented,
+    fp16_scale,
+    load_angles,
+    load_bias_tile,
+    load_channels,
+    load_pairs,
+    load_state,
+    load_weights,
+    program_lanes,
+    rotate_back,
+    sincos_of_phase,
+    split_fp16_hi_lo,
+    sum_over_states,
+)
+
+
+@triton.jit(do_not_specialize=["L", "padded", "origin", "tiles", "step_programs"])
+def preprocess_bwd_kernel(
+    p_u, p_dt, p_z, p_dy, p_flags, p_W, p_u_hi, p_u_lo, p_steps, p_valid, p_x, p_g, p_W_hi, p_W_lo,
+    L, D, N, K, padded, origin, tiles, step_programs,
+    T: tl.constexpr, BD: tl.constexpr, SLOTS: tl.constexpr, SLOTS_PER_CHANNEL: tl.constexpr,
+):  # fmt: skip
+    """Store what the backward scans and the matrix products read: a tile of the steps, or rows of W in two fp16 parts.
+
+    The first `step_programs` programs have tiles (`preprocess_tile`), the others have W (`split_weights`).
+    """
+    i = tl.program_id(0)
+    if i < step_programs:
+        preprocess_tile(
+            p_u, p_dt, p_z, p_dy, p_flags, p_u_hi, p_u_lo, p_steps, p_valid, p_x, p_g, i, L, D, K, padded, origin, tiles, True,
+            T, BD,
+        )  # fmt: skip
+    elif p_W is not None:
+        split_weights(p_W, p_W_hi, p_W_lo, i - step_programs, tl.program_id(1), D, N, SLOTS, SLOTS_PER_CHANNEL, K, BD)
+
+
+@triton.jit
+def phases_backward(theta, phase, first, last):
+    """Return the phases of a tile in backward order, and the phase before the tile in time. phase: after the tile in time."""
+    phases = tl.where(first, wrap(phase[None, :] - theta), -theta)
+    phases, G = tl.associative_scan((phases, tl.where(first, phase[None, :], -0.0)), 0, add_wrapped_exclusive)
+    return G, row_of(phases, last)
+
+
+@triton.jit
+def phases_with_restarts(theta, phase, restart, last):
+    """Return the phases of a tile in backward order, and whether the state restarts in it up to each step in time.
+
+    phase: before the tile in time. It is not found by subtraction, because a restart forgets it.
+    """
+    theta = tl.where(restart, wrap(theta), theta)
+    theta = tl.where(last & ~restart, wrap(theta + phase[None, :]), theta)
+    restarted, G = tl.associative_scan((restart, theta), 0, add_wrapped_segmented, reverse=True)
+    return G, restarted
+
+
+@triton.jit
+def load_flags_backward(p_flags, row, origin, o_step, o_t, L, R: tl.constexpr):
+    """Return the flags of a tile (T,), and the masks (T, R) of steps that restart the state and of those before such a step."""
+    step = origin - o_step
+    b_flag = tl.load(p_flags + row + step, mask=step < L, other=INVALID)
+    b_next = tl.load(p_flags + row + step + 1, mask=(o_t > 0) & (step + 1 < L), other=INVALID)
+    restart = tl.broadcast_to((b_flag == RESET)[:, None], (o_t.shape[0], R))
+    return b_flag, restart, tl.broadcast_to((b_next == RESET)[:, None], (o_t.shape[0], R))
+
+
+@triton.jit
+def sums_of_gradients(b_g, s, c, m_re, m_im, C_re, C_im, stop):
+    """Return the gradient of the state in the rotating frame after each step. stop (T, R): the state restarts after the step."""
+    stopped, R_re, R_im = tl.associative_scan((stop, b_g * c, -(b_g * s)), 0, segmented_add_pair)
+    step_m_re = tl.where(stopped, 0.0, m_re[None, :]) + C_re[None, :] * R_re + C_im[None, :] * R_im
+    step_m_im = tl.where(stopped, 0.0, m_im[None, :]) + C_re[None, :] * R_im - C_im[None, :] * R_re
+    return step_m_re, step_m_im
+
+
+@triton.jit(do_not_specialize=["p_bias", "L", "tiles", "chunks", "rows", "origin", "first_chunk", "stride"])
+def chunk_state_bwd_kernel(
+    p_u_hi, p_u_lo, p_dt, p_valid, p_g, p_W, p_bias, p_C, p_chunk_states, p_flags, p_tile_states, p_local,
+    L, padded, tiles, chunks, rows, origin, first_chunk, stride,
+    D: tl.constexpr, N: tl.constexpr, STATE_BLOCKS: tl.constexpr, BLOCKS: tl.constexpr, T: tl.constexpr, BD: tl.constexpr,
+    BN: tl.constexpr, K: tl.constexpr, FAST: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """Store what a chunk adds to m, p_local (B, chunks, D N, 3): both parts, and 0 if the state restarts in the chunk, else 1.
+
+    p_tile_states: as `tile_states_kernel` stores them; None without flags.
+    """
+    size: tl.constexpr = D * N
+    i_b, i_p = (tl.program_id(0) // BLOCKS).to(tl.int64), tl.program_id(1)
+    i_c = first_chunk + tl.num_programs(1) - 1 - i_p
+    _i_n, first_channel, m_r, o_r = program_lanes(D, N, STATE_BLOCKS, BLOCKS, BD, BN)
+    o_parameter = (i_b // rows) * size
+    C_re, C_im = load_pairs(p_C + 2 * o_parameter, o_r, m_r)
+    phase = tl.load(p_chunk_states + i_b * stride + (i_c + 1).to(tl.int64) * 3 * size + o_r, mask=m_r, other=0.0)
+    m_re, m_im = tl.zeros((BD * BN,), C_re.dtype), tl.zeros((BD * BN,), C_re.dtype)
+    carry = m_re + 1.0
+    W_hi, W_lo = load_weights(p_W + o_parameter * D, o_r, m_r, D, K)
+    o_t, o_d = tl.arange(0, T), first_channel + tl.arange(0, BD)
+    m_d, first, last = o_d < D, (o_t == 0)[:, None], (o_t == T - 1)[:, None]
+    b_bias = load_bias_tile(p_bias + o_parameter, o_r, m_r, T)
+    for i in tl.range(tiles, num_stages=STAGES):
+        o_step = (i_p * tiles + i) * T + o_t
+        o_td = i_b * D * padded + (o_d[None, :].to(tl.int64) * padded + o_step[:, None])
+        theta, _, _ = load_angles(
+            p_u_hi, p_u_lo, p_dt, p_valid, W_hi, W_lo, b_bias, i_b * padded, o_step, o_td, o_r, m_r, m_d, D, T, BD, BN, K
+        )
+        b_g = load_channels(p_g, o_td, m_d, T, BD, BN)
+        if p_flags is not None:
+            b_flag, restart, stop = load_flags_backward(p_flags, i_b * L, origin, o_step, o_t, L, BD * BN)
+            n_tiles = tl.num_programs(1) * tiles
+            p_state = p_tile_states + (i_b * n_tiles + n_tiles - 1 - (i_p * tiles + i)) * 3 * size + o_r
+            G, _ = phases_with_restarts(theta, tl.load(p_state, mask=m_r, other=0.0), restart, last)
+            s, c = sincos_of_phase(G, FAST)
+            step_m_re, step_m_im = sums_of_gradients(b_g, s, c, m_re, m_im, C_re, C_im, stop)
+            carry = zero_if_restarted(carry, b_flag)
+            m_re, m_im = row_of(tl.where(restart, 0.0, step_m_re), last), row_of(tl.where(restart, 0.0, step_m_im), last)
+        else:
+            G, phase = phases_backward(theta, phase, first, last)
+            s, c = sincos_of_phase(G, FAST)
+            R_re, R_im = row_of(tl.cumsum(b_g * c, 0), last), row_of(tl.cumsum(-(b_g * s), 0), last)
+            m_re += C_re * R_re + C_im * R_im
+            m_im += C_re * R_im - C_im * R_re
+    p_out = p_local + (i_b * chunks + i_c) * size * 3 + o_r * 3
+    tl.store(p_out, m_re, mask=m_r)
+    tl.store(p_out + 1, m_im, mask=m_r)
+    tl.store(p_out + 2, carry, mask=m_r)
+
+
+@triton.jit(do_not_specialize=["chunks", "stride"])
+def state_passing_bwd_kernel(p_local, p_chunk_states, p_d_final, p_m, chunks, size, stride, BLOCK: tl.constexpr):
+    """Store m after all chunks and before the first, p_m (B, chunks + 1, size, 2), from those of `chunk_state_bwd_kernel`.
+
+    p_d_final (B, size, 2): the gradient of the final state, which is rotated back by the last phase.
+    """
+    i_b = tl.program_id(0).to(tl.int64)
+    o_r = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    m_r = o_r < size
+    m_re, m_im = load_pairs(p_d_final + i_b * size * 2, o_r, m_r)
+    p_phase = p_chunk_states + i_b * stride + chunks.to(tl.int64) * 3 * size + o_r
+    m_re, m_im = rotate_back(m_re, m_im, tl.load(p_phase, mask=m_r, other=0.0))
+    for i in range(chunks + 1):
+        i_c = chunks - i
+        p_out = p_m + ((i_b * (chunks + 1) + i_c) * size + o_r) * 2
+        tl.store(p_out, m_re, mask=m_r)
+        tl.store(p_out + 1, m_im, mask=m_r)
+        p_in, m_in = p_local + ((i_b * chunks + i_c - 1) * size + o_r) * 3, m_r & (o_r * 0 + i_c > 0)
+        carry = tl.load(p_in + 2, mask=m_in, other=0.0) > 0
+        m_re = tl.where(carry, m_re, 0.0) + tl.load(p_in, mask=m_in, other=0.0)
+        m_im = tl.where(carry, m_im, 0.0) + tl.load(p_in + 1, mask=m_in, other=0.0)
+
+
+@triton.jit
+def load_m(p_m, p_d_final, phase, i_b, i_c, chunks, o_r, m_r, size, SEQUENTIAL: tl.constexpr):
+    """Return m after a chunk. SEQUENTIAL: the last launch stored it to p_m (B, size, 2), or it comes from the final state."""
+    if SEQUENTIAL and i_c == chunks - 1:
+        m_re, m_im = load_pairs(p_d_final + i_b * size * 2, o_r, m_r)
+        m_re, m_im = rotate_back(m_re, m_im, phase)
+    else:
+        m_re, m_im = load_pairs(p_m + (i_b if SEQUENTIAL else i_b * (chunks + 1) + i_c + 1) * size * 2, o_r, m_r)
+    return m_re, m_im
+
+
+@triton.jit
+def store_sums(
+    p_sums, p_m, p_d_initial, m_re, m_im, d_bias, dB_re, dB_im, dC_re, dC_im, i_b, i_c, chunks, o_r, m_r, size,
+    SEQUENTIAL: tl.constexpr,
+):  # fmt: skip
+    """Store the sums of a chunk (B, chunks, 5, size), and before the first chunk the gradient of the initial state.
+
+    SEQUENTIAL: add them to those of the last launch, (B, 1, 5, size), and store m for the next launch.
+    """
+    p_sum = p_sums + (i_b if SEQUENTIAL else i_b * chunks + i_c) * size * 5 + o_r
+    if SEQUENTIAL and i_c < chunks - 1:
+        d_bias += tl.load(p_sum, mask=m_r, other=0.0)
+        dB_re += tl.load(p_sum + size, mask=m_r, other=0.0)
+        dB_im += tl.load(p_sum + 2 * size, mask=m_r, other=0.0)
+        dC_re += tl.load(p_sum + 3 * size, mask=m_r, other=0.0)
+        dC_im += tl.load(p_sum + 4 * size, mask=m_r, other=0.0)
+    tl.store(p_sum, d_bias, mask=m_r)
+    tl.store(p_sum + size, dB_re, mask=m_r)
+    tl.store(p_sum + 2 * size, dB_im, mask=m_r)
+    tl.store(p_sum + 3 * size, dC_re, mask=m_r)
+    tl.store(p_sum + 4 * size, dC_im, mask=m_r)
+    if SEQUENTIAL:
+        p_out = p_m + i_b * size * 2 + o_r * 2
+        tl.store(p_out, m_re, mask=m_r)
+        tl.store(p_out + 1, m_im, mask=m_r)
+    if i_c == 0:
+        p_out = p_d_initial + i_b * size * 2 + o_r * 2
+        tl.store(p_out, m_re, mask=m_r)
+        tl.store(p_out + 1, m_im, mask=m_r)
+
+
+@triton.jit
+def largest_of_channels(p_x, o_first, m_d, steps, MAXIMUM: tl.constexpr, BD: tl.constexpr, BN: tl.constexpr):
+    """Return for all lanes the sum, or the maximum, of |x| over `steps` steps of the channel, from p_x + o_first (BD,) on."""
+    COLUMNS: tl.constexpr = 512 // BD if BD < 32 else 16
+    b_sum = tl.zeros((BD, COLUMNS), tl.float32)
+    for begin in range(0, steps, COLUMNS):
+        o_t = begin + tl.arange(0, COLUMNS)
+        b_x = tl.abs(tl.load(p_x + o_first[:, None] + o_t[None, :], mask=m_d[:, None] & (o_t < steps)[None, :], other=0.0))
+        b_sum = tl.maximum(b_sum, b_x) if MAXIMUM else b_sum + b_x
+    result = tl.max(b_sum, 1) if MAXIMUM else tl.sum(b_sum, 1)
+    return tl.reshape(tl.broadcast_to(result[:, None], (BD, BN)), (BD * BN,))
+
+
+@triton.jit
+def chunk_scale(
+    p_dt, p_x, p_g, p_state, B_re, B_im, C_re, C_im, m_re, m_im, o_first, m_d, m_r, steps, size, BD: tl.constexpr, BN:
+    tl.constexpr
+):  # fmt: skip
+    """Return the power of two for the gradients of the angles of a chunk, from a bound of them, and its inverse.
+
+    |d_theta| <= |state| |gradient of the state|, both of which sums of |x| and |g| over the chunk bound. p_state: before the
+    chunk.
+    """
+    state = tl.abs(tl.load(p_state + size, mask=m_r, other=0.0)) + tl.abs(tl.load(p_state + 2 * size, mask=m_r, other=0.0))
+    state += (tl.abs(B_re) + tl.abs(B_im)) * largest_of_channels(p_x, o_first, m_d, steps, False, BD, BN)
+    gradient = tl.abs(m_re) + tl.abs(m_im)
+    gradient += (tl.abs(C_re) + tl.abs(C_im)) * largest_of_channels(p_g, o_first, m_d, steps, False, BD, BN)
+    peak = state * gradient
+    if p_dt is not None:
+        peak *= largest_of_channels(p_dt, o_first, m_d, steps, True, BD, BN)
+    return fp16_scale(tl.max(peak, 0))
+
+
+@triton.jit(do_not_specialize=["p_bias", "p_d_theta", "p_d_theta_lo", "tiles", "chunks", "rows", "first_chunk", "stride"])
+def chunk_scan_bwd_kernel(
+    p_u_hi, p_u_lo, p_dt, p_valid, p_x, p_g, p_W, p_bias, p_B, p_C, p_chunk_states, p_d_final, p_m,
+    p_dx, p_d_dt, p_d_theta, p_d_theta_lo, p_inverse, p_sums, p_d_initial,
+    batch, padded, tiles, chunks, rows, first_chunk, stride,
+    SEQUENTIAL: tl.constexpr, D: tl.constexpr, N: tl.constexpr, STATE_BLOCKS: tl.constexpr, BLOCKS: tl.constexpr,
+    T: tl.constexpr, BD: tl.constexpr, BN: tl.constexpr, K: tl.constexpr, FAST: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """Store the gradients of a chunk without masks: of x (STATE_BLOCKS, B, D, padded), of dt with p_dt, of the angles, and sums.
+
+    p_d_theta (B, padded, BLOCKS, R): the gradients of W u, with p_d_theta_lo in two fp16 parts times a power of two whose
+    inverse is p_inverse (B, programs of a row, BLOCKS). SEQUENTIAL: see `load_m` and `store_sums`.
+    """
+    R: tl.constexpr = BD * BN
+    size: tl.constexpr = D * N
+    i_b, i_p, i_r = (tl.program_id(0) // BLOCKS).to(tl.int64), tl.program_id(1), tl.program_id(0) % BLOCKS
+    i_c = first_chunk + tl.num_programs(1) - 1 - i_p
+    i_n, first_channel, m_r, o_r = program_lanes(D, N, STATE_BLOCKS, BLOCKS, BD, BN)
+    o_parameter = (i_b // rows) * size
+    B_re, B_im = load_pairs(p_B + 2 * o_parameter, o_r, m_r)
+    C_re, C_im = load_pairs(p_C + 2 * o_parameter, o_r, m_r)
+    phase, w_re, w_im = load_state(p_chunk_states + i_b * stride + (i_c + 1).to(tl.int64) * 3 * size + o_r, m_r, size)
+    m_re, m_im = load_m(p_m, p_d_final, phase, i_b, i_c, chunks, o_r, m_r, size, SEQUENTIAL)
+    zero = tl.zeros((R,), B_re.dtype)
+    d_bias, dB_re, dB_im, dC_re, dC_im, P_re, P_im = zero, zero, zero, zero, zero, zero, zero
+    CB_re, CB_im = C_re * B_re - C_im * B_im, C_re * B_im + C_im * B_re
+    W_hi, W_lo = load_weights(p_W + o_parameter * D, o_r, m_r, D, K)
+    o_t, o_d = tl.arange(0, T), first_channel + tl.arange(0, BD)
+    m_d, first, last = o_d < D, (o_t == 0)[:, None], (o_t == T - 1)[:, None]
+    o_channel, o_column = o_d[None, :].to(tl.int64) * padded, i_r * R + tl.arange(0, R)
+    if p_d_theta_lo is not None:
+        p_state = p_chunk_states + i_b * stride + i_c.to(tl.int64) * 3 * size + o_r
+        o_first = (i_b * D + o_d.to(tl.int64)) * padded + i_p * tiles * T
+        scale, inverse = chunk_scale(
+            p_dt, p_x, p_g, p_state, B_re, B_im, C_re, C_im, m_re, m_im, o_first, m_d, m_r, tiles * T, size, BD, BN
+        )
+        tl.store(p_inverse + (i_b * tl.num_programs(1) + i_p) * BLOCKS + i_r, inverse)
+    b_bias = load_bias_tile(p_bias + o_parameter, o_r, m_r, T)
+    for i in tl.range(tiles, num_stages=STAGES):
+        i_t = i_p * tiles + i
+        o_step = i_t * T + o_t
+        o_td = i_b * D * padded + o_channel + o_step[:, None]
+        theta, b_Wu, factor = load_angles(
+            p_u_hi, p_u_lo, p_dt, p_valid, W_hi, W_lo, b_bias, i_b * padded, o_step, o_td, o_r, m_r, m_d, D, T, BD, BN, K
+        )
+        G, phase = phases_backward(theta, phase, first, last)
+        s, c = sincos_of_phase(G, FAST)
+        b_g, b_x = load_channels(p_g, o_td, m_d, T, BD, BN), load_channels(p_x, o_td, m_d, T, BD, BN)
+        R_re, R_im = tl.cumsum(b_g * c, 0), tl.cumsum(-(b_g * s), 0)
+        all_R_re, all_R_im = row_of(R_re, last), row_of(R_im, last)
+        x_re, x_im = b_x * c, -(b_x * s)
+        S_re, S_im = tl.cumsum(x_re, 0), tl.cumsum(x_im, 0)
+        all_S_re, all_S_im = row_of(S_re, last), row_of(S_im, last)
+        rho_re = (B_re * m_re + B_im * m_im)[None, :] + CB_re[None, :] * R_re + CB_im[None, :] * R_im
+        rho_im = (B_re * m_im - B_im * m_re)[None, :] + CB_re[None, :] * R_im - CB_im[None, :] * R_re
+        dx = c * rho_re - s * rho_im
+        d_theta = (m_im * w_re - m_re * w_im)[None, :]
+        d_theta = d_theta + (C_re * w_re - C_im * w_im)[None, :] * R_im - (C_re * w_im + C_im * w_re)[None, :] * R_re
+        d_theta += rho_re * S_im - rho_im * S_re
+        P_re += tl.sum(x_re * R_re, 0) + tl.sum(x_im * R_im, 0)
+        P_im += tl.sum(x_re * R_im, 0) - tl.sum(x_im * R_re, 0)
+        dB_re += m_re * all_S_re + m_im * all_S_im
+        dB_im += m_im * all_S_re - m_re * all_S_im
+        w_re += B_im * all_S_im - B_re * all_S_re
+        w_im -= B_re * all_S_im + B_im * all_S_re
+        dC_re += all_R_re * w_re + all_R_im * w_im
+        dC_im += all_R_im * w_re - all_R_re * w_im
+        m_re += C_re * all_R_re + C_im * all_R_im
+        m_im += C_re * all_R_im - C_im * all_R_re
+        o_out = i_n.to(tl.int64) * batch * D * padded + o_td
+        if p_dt is not None:
+            tl.store(p_d_dt + o_out, sum_over_states(d_theta * b_Wu, T, BD, BN), mask=m_d[None, :])
+            d_theta *= factor
+            d_bias += tl.sum(d_theta, 0)
+        else:
+            d_bias += tl.sum(d_theta * factor, 0)
+        o_theta = (i_b * padded + i_t * T) * (BLOCKS * R) + (o_t[:, None] * (BLOCKS * R) + o_column[None, :])
+        if p_d_theta_lo is not None:
+            b_hi, b_lo = split_fp16_hi_lo(d_theta, scale)
+            tl.store(p_d_theta + o_theta, b_hi)
+            tl.store(p_d_theta_lo + o_theta, b_lo)
+        else:
+            tl.store(p_d_theta + o_theta, d_theta)
+        tl.store(p_dx + o_out, sum_over_states(dx, T, BD, BN), mask=m_d[None, :])
+    dB_re += C_re * P_re + C_im * P_im
+    dB_im += C_re * P_im - C_im * P_re
+    dC_re += B_re * P_re + B_im * P_im
+    dC_im += B_re * P_im - B_im * P_re
+    store_sums(
+        p_sums, p_m, p_d_initial, m_re, m_im, d_bias, dB_re, dB_im, dC_re, dC_im, i_b, i_c, chunks, o_r, m_r, size, SEQUENTIAL
+    )
+
+
+@triton.jit(
+    do_not_specialize=["p_bias", "p_d_theta", "p_d_theta_lo", "L", "tiles", "chunks", "rows", "origin", "first_chunk", "stride"]
+)
+def chunk_scan_masked_bwd_kernel(
+    p_u_hi, p_u_lo, p_dt, p_valid, p_x, p_g, p_W, p_bias, p_B, p_C, p_chunk_states, p_flags, p_tile_states, p_d_final, p_m,
+    p_dx, p_d_dt, p_d_theta, p_d_theta_lo, p_inverse, p_sums, p_d_initial,
+    batch, L, padded, tiles, chunks, rows, origin, first_chunk, stride,
+    SEQUENTIAL: tl.constexpr, D: tl.constexpr, N: tl.constexpr, STATE_BLOCKS: tl.constexpr, BLOCKS: tl.constexpr,
+    T: tl.constexpr, BD: tl.constexpr, BN: tl.constexpr, K: tl.constexpr, FAST: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """Store the gradients of a chunk with masks, as `chunk_scan_bwd_kernel` does without; the power of two is that of a step.
+
+    p_inverse: (B, padded, BLOCKS). p_tile_states: as `tile_states_kernel` stores them.
+    """
+    R: tl.constexpr = BD * BN
+    size: tl.constexpr = D * N
+    i_b, i_p, i_r = (tl.program_id(0) // BLOCKS).to(tl.int64), tl.program_id(1), tl.program_id(0) % BLOCKS
+    i_c = first_chunk + tl.num_programs(1) - 1 - i_p
+    i_n, first_channel, m_r, o_r = program_lanes(D, N, STATE_BLOCKS, BLOCKS, BD, BN)
+    o_parameter = (i_b // rows) * size
+    B_re, B_im = load_pairs(p_B + 2 * o_parameter, o_r, m_r)
+    C_re, C_im = load_pairs(p_C + 2 * o_parameter, o_r, m_r)
+    phase = tl.load(p_chunk_states + i_b * stride + (i_c + 1).to(tl.int64) * 3 * size + o_r, mask=m_r, other=0.0)
+    m_re, m_im = load_m(p_m, p_d_final, phase, i_b, i_c, chunks, o_r, m_r, size, SEQUENTIAL)
+    zero = tl.zeros((R,), B_re.dtype)
+    d_bias, dB_re, dB_im, dC_re, dC_im = zero, zero, zero, zero, zero
+    W_hi, W_lo = load_weights(p_W + o_parameter * D, o_r, m_r, D, K)
+    o_t, o_d = tl.arange(0, T), first_channel + tl.arange(0, BD)
+    m_d, last = o_d < D, (o_t == T - 1)[:, None]
+    o_channel, o_column = o_d[None, :].to(tl.int64) * padded, i_r * R + tl.arange(0, R)
+    b_bias = load_bias_tile(p_bias + o_parameter, o_r, m_r, T)
+    for i in tl.range(tiles, num_stages=STAGES):
+        i_t, n_tiles = i_p * tiles + i, tl.num_programs(1) * tiles
+        o_step = i_t * T + o_t
+        o_td = i_b * D * padded + o_channel + o_step[:, None]
+        theta, b_Wu, factor = load_angles(
+            p_u_hi, p_u_lo, p_dt, p_valid, W_hi, W_lo, b_bias, i_b * padded, o_step, o_td, o_r, m_r, m_d, D, T, BD, BN, K
+        )
+        _, restart, stop = load_flags_backward(p_flags, i_b * L, origin, o_step, o_t, L, R)
+        phase, w_re, w_im = load_state(p_tile_states + (i_b * n_tiles + n_tiles - 1 - i_t) * 3 * size + o_r, m_r, size)
+        G, restarted = phases_with_restarts(theta, phase, restart, last)
+        s, c = sincos_of_phase(G, FAST)
+        b_g, b_x = load_channels(p_g, o_td, m_d, T, BD, BN), load_channels(p_x, o_td, m_d, T, BD, BN)
+        step_m_re, step_m_im = sums_of_gradients(b_g, s, c, m_re, m_im, C_re, C_im, stop)
+        x_re, x_im = b_x * c, -(b_x * s)
+        _, S_re, S_im = tl.associative_scan((restart, x_re, x_im), 0, segmented_add_pair, reverse=True)
+        S_re, S_im = S_re - x_re, S_im - x_im
+        before_re = tl.where(restarted, 0.0, w_re[None, :]) + B_re[None, :] * S_re - B_im[None, :] * S_im
+        before_im = tl.where(restarted, 0.0, w_im[None, :]) + B_re[None, :] * S_im + B_im[None, :] * S_re
+        before_re, before_im = tl.where(restart, 0.0, before_re), tl.where(restart, 0.0, before_im)
+        dh_re, dh_im = c * step_m_re - s * step_m_im, c * step_m_im + s * step_m_re
+        turned_re, turned_im = c * before_re - s * before_im, c * before_im + s * before_re
+        d_theta = dh_im * turned_re - dh_re * turned_im
+        dx = B_re[None, :] * dh_re + B_im[None, :] * dh_im
+        dB_re += tl.sum(b_x * dh_re, 0)
+        dB_im += tl.sum(b_x * dh_im, 0)
+        dC_re += tl.sum(b_g * (turned_re + B_re[None, :] * b_x), 0)
+        dC_im -= tl.sum(b_g * (turned_im + B_im[None, :] * b_x), 0)
+        m_re, m_im = row_of(tl.where(restart, 0.0, step_m_re), last), row_of(tl.where(restart, 0.0, step_m_im), last)
+        o_out = i_n.to(tl.int64) * batch * D * padded + o_td
+        if p_dt is not None:
+            tl.store(p_d_dt + o_out, sum_over_states(d_theta * b_Wu, T, BD, BN), mask=m_d[None, :])
+            d_theta *= factor
+            d_bias += tl.sum(d_theta, 0)
+        else:
+            d_bias += tl.sum(d_theta * factor, 0)
+        o_theta = (i_b * padded + i_t * T) * (BLOCKS * R) + (o_t[:, None] * (BLOCKS * R) + o_column[None, :])
+        if p_d_theta_lo is not None:
+            scale, inverse = fp16_scale(tl.max(tl.abs(d_theta), 1))
+            tl.store(p_inverse + (i_b * padded + o_step) * BLOCKS + i_r, inverse)
+            b_hi, b_lo = split_fp16_hi_lo(d_theta, scale[:, None])
+            tl.store(p_d_theta + o_theta, b_hi)
+            tl.store(p_d_theta_lo + o_theta, b_lo)
+        else:
+            tl.store(p_d_theta + o_theta, d_theta)
+        tl.store(p_dx + o_out, sum_over_states(dx, T, BD, BN), mask=m_d[None, :])
+    store_sums(
+        p_sums, p_m, p_d_initial, m_re, m_im, d_bias, dB_re, dB_im, dC_re, dC_im, i_b, i_c, chunks, o_r, m_r, size, SEQUENTIAL
+    )
+
+
+@triton.jit(
+    do_not_specialize=["batch", "L", "padded", "origin", "tiles", "rows", "stride", "first_tile", "all_tiles"]
+)  # fmt: skip
+def epilogue_bwd_kernel(
+    p_dy, p_u, p_dt, p_D, p_z, p_flags, p_raw, p_dx, p_d_dt, p_du_angles, p_du, p_ddt, p_dz, p_dD,
+    batch, L, D, K, padded, origin, state_blocks, split_k, tiles, rows, stride, first_tile, all_tiles,
+    T: tl.constexpr, BD: tl.constexpr,
+):  # fmt: skip
+    """Store the gradients of u, dt and z at the steps of a slice, and sums for that of D, p_dD (B, all_tiles, D).
+
+    p_raw: y before skip and gate, in order of time. p_d_dt: gradients of dt through the angles, or None. p_du_angles (split_k, B,
+    padded, K): parts of the gradient of u through the angles.
+    """
+    i_b, i_t = (tl.program_id(0) // tiles).to(tl.int64), tl.program_id(0) % tiles
+    o_t, o_d = i_t * T + tl.arange(0, T), tl.program_id(1) * BD + tl.arange(0, BD)
+    step = origin - o_t
+    m_t = (o_t < padded) & (step < L)
+    m_valid = m_t
+    if p_flags is not None:
+        m_valid = m_t & (tl.load(p_flags + i_b * L + step, mask=m_t, other=INVALID) != INVALID)
+    o_td = step[:, None] * D + o_d[None, :]
+    m_in, m_out = m_valid[:, None] & (o_d < D)[None, :], m_t[:, None] & (o_d < D)[None, :]
+    b_y = tl.load(p_raw + i_b * stride + o_td, mask=m_in, other=0.0)
+    o_td += i_b * L * D
+    b_u = tl.load(p_u + o_td, mask=m_in, other=0.0)
+    activated = silu(b_u)
+    b_dy = tl.load(p_dy + o_td, mask=m_in, other=0.0)
+    skip = tl.zeros((BD,), b_u.dtype)
+    if p_D is not None:
+        skip = tl.load(p_D + (i_b // rows) * D + o_d, mask=o_d < D, other=0.0)
+        b_y += skip[None, :] * activated
+    if p_z is not None:
+        b_z = tl.load(p_z + o_td, mask=m_in, other=0.0)
+        tl.store(p_dz + o_td, b_dy * b_y * silu_slope(b_z), mask=m_out)
+        b_dy *= silu(b_z)
+    if p_D is not None:
+        tl.store(p_dD + (i_b * all_tiles + first_tile + i_t) * D + o_d, tl.sum(b_dy * activated, 0), mask=o_d < D)
+    o_dx, part = (i_b * D + o_d[None, :]) * padded + o_t[:, None], batch.to(tl.int64) * D * padded
+    b_dx = sum_parts(p_dx + o_dx, part, state_blocks, m_in)
+    b_dt = tl.load(p_dt + o_td, mask=m_in, other=0.0)
+    b_du = (b_dt * b_dx + skip[None, :] * b_dy) * silu_slope(b_u)
+    o_du = (i_b * padded + o_t[:, None]) * K + o_d[None, :]
+    b_du += sum_parts(p_du_angles + o_du, batch.to(tl.int64) * padded * K, split_k, m_in)
+    tl.store(p_du + o_td, tl.where(m_in, b_du, 0.0), mask=m_out)
+    b_ddt = b_dx * activated
+    if p_d_dt is not None:
+        b_ddt += sum_parts(p_d_dt + o_dx, part, state_blocks, m_in)
+    tl.store(p_ddt + o_td, tl.where(m_in, b_ddt, 0.0), mask=m_out)
+
+
+@triton.jit
+def sum_states(p_sums, p_d_bias, p_dB, p_dC, i_g, i, count, size, ROWS: tl.constexpr, BLOCK: tl.constexpr):
+    """Store the gradients of the bias, B and C of BLOCK lanes: sums of the `count` sums (5, size) of a group, in fixed order."""
+    o_r, o_i = i * BLOCK + tl.arange(0, BLOCK), tl.arange(0, ROWS)
+    m_r = o_r < size
+    d_bias = tl.zeros((ROWS, BLOCK), p_sums.dtype.element_ty)
+    dB_re, dB_im, dC_re, dC_im = d_bias, d_bias, d_bias, d_bias
+    for first in range(0, count, ROWS):
+        p_in = p_sums + (i_g * count + first + o_i[:, None]) * 5 * size + o_r[None, :]
+        m_in = (first + o_i < count)[:, None] & m_r[None, :]
+        d_bias += tl.load(p_in, mask=m_in, other=0.0)
+        dB_re += tl.load(p_in + size, mask=m_in, other=0.0)
+        dB_im += tl.load(p_in + 2 * size, mask=m_in, other=0.0)
+        dC_re += tl.load(p_in + 3 * size, mask=m_in, other=0.0)
+        dC_im += tl.load(p_in + 4 * size, mask=m_in, other=0.0)
+    o_out = i_g * size + o_r
+    tl.store(p_d_bias + o_out, tl.sum(d_bias, 0), mask=m_r)
+    tl.store(p_dB + 2 * o_out, tl.sum(dB_re, 0), mask=m_r)
+    tl.store(p_dB + 2 * o_out + 1, tl.sum(dB_im, 0), mask=m_r)
+    tl.store(p_dC + 2 * o_out, tl.sum(dC_re, 0), mask=m_r)
+    tl.store(p_dC + 2 * o_out + 1, tl.sum(dC_im, 0), mask=m_r)
+
+
+@triton.jit
+def sum_weights(
+    p_parts, p_dW, i_g, groups, i, split_k, D, N, SLOTS: tl.constexpr, SLOTS_PER_CHANNEL: tl.constexpr, K: tl.constexpr,
+    ROWS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Store BLOCK numbers of the gradient of W (groups, D, N, D), sums of parts (split_k, groups, SLOTS, K), in fixed order."""
+    o_w, o_i = i * BLOCK + tl.arange(0, BLOCK), tl.arange(0, ROWS)
+    o_r, m_w = o_w // D, o_w < D * N * D
+    o_in = (i_g * SLOTS + o_r // N * SLOTS_PER_CHANNEL + o_r % N) * K + o_w % D
+    dW = tl.zeros((ROWS, BLOCK), p_parts.dtype.element_ty)
+    for first in range(0, split_k, ROWS):
+        m_in = (first + o_i < split_k)[:, None] & m_w[None, :]
+        dW += tl.load(p_parts + (first + o_i)[:, None] * groups.to(tl.int64) * SLOTS * K + o_in[None, :], mask=m_in, other=0.0)
+    tl.store(p_dW + i_g * D * N * D + o_w, tl.sum(dW, 0), mask=m_w)
+
+
+@triton.jit(do_not_specialize=["count", "split_k", "state_programs"])
+def sum_parameter_gradients_kernel(
+    p_sums, p_d_bias, p_dB, p_dC, p_parts, p_dW, count, split_k, state_programs, D, N,
+    SLOTS: tl.constexpr, SLOTS_PER_CHANNEL: tl.constexpr, K: tl.constexpr, STATE_ROWS: tl.constexpr, STATE_BLOCK: tl.constexpr,
+    WEIGHT_ROWS: tl.constexpr, WEIGHT_BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Store the gradients of the bias, B and C by the first `state_programs` programs, and of W by the others, of one group."""
+    i, i_g = tl.program_id(0), tl.program_id(1).to(tl.int64)
+    if i < state_programs:
+        sum_states(p_sums, p_d_bias, p_dB, p_dC, i_g, i, count, D * N, STATE_ROWS, STATE_BLOCK)
+    else:
+        sum_weights(
+            p_parts, p_dW, i_g, tl.num_programs(1), i - state_programs, split_k, D, N, SLOTS, SLOTS_PER_CHANNEL, K,
+            WEIGHT_ROWS, WEIGHT_BLOCK,
+        )  # fmt: skip

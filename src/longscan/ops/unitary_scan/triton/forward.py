@@ -1,0 +1,328 @@
+"""Forward kernels of `unitary_scan`.
+
+Names as in Triton's and fla's kernels: p_ is a pointer, o_ offsets, m_ a mask, b_ a tile, i_ the index of a program. Programs of
+the scans are (batch rows times BLOCKS blocks of R = BD BN lanes, chunks of the steps); STATE_BLOCKS blocks have the states of a
+channel. `rows`: number of batch rows that have the same parameters. What the scans read was written by `preprocess_fwd_kernel`.
+"""
+
+import triton
+import triton.language as tl
+
+from longscan.ops._triton import row_of, segmented_add_pair, silu, sincos, wrap
+from longscan.ops.unitary_scan.triton.math import (
+    INVALID,
+    RESET,
+    U_SCALE,
+    add_wrapped,
+    add_wrapped_segmented,
+    load_angles,
+    load_bias_tile,
+    load_channels,
+    load_pairs,
+    load_state,
+    load_weights,
+    program_lanes,
+    sincos_of_phase,
+    split_fp16_hi_lo,
+    store_state,
+    sum_over_states,
+)
+
+
+@triton.jit
+def preprocess_tile(
+    p_u, p_dt, p_z, p_dy, p_flags, p_u_hi, p_u_lo, p_steps, p_valid, p_x, p_g, i, L, D, K, padded, origin, tiles,
+    REVERSE: tl.constexpr, T: tl.constexpr, BD: tl.constexpr,
+):  # fmt: skip
+    """Store what a scan reads of T steps and BD channels, 0 at invalid steps and from step L on.
+
+    u in two fp16 parts, or as it is without p_u_lo, (B, padded, K); the step sizes (B, D, padded), or without p_steps the mask of
+    valid steps as numbers (B, padded); x = dt silu(u) and, with p_dy, g = dy silu(z), (B, D, padded). The buffers begin with the
+    step `origin`; with REVERSE the time goes backwards. i: index of the program among the tiles of all batch rows.
+    """
+    i_b, i_t = (i // tiles).to(tl.int64), i % tiles
+    o_t, o_d = i_t * T + tl.arange(0, T), tl.program_id(1) * BD + tl.arange(0, BD)
+    step = origin - o_t if REVERSE else origin + o_t
+    m_t = (o_t < padded) & (step < L)
+    if p_flags is not None:
+        m_t = m_t & (tl.load(p_flags + i_b * L + step, mask=m_t, other=INVALID) != INVALID)
+    o_in = (i_b * L + step[:, None]) * D + o_d[None, :]
+    m_in = m_t[:, None] & (o_d < D)[None, :]
+    m_u, m_out = (o_t < padded)[:, None] & (o_d < K)[None, :], (o_t < padded)[:, None] & (o_d < D)[None, :]
+    b_u = tl.load(p_u + o_in, mask=m_in, other=0.0)
+    o_u = (i_b * padded + o_t[:, None]) * K + o_d[None, :]
+    if p_u_lo is not None:
+        b_hi, b_lo = split_fp16_hi_lo(b_u, 1.0 / U_SCALE)
+        tl.store(p_u_hi + o_u, b_hi, mask=m_u)
+        tl.store(p_u_lo + o_u, b_lo, mask=m_u)
+    else:
+        tl.store(p_u_hi + o_u, b_u, mask=m_u)
+    o_out = (i_b * D + o_d[None, :]) * padded + o_t[:, None]
+    b_dt = tl.load(p_dt + o_in, mask=m_in, other=0.0)
+    tl.store(p_x + o_out, b_dt * silu(b_u), mask=m_out)
+    if p_steps is not None:
+        tl.store(p_steps + o_out, b_dt, mask=m_out)
+    else:
+        b_valid = tl.where(m_t, 1.0, 0.0).to(b_u.dtype)
+        tl.store(p_valid + i_b * padded + o_t, b_valid, mask=(o_t < padded) & (o_t * 0 + tl.program_id(1) == 0))
+    if p_dy is not None:
+        b_g = tl.load(p_dy + o_in, mask=m_in, other=0.0)
+        if p_z is not None:
+            b_g *= silu(tl.load(p_z + o_in, mask=m_in, other=0.0))
+        tl.store(p_g + o_out, b_g, mask=m_out)
+
+
+@triton.jit(do_not_specialize=["L", "padded", "origin", "tiles"])
+def preprocess_fwd_kernel(
+    p_u, p_dt, p_flags, p_u_hi, p_u_lo, p_steps, p_valid, p_x, L, D, K, padded, origin, tiles, T: tl.constexpr, BD: tl.constexpr
+):  # fmt: skip
+    """Store what the forward scans read of a tile: see `preprocess_tile`."""
+    preprocess_tile(
+        p_u, p_dt, None, None, p_flags, p_u_hi, p_u_lo, p_steps, p_valid, p_x, None, tl.program_id(0), L, D, K, padded, origin,
+        tiles, False, T, BD,
+    )  # fmt: skip
+
+
+@triton.jit
+def phases_forward(theta, phase, b_flag, first):
+    """Return the phases G of a tile, the mask of steps that restart the state, and whether it restarted at a step or before, (T,
+    R).
+
+    phase: before the tile. b_flag (T,): flags of the steps; without masks it is None and the masks have no meaning. first (T, 1):
+    marks the first step.
+    """
+    restart, restarted = first, first
+    if b_flag is not None:
+        restart = tl.broadcast_to((b_flag == RESET)[:, None], theta.shape)
+        theta = tl.where(restart, wrap(theta), theta)
+        theta = tl.where(first & ~restart, wrap(theta + phase[None, :]), theta)
+        restarted, G = tl.associative_scan((restart, theta), 0, add_wrapped_segmented)
+    else:
+        G = tl.associative_scan(tl.where(first, wrap(theta + phase[None, :]), theta), 0, add_wrapped)
+    return G, restart, restarted
+
+
+@triton.jit
+def sum_inputs(b_x, s, c, restart, b_flag):
+    """Return both parts of the sums S of x e^{-iG}, which begin anew where the state restarts."""
+    if b_flag is not None:
+        _, S_re, S_im = tl.associative_scan((restart, b_x * c, -(b_x * s)), 0, segmented_add_pair)
+    else:
+        S_re, S_im = tl.cumsum(b_x * c, 0), tl.cumsum(-(b_x * s), 0)
+    return S_re, S_im
+
+
+@triton.jit
+def load_flags(p_flags, row, step, L):
+    """Return the flags of the steps (T,), or None without masks. Steps from L on are invalid."""
+    return None if p_flags is None else tl.load(p_flags + row + step, mask=step < L, other=INVALID)
+
+
+@triton.jit
+def zero_if_restarted(x, b_flag):
+    """Return 0 if the state restarts at a step with one of the flags, otherwise x."""
+    return tl.where(tl.max((b_flag == RESET).to(tl.int32), 0) > 0, 0.0, x)
+
+
+@triton.jit
+def add_tile(w_re, w_im, B_re, B_im, S_re, S_im, b_flag, last):
+    """Return the state in the rotating frame after a tile."""
+    end_re, end_im = row_of(S_re, last), row_of(S_im, last)
+    if b_flag is not None:
+        w_re, w_im = zero_if_restarted(w_re, b_flag), zero_if_restarted(w_im, b_flag)
+    return w_re + (B_re * end_re - B_im * end_im), w_im + (B_re * end_im + B_im * end_re)
+
+
+@triton.jit(do_not_specialize=["p_bias", "L", "tiles", "rows"])
+def chunk_state_fwd_kernel(
+    p_u_hi, p_u_lo, p_dt, p_valid, p_x, p_W, p_bias, p_B, p_flags, p_local, L, padded, tiles, rows,
+    D: tl.constexpr, N: tl.constexpr, STATE_BLOCKS: tl.constexpr, BLOCKS: tl.constexpr, T: tl.constexpr, BD: tl.constexpr,
+    BN: tl.constexpr, K: tl.constexpr, FAST: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """Store the phase and the state in the rotating frame after a chunk of `tiles` tiles, if both are 0 before it.
+
+    p_local: (B, chunks, D N, 4), phase, both parts of the state, and 0 if the state restarts in the chunk, else 1.
+    """
+    i_b, i_c = (tl.program_id(0) // BLOCKS).to(tl.int64), tl.program_id(1)
+    _i_n, first_channel, m_r, o_r = program_lanes(D, N, STATE_BLOCKS, BLOCKS, BD, BN)
+    o_parameter = (i_b // rows) * D * N
+    B_re, B_im = load_pairs(p_B + 2 * o_parameter, o_r, m_r)
+    W_hi, W_lo = load_weights(p_W + o_parameter * D, o_r, m_r, D, K)
+    b_bias = load_bias_tile(p_bias + o_parameter, o_r, m_r, T)
+    o_t, o_d = tl.arange(0, T), first_channel + tl.arange(0, BD)
+    m_d, first, last = o_d < D, (o_t == 0)[:, None], (o_t == T - 1)[:, None]
+    phase = tl.zeros((BD * BN,), B_re.dtype)
+    w_re, w_im, carry = phase, phase, phase + 1.0
+    for i in tl.range(tiles, num_stages=STAGES):
+        o_step = (i_c * tiles + i) * T + o_t
+        o_td = i_b * D * padded + (o_d[None, :].to(tl.int64) * padded + o_step[:, None])
+        theta, _, _ = load_angles(
+            p_u_hi, p_u_lo, p_dt, p_valid, W_hi, W_lo, b_bias, i_b * padded, o_step, o_td, o_r, m_r, m_d, D, T, BD, BN, K
+        )
+        b_flag = load_flags(p_flags, i_b * L, o_step, L)
+        G, restart, _ = phases_forward(theta, phase, b_flag, first)
+        s, c = sincos_of_phase(G, FAST)
+        S_re, S_im = sum_inputs(load_channels(p_x, o_td, m_d, T, BD, BN), s, c, restart, b_flag)
+        phase = row_of(G, last)
+        w_re, w_im = add_tile(w_re, w_im, B_re, B_im, S_re, S_im, b_flag, last)
+        if p_flags is not None:
+            carry = zero_if_restarted(carry, b_flag)
+    p_out = p_local + (i_b * tl.num_programs(1) + i_c) * D * N * 4 + o_r * 4
+    tl.store(p_out, phase, mask=m_r)
+    tl.store(p_out + 1, w_re, mask=m_r)
+    tl.store(p_out + 2, w_im, mask=m_r)
+    tl.store(p_out + 3, carry, mask=m_r)
+
+
+@triton.jit(do_not_specialize=["chunks", "stride"])
+def state_passing_fwd_kernel(p_local, p_initial, p_chunk_states, chunks, size, stride, BLOCK: tl.constexpr):
+    """Store the states before all chunks and after the last, rows of (chunks + 1, 3, size), from the local states p_local."""
+    i_b = tl.program_id(0).to(tl.int64)
+    o_r = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    m_r = o_r < size
+    w_re, w_im = load_pairs(p_initial + i_b * size * 2, o_r, m_r)
+    phase = tl.zeros((BLOCK,), w_re.dtype)
+    for i in range(chunks + 1):
+        store_state(p_chunk_states + i_b * stride + i * 3 * size + o_r, phase, w_re, w_im, m_r, size)
+        p_in, m_in = p_local + (i_b * chunks + i) * size * 4 + o_r * 4, m_r & (o_r * 0 + i < chunks)
+        s, c = sincos(phase)
+        local_re = tl.load(p_in + 1, mask=m_in, other=0.0)
+        local_im = tl.load(p_in + 2, mask=m_in, other=0.0)
+        carry = tl.load(p_in + 3, mask=m_in, other=0.0) > 0
+        local_phase = tl.load(p_in, mask=m_in, other=0.0)
+        w_re = tl.where(carry, w_re + (c * local_re + s * local_im), local_re)
+        w_im = tl.where(carry, w_im + (c * local_im - s * local_re), local_im)
+        phase = tl.where(carry, wrap(phase + local_phase), local_phase)
+
+
+@triton.jit(do_not_specialize=["p_bias", "L", "chunks", "chunk_tiles", "tiles", "rows", "stride"])
+def chunk_scan_fwd_kernel(
+    p_u_hi, p_u_lo, p_dt, p_valid, p_x, p_W, p_bias, p_B, p_C, p_initial, p_chunk_states, p_flags, p_y, p_final,
+    batch, L, padded, chunks, chunk_tiles, tiles, rows, stride,
+    D: tl.constexpr, N: tl.constexpr, STATE_BLOCKS: tl.constexpr, BLOCKS: tl.constexpr, T: tl.constexpr, BD: tl.constexpr,
+    BN: tl.constexpr, K: tl.constexpr, FAST: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """Store y before skip and gate, (STATE_BLOCKS, B, D, padded), of `tiles` tiles, and the final state of a row.
+
+    With p_initial (B, D N, 2) a program has all chunks of a row, and stores the states before them and after the last to
+    p_chunk_states, rows of (chunks + 1, 3, D N), if it is not None. Otherwise it has one chunk, whose first state is there.
+    """
+    size: tl.constexpr = D * N
+    i_b, i_c = (tl.program_id(0) // BLOCKS).to(tl.int64), tl.program_id(1)
+    i_n, first_channel, m_r, o_r = program_lanes(D, N, STATE_BLOCKS, BLOCKS, BD, BN)
+    o_parameter = (i_b // rows) * size
+    B_re, B_im = load_pairs(p_B + 2 * o_parameter, o_r, m_r)
+    C_re, C_im = load_pairs(p_C + 2 * o_parameter, o_r, m_r)
+    CB_re, CB_im = C_re * B_re - C_im * B_im, C_re * B_im + C_im * B_re
+    phase = tl.zeros((BD * BN,), B_re.dtype)
+    if p_initial is not None:
+        w_re, w_im = load_pairs(p_initial + i_b * size * 2, o_r, m_r)
+    else:
+        phase, w_re, w_im = load_state(p_chunk_states + i_b * stride + i_c.to(tl.int64) * 3 * size + o_r, m_r, size)
+    W_hi, W_lo = load_weights(p_W + o_parameter * D, o_r, m_r, D, K)
+    o_t, o_d = tl.arange(0, T), first_channel + tl.arange(0, BD)
+    m_d, first, last = o_d < D, (o_t == 0)[:, None], (o_t == T - 1)[:, None]
+    o_channel = o_d[None, :].to(tl.int64) * padded
+    b_bias = load_bias_tile(p_bias + o_parameter, o_r, m_r, T)
+    for i in tl.range(tiles, num_stages=STAGES):
+        o_step = (i_c * tiles + i) * T + o_t
+        if p_initial is not None and p_chunk_states is not None:
+            m_start = m_r & (o_r * 0 + i % chunk_tiles == 0)
+            store_state(p_chunk_states + i_b * stride + (i // chunk_tiles) * 3 * size + o_r, phase, w_re, w_im, m_start, size)
+        o_td = i_b * D * padded + o_channel + o_step[:, None]
+        theta, _, _ = load_angles(
+            p_u_hi, p_u_lo, p_dt, p_valid, W_hi, W_lo, b_bias, i_b * padded, o_step, o_td, o_r, m_r, m_d, D, T, BD, BN, K
+        )
+        b_flag = load_flags(p_flags, i_b * L, o_step, L)
+        G, restart, restarted = phases_forward(theta, phase, b_flag, first)
+        s, c = sincos_of_phase(G, FAST)
+        S_re, S_im = sum_inputs(load_channels(p_x, o_td, m_d, T, BD, BN), s, c, restart, b_flag)
+        read_re, read_im = (C_re * w_re - C_im * w_im)[None, :], (C_re * w_im + C_im * w_re)[None, :]
+        if p_flags is not None:
+            read_re, read_im = tl.where(restarted, 0.0, read_re), tl.where(restarted, 0.0, read_im)
+        read_re = read_re + CB_re[None, :] * S_re - CB_im[None, :] * S_im
+        read_im = read_im + CB_re[None, :] * S_im + CB_im[None, :] * S_re
+        p_out = p_y + i_n.to(tl.int64) * batch * D * padded + o_td
+        tl.store(p_out, sum_over_states(c * read_re - s * read_im, T, BD, BN), mask=m_d[None, :])
+        phase = row_of(G, last)
+        w_re, w_im = add_tile(w_re, w_im, B_re, B_im, S_re, S_im, b_flag, last)
+    if i_c == tl.num_programs(1) - 1:
+        s, c = sincos(phase)
+        p_out = p_final + i_b * size * 2 + o_r * 2
+        tl.store(p_out, c * w_re - s * w_im, mask=m_r)
+        tl.store(p_out + 1, c * w_im + s * w_re, mask=m_r)
+        if p_initial is not None and p_chunk_states is not None:
+            store_state(p_chunk_states + i_b * stride + chunks * 3 * size + o_r, phase, w_re, w_im, m_r, size)
+
+
+@triton.jit(do_not_specialize=["p_bias", "L", "chunk_tiles", "rows", "origin", "first_chunk", "stride"])
+def tile_states_kernel(
+    p_u_hi, p_u_lo, p_dt, p_valid, p_x, p_W, p_bias, p_B, p_chunk_states, p_flags, p_tile_states,
+    L, padded, chunk_tiles, rows, origin, first_chunk, stride,
+    D: tl.constexpr, N: tl.constexpr, STATE_BLOCKS: tl.constexpr, BLOCKS: tl.constexpr, T: tl.constexpr, BD: tl.constexpr,
+    BN: tl.constexpr, K: tl.constexpr, FAST: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """Store the states before all tiles of a chunk, p_tile_states (B, tiles of all programs of a row, 3, D N).
+
+    Chunks of one slice, from `first_chunk` on; the slice begins with the step `origin`.
+    """
+    size: tl.constexpr = D * N
+    i_b, i_c = (tl.program_id(0) // BLOCKS).to(tl.int64), tl.program_id(1)
+    _i_n, first_channel, m_r, o_r = program_lanes(D, N, STATE_BLOCKS, BLOCKS, BD, BN)
+    o_parameter = (i_b // rows) * size
+    B_re, B_im = load_pairs(p_B + 2 * o_parameter, o_r, m_r)
+    phase, w_re, w_im = load_state(p_chunk_states + i_b * stride + (first_chunk + i_c).to(tl.int64) * 3 * size + o_r, m_r, size)
+    W_hi, W_lo = load_weights(p_W + o_parameter * D, o_r, m_r, D, K)
+    b_bias = load_bias_tile(p_bias + o_parameter, o_r, m_r, T)
+    o_t, o_d = tl.arange(0, T), first_channel + tl.arange(0, BD)
+    m_d, first, last = o_d < D, (o_t == 0)[:, None], (o_t == T - 1)[:, None]
+    for i in tl.range(chunk_tiles, num_stages=STAGES):
+        i_t = i_c * chunk_tiles + i
+        p_out = p_tile_states + (i_b * (tl.num_programs(1) * chunk_tiles) + i_t) * 3 * size + o_r
+        store_state(p_out, phase, w_re, w_im, m_r, size)
+        o_step = i_t * T + o_t
+        o_td = i_b * D * padded + (o_d[None, :].to(tl.int64) * padded + o_step[:, None])
+        theta, _, _ = load_angles(
+            p_u_hi, p_u_lo, p_dt, p_valid, W_hi, W_lo, b_bias, i_b * padded, o_step, o_td, o_r, m_r, m_d, D, T, BD, BN, K
+        )
+        b_flag = load_flags(p_flags, i_b * L, origin + o_step, L)
+        G, restart, _ = phases_forward(theta, phase, b_flag, first)
+        s, c = sincos_of_phase(G, FAST)
+        S_re, S_im = sum_inputs(load_channels(p_x, o_td, m_d, T, BD, BN), s, c, restart, b_flag)
+        phase = row_of(G, last)
+        w_re, w_im = add_tile(w_re, w_im, B_re, B_im, S_re, S_im, b_flag, last)
+
+
+@triton.jit
+def sum_parts(p_x, stride, n_parts, m_x):
+    """Return the sum of n_parts tiles that lie `stride` apart."""
+    b_x = tl.load(p_x, mask=m_x, other=0.0)
+    for i in range(1, n_parts):
+        b_x += tl.load(p_x + i * stride, mask=m_x, other=0.0)
+    return b_x
+
+
+@triton.jit(do_not_specialize=["batch", "L", "padded", "tiles", "rows", "stride"])
+def epilogue_fwd_kernel(
+    p_sums, p_u, p_D, p_z, p_flags, p_y, p_raw, batch, L, D, padded, state_blocks, tiles, rows, stride,
+    T: tl.constexpr, BD: tl.constexpr,
+):  # fmt: skip
+    """Store y = (raw + D silu(u)) silu(z), 0 at invalid steps, and raw (B, L, D), the sum of p_sums (blocks, B, D, padded)."""
+    i_b, i_t = (tl.program_id(0) // tiles).to(tl.int64), tl.program_id(0) % tiles
+    o_t, o_d = i_t * T + tl.arange(0, T), tl.program_id(1) * BD + tl.arange(0, BD)
+    m_valid = o_t < L
+    if p_flags is not None:
+        m_valid = m_valid & (tl.load(p_flags + i_b * L + o_t, mask=o_t < L, other=INVALID) != INVALID)
+    o_td = o_t[:, None] * D + o_d[None, :]
+    m_in, m_out = m_valid[:, None] & (o_d < D)[None, :], (o_t < L)[:, None] & (o_d < D)[None, :]
+    o_sums = (i_b * D + o_d[None, :]) * padded + o_t[:, None]
+    b_y = sum_parts(p_sums + o_sums, batch.to(tl.int64) * D * padded, state_blocks, m_in)
+    if p_raw is not None:
+        tl.store(p_raw + i_b * stride + o_td, b_y, mask=m_out)
+    o_td += i_b * L * D
+    if p_D is not None:
+        skip = tl.load(p_D + (i_b // rows) * D + o_d, mask=o_d < D, other=0.0)
+        b_y += skip[None, :] * silu(tl.load(p_u + o_td, mask=m_in, other=0.0))
+    if p_z is not None:
+        b_y *= silu(tl.load(p_z + o_td, mask=m_in, other=0.0))
+    tl.store(p_y + o_td, b_y, mask=m_out)

@@ -1,0 +1,563 @@
+"""Launches of the kernels of `unitary_scan`: how the work is divided among programs, and the buffers between kernels."""
+
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from longscan.numerics.pairs import multiply, polar
+from longscan.ops._gpu import ceil_div, launch, multiprocessors, on_device, power_of_two, programs_to_fill
+from longscan.ops._triton_launch import largest, smallest, special_functions
+from longscan.ops.unitary_scan.triton.backward import (
+    chunk_scan_bwd_kernel,
+    chunk_scan_masked_bwd_kernel,
+    chunk_state_bwd_kernel,
+    epilogue_bwd_kernel,
+    preprocess_bwd_kernel,
+    state_passing_bwd_kernel,
+    sum_parameter_gradients_kernel,
+)
+from longscan.ops.unitary_scan.triton.forward import (
+    chunk_scan_fwd_kernel,
+    chunk_state_fwd_kernel,
+    epilogue_fwd_kernel,
+    preprocess_fwd_kernel,
+    state_passing_fwd_kernel,
+    tile_states_kernel,
+)
+from longscan.ops.unitary_scan.triton.gemm import WEIGHT_ROWS, d_theta_gemm_kernel
+
+
+class ScanTile(NamedTuple):
+    """Steps and lanes (pairs of a channel and a state) of a tile of the scans, warps, and stages of the software pipeline."""
+
+    steps: int
+    lanes: int
+    warps: int
+    stages: int
+
+
+class GemmTile(NamedTuple):
+    """Tiles of the products: `rows` steps of the gradient of u; (slots, columns) of that of W, in sums over `steps` steps."""
+
+    rows: int
+    slots: int
+    steps: int
+    columns: int
+    warps: int
+    stages: int = 3
+
+
+class ElementwiseTile(NamedTuple):
+    """Steps and channels of a program of an elementwise kernel, and its warps."""
+
+    steps: int
+    channels: int
+    warps: int
+
+
+# Up to so many channels. With many, tiles of u and W fill the shared memory and the registers.
+SCAN_TILES = {32: ScanTile(32, 32, 1, 3), 128: ScanTile(32, 32, 1, 2), 2**31: ScanTile(16, 32, 1, 2)}
+# By K, the channels up to a power of two; columns beyond the last are divided among programs.
+GEMM_TILES = {
+    16: GemmTile(128, 64, 64, 16, 4),
+    32: GemmTile(128, 64, 64, 32, 4),
+    64: GemmTile(64, 64, 64, 64, 4),
+    128: GemmTile(64, 64, 32, 128, 4),
+}
+ELEMENTWISE = ElementwiseTile(16, 64, 4)
+STATE_PASSING = {"BLOCK": 128}  # lanes of a program
+SUMS = {"STATE_ROWS": 16, "STATE_BLOCK": 32, "WEIGHT_ROWS": 8, "WEIGHT_BLOCK": 256}
+
+SLICE_BYTES = 40 * 2**20  # of the gradients of the angles of a slice of the steps, if they are not
+SINGLE_SLICE_BYTES = 128 * 2**20  # at most for all steps
+MIN_SLICE_STEPS = 128  # for which a slice may take four times SLICE_BYTES
+CHUNK_UNIT = 64  # long chunks have multiples of so many steps, so that fewer tiles of the products reach beyond them
+
+
+class Lanes(NamedTuple):
+    """Division of a row's lanes among programs: BN states of BD channels in each, STATE_BLOCKS programs for all states."""
+
+    BN: int
+    BD: int
+    STATE_BLOCKS: int
+    BLOCKS: int
+
+
+class Chunks(NamedTuple):
+    """Division of the steps into `number` chunks of `steps` steps, which are parallel or follow each other."""
+
+    steps: int
+    number: int
+    parallel: bool
+
+
+class Problem(NamedTuple):
+    """Sizes of a call and its division among programs.
+
+    Attributes:
+        batch, L, D, N: sizes of the call.
+        groups: number of groups of batch rows that have the same parameters.
+        K: channels of u in its buffers, a power of two for tensor cores.
+        single: whether numbers are float32, which tensor cores multiply in two fp16 parts.
+        phase_dt: whether angles are multiplied by dt.
+        lanes, chunks: the division of the lanes and of the steps.
+        chunk_tiles: number of tiles of a chunk.
+        constants: compile-time arguments of the scans.
+    """
+
+    batch: int
+    L: int
+    D: int
+    N: int
+    groups: int
+    K: int
+    single: bool
+    phase_dt: bool
+    lanes: Lanes
+    chunks: Chunks
+    chunk_tiles: int
+    constants: dict[str, Any]
+
+    @property
+    def rows(self) -> int:
+        """Number of batch rows that have the same parameters."""
+        return self.batch // self.groups
+
+    @property
+    def size(self) -> int:
+        """Number of pairs of a channel and a state."""
+        return self.D * self.N
+
+    @property
+    def slots(self) -> int:
+        """Number of lanes of all programs of a row."""
+        return self.lanes.BLOCKS * self.lanes.BD * self.lanes.BN
+
+    @property
+    def programs(self) -> int:
+        """Number of programs of a scan for one chunk."""
+        return self.batch * self.lanes.BLOCKS
+
+
+def scan_tile(channels: int) -> ScanTile:
+    """Return the tile of the scans."""
+    return next(tile for most, tile in SCAN_TILES.items() if channels <= most)
+
+
+def divide_lanes(channels: int, states: int) -> Lanes:
+    """Return the division of the lanes of a row."""
+    lanes = scan_tile(channels).lanes
+    BN = min(lanes, power_of_two(states))
+    blocks = ceil_div(states, BN)
+    return Lanes(BN, lanes // BN, blocks, ceil_div(channels, lanes // BN) * blocks)
+
+
+def bytes_per_step(batch: int, channels: int, states: int) -> int:
+    """Return the bytes of the gradients of the angles of a step, in float32."""
+    lanes = divide_lanes(channels, states)
+    return 4 * batch * lanes.BLOCKS * lanes.BD * lanes.BN
+
+
+def divide_steps(batch: int, length: int, channels: int, states: int, device: torch.device) -> Chunks:
+    """Return the division of the steps. Chunks are parallel if the programs of one chunk occupy at most half of the device.
+
+    Chunks that follow each other are slices, whose gradients of the angles are in memory at the same time. Parallel chunks are as
+    many times shorter as there are chunks in a slice.
+    """
+    T, row = scan_tile(channels).steps, bytes_per_step(batch, channels, states)
+    programs, wanted = batch * divide_lanes(channels, states).BLOCKS, programs_to_fill(device)
+    parallel = programs * 2 <= wanted
+    most = slice_bytes(length, row) // row
+    if parallel:
+        at_once = ceil_div(wanted, programs)
+        most = min(ceil_div(length, at_once), most // at_once)
+    elif most < MIN_SLICE_STEPS:
+        most = min(MIN_SLICE_STEPS, 4 * SLICE_BYTES // row)
+    number = ceil_div(length, min(max(most, T), length))
+    steps = ceil_div(length, number)
+    unit = max(T, CHUNK_UNIT) if steps >= 4 * CHUNK_UNIT else T
+    steps = ceil_div(steps, unit) * unit
+    number = ceil_div(length, steps)
+    return Chunks(steps, number, parallel and number > 1)
+
+
+def slice_bytes(length: int, row: int) -> int:
+    """Return the bytes that a slice may take, for `row` bytes a step."""
+    return SINGLE_SLICE_BYTES if length * row < SINGLE_SLICE_BYTES else SLICE_BYTES
+
+
+def chunk_states_shape(u: Tensor, states: int) -> tuple[int, int]:
+    """Return the shape of what `forward` stores: in each row first the states between chunks, and last y before skip and gate."""
+    batch, length, channels, states = *u.shape[:2], int(u.shape[2]), int(states)
+    chunks = max_chunks(batch, length, channels, states, u.device)
+    return batch, channels * states * 3 * (chunks + 1) + length * channels
+
+
+def max_chunks(batch: int, length: int, channels: int, states: int, device: torch.device) -> int:
+    """Return an upper bound of the number of chunks, without comparisons of B and L, which would tie a traced graph to them."""
+    row, T = bytes_per_step(batch, channels, states), scan_tile(channels).steps
+    at_once, most = ceil_div(programs_to_fill(device), batch * divide_lanes(channels, states).BLOCKS), SLICE_BYTES // row
+    most = largest(most, smallest(MIN_SLICE_STEPS, 4 * SLICE_BYTES // row))
+    shortest = largest(1, most // at_once)
+    more = smallest(ceil_div(length, shortest), length * row // SINGLE_SLICE_BYTES * 2**20)  # 0 if all steps are one slice
+    return smallest(ceil_div(length, T), at_once + more)
+
+
+def make_problem(u: Tensor, W: Tensor, states: int, phase_dt: bool, has_flags: bool, piece: bool) -> Problem:
+    """Return sizes and division of a call. piece: whether states are exchanged between a first and a second pass."""
+    batch, L, D = u.shape
+    tile, lanes, single = scan_tile(D), divide_lanes(D, states), u.dtype == torch.float32
+    T = tile.steps
+    if not single:
+        T = max(1, T // 2)
+    elif has_flags and T > 16:  # tiles of tensor cores have 16 rows; with flags more would not stay in registers
+        T = T // 2
+    chunks = divide_steps(batch, L, D, states, u.device)
+    chunks = chunks._replace(parallel=chunks.parallel or piece)
+    K = max(16, power_of_two(D)) if single else 0
+    constants = {
+        "D": D, "N": states, "STATE_BLOCKS": lanes.STATE_BLOCKS, "BLOCKS": lanes.BLOCKS, "T": T, "BD": lanes.BD, "BN": lanes.BN,
+        "K": K, "FAST": single and special_functions(u), "STAGES": tile.stages, "num_warps": tile.warps,
+    }  # fmt: skip
+    groups = len(W) if W.ndim == 4 else 1
+    return Problem(batch, L, D, states, groups, K or D, single, phase_dt, lanes, chunks, chunks.steps // T, constants)
+
+
+class Elementwise(NamedTuple):
+    """Launch of an elementwise kernel on (B, L, width): its grid, the tiles of a batch row, and its compile-time arguments."""
+
+    programs: int
+    columns: int
+    tiles: int
+    constants: dict[str, int]
+
+
+def elementwise(batch: int, length: int, width: int) -> Elementwise:
+    """Return the launch of an elementwise kernel."""
+    tiles, BD = ceil_div(length, ELEMENTWISE.steps), min(ELEMENTWISE.channels, power_of_two(width))
+    constants = {"T": ELEMENTWISE.steps, "BD": BD, "num_warps": ELEMENTWISE.warps}
+    return Elementwise(batch * tiles, ceil_div(width, BD), tiles, constants)
+
+
+class Sequences(NamedTuple):
+    """What the scans read of a slice: u in two parts, dt or the mask of valid steps, x = dt silu(u), g = dy silu(z)."""
+
+    u_hi: Tensor
+    u_lo: Tensor | None
+    dt: Tensor | None
+    valid: Tensor | None
+    x: Tensor
+    g: Tensor | None
+
+
+def new_sequences(p: Problem, like: Tensor, steps: int, backward: bool) -> Sequences:
+    """Return buffers for `steps` steps."""
+    u_hi = like.new_empty(p.batch * steps * p.K, dtype=torch.float16 if p.single else like.dtype)
+    per_channel = [like.new_empty(p.batch * p.D * steps) for _ in range(1 + p.phase_dt + backward)]
+    return Sequences(
+        u_hi,
+        torch.empty_like(u_hi) if p.single else None,
+        per_channel.pop() if p.phase_dt else None,
+        None if p.phase_dt else like.new_empty(p.batch * steps),
+        per_channel.pop(),
+        per_channel.pop() if backward else None,
+    )
+
+
+def preprocess_forward(p: Problem, u: Tensor, dt: Tensor, flags: Tensor | None, to: Sequences, origin: int, padded: int) -> None:
+    """Fill the buffers with `padded` steps from the step `origin` on."""
+    call = elementwise(p.batch, padded, p.K)
+    launch(
+        preprocess_fwd_kernel, (call.programs, call.columns), u, dt, flags, *to[:5], p.L, p.D, p.K, padded, origin, call.tiles,
+        constants=call.constants,
+    )  # fmt: skip
+
+
+def pass_states(p: Problem, local: Tensor, initial: Tensor, chunk_states: Tensor) -> None:
+    """Store the states between chunks from those of `chunk_state_fwd_kernel` and the initial state."""
+    launch(
+        state_passing_fwd_kernel, (p.batch, ceil_div(p.size, STATE_PASSING["BLOCK"])), local, initial, chunk_states,
+        p.chunks.number, p.size, chunk_states.stride(0), constants=STATE_PASSING,
+    )  # fmt: skip
+
+
+def forward(
+    u: Tensor,
+    dt: Tensor,
+    W: Tensor,
+    bias: Tensor,
+    B: Tensor,
+    C: Tensor,
+    D: Tensor | None,
+    z: Tensor | None,
+    initial_state: Tensor,
+    flags: Tensor | None,
+    phase_dt: bool,
+    save_states: bool,
+    enter: Callable[[Tensor, Tensor], Tensor] | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return y (B, L, D), the final state (B, D, N, 2) and, with `save_states`, what `backward` needs.
+
+    Contiguous tensors of one real dtype; L, D and N are at least 1. The parameters W (D, N, D), bias, B, C and D may have a
+    further leading axis of groups: as many runs of batch rows then have their own parameters. enter: function that returns the
+    initial state, which replaces `initial_state`, from the rotation by all steps and the final state for an initial state of
+    zero.
+    """
+    p = make_problem(u, W, initial_state.shape[2], phase_dt, flags is not None, enter is not None)
+    number, padded = p.chunks.number, p.chunks.number * p.chunks.steps
+    y, final = torch.empty_like(u), torch.empty_like(initial_state)
+    saved = u.new_empty(chunk_states_shape(u, p.N) if save_states else (0,))
+    chunk_states, raw = (saved, saved[:, -p.L * p.D :]) if save_states else (None, None)
+    sums = u.new_empty(p.lanes.STATE_BLOCKS * p.batch * p.D * padded)
+    with on_device(u):
+        x = new_sequences(p, u, padded, False)
+        preprocess_forward(p, u, dt, flags, x, 0, padded)
+        if p.chunks.parallel:
+            local = u.new_empty((p.batch, number, p.size, 4))
+            launch(
+                chunk_state_fwd_kernel, (p.programs, number), *x[:5], W, bias, B, flags, local, p.L, padded, p.chunk_tiles,
+                p.rows,
+                constants=p.constants,
+            )  # fmt: skip
+            if chunk_states is None:
+                chunk_states = u.new_empty((p.batch, 3 * p.size * (number + 1)))
+            if enter is not None:
+                pass_states(p, local, torch.zeros_like(initial_state), chunk_states)
+                last = chunk_states[:, 3 * p.size * number : 3 * p.size * (number + 1)].view(p.batch, 3, p.D, p.N)
+                rotation = polar(torch.ones_like(last[:, 0]), last[:, 0])
+                final_from_zero = multiply(rotation, torch.stack([last[:, 1], last[:, 2]], -1))
+                initial_state = enter(rotation, final_from_zero).contiguous()
+            pass_states(p, local, initial_state, chunk_states)
+        launch(
+            chunk_scan_fwd_kernel, (p.programs, number if p.chunks.parallel else 1), *x[:5], W, bias, B, C,
+            None if p.chunks.parallel else initial_state, chunk_states, flags, sums, final, p.batch, p.L, padded, number,
+            p.chunk_tiles, p.chunk_tiles * (1 if p.chunks.parallel else number), p.rows, 0 if chunk_states is None else
+            chunk_states.stride(0),
+            constants=p.constants,
+        )  # fmt: skip
+        call = elementwise(p.batch, p.L, p.D)
+        launch(
+            epilogue_fwd_kernel, (call.programs, call.columns), sums, u, D, z, flags, y, raw, p.batch, p.L, p.D, padded,
+            p.lanes.STATE_BLOCKS, call.tiles, p.rows, saved.stride(0), constants=call.constants,
+        )  # fmt: skip
+    return y, final, saved
+
+
+class Gemm:
+    """The products of the gradients of the angles with W and u, slice after slice.
+
+    Attributes:
+        d_theta: buffers of the gradients of the angles, as the scans store them, for slices of at most `steps` steps: the
+        numbers,
+            or their high and low parts with the inverses of their powers of two, one a chunk or with `by_step` one a step.
+        W_hi, W_lo: buffers of the parts of W, which `preprocess_bwd_kernel` fills; None without parts.
+        split_k, weight_split_k: number of parts of which the gradient of u, or of W, is the sum.
+    """
+
+    def __init__(self, p: Problem, W: Tensor, steps: int, by_step: bool) -> None:
+        self.p, self.by_step, self.accumulate = p, by_step, 0
+        self.slots_per_channel = p.lanes.STATE_BLOCKS * p.lanes.BN
+        rows, shape = p.batch * steps, (p.groups, p.slots, p.K)
+        self.d_theta: tuple[Tensor, Tensor | None, Tensor | None]
+        self.W_hi: Tensor | None = None
+        self.W_lo: Tensor | None = None
+        if not p.single:
+            self.d_theta = W.new_empty(rows * p.slots), None, None
+            self.split_k = self.weight_split_k = 1
+            self.W, self.dW = W.new_zeros(shape), W.new_zeros(shape)
+            channels = self.W.view(p.groups, -1, self.slots_per_channel, p.D)
+            channels[:, : p.D, : p.N].copy_(W.view(p.groups, p.D, p.N, p.D))
+            return
+        high = torch.empty(rows * p.slots, dtype=torch.float16, device=W.device)
+        inverse = W.new_empty((rows if by_step else rows // p.chunks.steps) * p.lanes.BLOCKS)
+        self.d_theta = high, torch.empty_like(high), inverse
+        self.W_hi, self.W_lo = high.new_empty(shape), high.new_empty(shape)
+        self.tile = tile = GEMM_TILES[min(p.K, max(GEMM_TILES))]
+        programs = ceil_div(multiprocessors(W.device), p.K // tile.columns * p.groups)
+        chunks, self.W_blocks = p.rows * (steps // p.chunks.steps), ceil_div(p.slots, tile.slots)
+        u_tiles, W_tiles = (chunks * ceil_div(p.chunks.steps, each) for each in (tile.rows, tile.steps))
+        self.blocks_per_split = ceil_div(p.lanes.BLOCKS, ceil_div(programs, u_tiles))
+        self.tiles_per_split = ceil_div(W_tiles, ceil_div(programs, self.W_blocks))
+        self.split_k = ceil_div(p.lanes.BLOCKS, self.blocks_per_split)
+        self.weight_split_k = ceil_div(W_tiles, self.tiles_per_split)
+        self.dW = W.new_empty((self.weight_split_k, *shape))
+        self.du = W.new_empty(self.split_k * rows * p.K)
+
+    def run(self, x: Sequences, chunks: int) -> Tensor:
+        """Return parts of the gradient of u (split_k, B, steps, K) of a slice of `chunks` chunks, and add to that of W."""
+        p, steps = self.p, self.p.chunks.steps
+        hi, lo, inverse = self.d_theta
+        if lo is None:
+            d_theta = hi[: p.batch * chunks * steps * p.slots].view(p.groups, -1, p.slots)
+            self.dW.baddbmm_(d_theta.mT, x.u_hi[: p.batch * chunks * steps * p.D].view(p.groups, -1, p.D))
+            return torch.bmm(d_theta, self.W)
+        tile, chunks = self.tile, chunks * p.rows
+        u_tiles, W_tiles = ceil_div(steps, tile.rows), ceil_div(steps, tile.steps)
+        u_programs = chunks * u_tiles * self.split_k
+        grid = u_programs + self.W_blocks * self.weight_split_k, p.K // tile.columns, p.groups
+        even = steps % tile.rows == steps % tile.steps == p.slots % tile.slots == 0
+        launch(
+            d_theta_gemm_kernel, grid, hi, lo, inverse, self.W_hi, self.W_lo, x.u_hi, x.u_lo, self.du, self.dW,
+            chunks, steps, u_tiles, W_tiles, self.blocks_per_split, self.tiles_per_split, u_programs, self.W_blocks,
+            self.accumulate,
+            constants={
+                "BLOCKS": p.lanes.BLOCKS, "R": p.lanes.BD * p.lanes.BN, "K": p.K, "BK": tile.columns, "BT_U": tile.rows,
+                "BS": tile.slots, "BT_W": tile.steps, "STAGES": tile.stages, "EVEN": even, "BY_STEP": self.by_step,
+                "num_warps": tile.warps,
+            },
+        )  # fmt: skip
+        self.accumulate = 1
+        return self.du
+
+
+def backward(
+    grad_y: Tensor,
+    grad_final: Tensor,
+    u: Tensor,
+    dt: Tensor,
+    W: Tensor,
+    bias: Tensor,
+    B: Tensor,
+    C: Tensor,
+    D: Tensor | None,
+    z: Tensor | None,
+    initial_state: Tensor,
+    flags: Tensor | None,
+    chunk_states: Tensor,
+    phase_dt: bool,
+    leave: Callable[[Tensor], Tensor] | None = None,
+) -> tuple[Tensor, ...]:
+    """Return the gradients of u, dt, W, bias, B, C, D, z and initial_state; empty where the input is None.
+
+    chunk_states: what `forward` stored. leave: function that returns the gradient of the final state, which replaces
+    `grad_final`, from the gradient of the initial state if that of the final state is zero.
+    """
+    p = make_problem(u, W, initial_state.shape[2], phase_dt, flags is not None, leave is not None)
+    steps, number, parallel = p.chunks
+    du, ddt, dz = torch.empty_like(u), torch.empty_like(u), u.new_empty(0) if z is None else torch.empty_like(z)
+    d_bias, dB, dC, dW, d_initial = map(torch.empty_like, (bias, B, C, W, initial_state))
+    m = u.new_empty((p.batch, number + 1 if parallel else 1, p.size, 2))
+    sums = u.new_empty((p.batch, number if parallel else 1, 5, p.size))
+    stride, raw = chunk_states.stride(0), chunk_states[:, -p.L * p.D :]
+    slices = list(divide_chunks(p))
+    longest = max(stop - first for first, stop in slices) * steps
+    dx = u.new_empty(p.lanes.STATE_BLOCKS * p.batch * longest * p.D)
+    d_dt = torch.empty_like(dx) if phase_dt else None
+    all_tiles = sum(elementwise(p.batch, (stop - first) * steps, p.D).tiles for first, stop in slices)
+    dD = None if D is None else u.new_empty((p.batch, all_tiles, p.D))
+    with on_device(u):
+        x, gemm = new_sequences(p, u, longest, True), Gemm(p, W, longest, flags is not None)
+        parameters = W, bias, B, C
+        tile_states = None
+        preprocess = BackwardPreprocess(p, (u, dt, z, grad_y, flags), parameters, chunk_states, x, gemm)
+        if parallel:
+            local = u.new_empty((p.batch, number, p.size, 3))
+            for first, stop in slices:
+                tile_states = preprocess.run(first, stop)
+                launch(
+                    chunk_state_bwd_kernel, (p.programs, stop - first), *x[:4], x.g, W, bias, C, chunk_states, flags, tile_states,
+                    local, p.L, (stop - first) * steps, p.chunk_tiles, number, p.rows, stop * steps - 1, first, stride,
+                    constants=p.constants,
+                )  # fmt: skip
+            if leave is not None:
+                pass_gradients(p, local, chunk_states, torch.zeros_like(grad_final), m)
+                grad_final = leave(m[:, 0].reshape(grad_final.shape)).contiguous()
+            pass_gradients(p, local, chunk_states, grad_final, m)
+        first_tile = 0
+        for first, stop in slices:
+            padded, origin = (stop - first) * steps, stop * steps - 1
+            if not parallel or len(slices) > 1:
+                tile_states = preprocess.run(first, stop)
+            outputs = dx, d_dt, *gemm.d_theta, sums, d_initial
+            grid, constants = (p.programs, stop - first), {"SEQUENTIAL": not parallel, **p.constants}
+            if flags is None:
+                launch(
+                    chunk_scan_bwd_kernel, grid, *x, *parameters, chunk_states, grad_final, m, *outputs, p.batch, padded,
+                    p.chunk_tiles, number, p.rows, first, stride, constants=constants,
+                )  # fmt: skip
+            else:
+                launch(
+                    chunk_scan_masked_bwd_kernel, grid, *x, *parameters, chunk_states, flags, tile_states, grad_final, m,
+                    *outputs, p.batch, p.L, padded, p.chunk_tiles, number, p.rows, origin, first, stride, constants=constants,
+                )  # fmt: skip
+            du_angles = gemm.run(x, stop - first)
+            call = elementwise(p.batch, padded, p.D)
+            launch(
+                epilogue_bwd_kernel, (call.programs, call.columns), grad_y, u, dt, D, z, flags, raw, dx, d_dt, du_angles, du,
+                ddt, dz, dD, p.batch, p.L, p.D, p.K, padded, origin, p.lanes.STATE_BLOCKS, gemm.split_k, call.tiles, p.rows,
+                stride, first_tile, all_tiles, constants=call.constants,
+            )  # fmt: skip
+            first_tile += call.tiles
+        state_programs = ceil_div(p.size, SUMS["STATE_BLOCK"])
+        launch(
+            sum_parameter_gradients_kernel, (state_programs + ceil_div(p.size * p.D, SUMS["WEIGHT_BLOCK"]), p.groups), sums,
+            d_bias, dB, dC, gemm.dW, dW, sums.shape[1] * p.rows, gemm.weight_split_k, state_programs,
+            p.D, p.N,
+            constants={"SLOTS": p.slots, "SLOTS_PER_CHANNEL": gemm.slots_per_channel, "K": p.K, **SUMS},
+        )  # fmt: skip
+    skip = u.new_empty(0) if D is None or dD is None else dD.view(p.groups, -1, p.D).sum(1).reshape(D.shape)
+    return du, ddt, dW, d_bias, dB, dC, skip, dz, d_initial
+
+
+def divide_chunks(p: Problem) -> Iterator[tuple[int, int]]:
+    """Yield slices [first, stop) of the chunks, from the last to the first. A traced graph depends on their number only."""
+    row, each = bytes_per_step(p.batch, p.D, p.N), 1
+    limit = slice_bytes(p.L, row)
+    if limit == SINGLE_SLICE_BYTES:
+        each = p.chunks.number
+    elif p.chunks.parallel:
+        each = max(1, limit // (row * p.chunks.steps))
+    for i in range(ceil_div(p.chunks.number, each)):
+        stop = p.chunks.number - i * each
+        yield max(0, stop - each), stop
+
+
+def pass_gradients(p: Problem, local: Tensor, chunk_states: Tensor, d_final: Tensor, m: Tensor) -> None:
+    """Store the gradients of the states between chunks from those of `chunk_state_bwd_kernel` and that of the final state."""
+    launch(
+        state_passing_bwd_kernel, (p.batch, ceil_div(p.size, STATE_PASSING["BLOCK"])), local, chunk_states, d_final, m,
+        p.chunks.number, p.size, chunk_states.stride(0), constants=STATE_PASSING,
+    )  # fmt: skip
+
+
+class BackwardPreprocess:
+    """Fills the buffers that the backward scans read, slice after slice.
+
+    Args:
+        tensors: u, dt, z, dy and flags.
+        parameters: W, bias, B and C.
+        chunk_states: what `forward` stored.
+        x: the buffers.
+        gemm: the products, whose parts of W are stored with the first slice.
+    """
+
+    def __init__(
+        self, p: Problem, tensors: tuple[Any, ...], parameters: tuple[Tensor, ...], chunk_states: Tensor, x: Sequences, gemm: Gemm
+    ) -> None:
+        self.p, self.tensors, self.parameters = p, tensors, parameters
+        self.chunk_states, self.x, self.gemm = chunk_states, x, gemm
+        self.weight_programs = p.groups * ceil_div(p.slots, WEIGHT_ROWS.value) if p.single else 0
+
+    def run(self, first: int, stop: int) -> Tensor | None:
+        """Fill the buffers for the chunks [first, stop). Return the states before their tiles, which masks need."""
+        p, x = self.p, self.x
+        u, dt, _, _, flags = self.tensors
+        W, bias, B, _ = self.parameters
+        padded, tile_states = (stop - first) * p.chunks.steps, None
+        if flags is not None:
+            tile_states = u.new_empty((p.batch, (stop - first) * p.chunk_tiles, 3, p.size))
+            preprocess_forward(p, u, dt, flags, x, first * p.chunks.steps, padded)
+            launch(
+                tile_states_kernel, (p.programs, stop - first), *x[:5], W, bias, B, self.chunk_states, flags, tile_states, p.L,
+                padded, p.chunk_tiles, p.rows, first * p.chunks.steps, first, self.chunk_states.stride(0), constants=p.constants,
+            )  # fmt: skip
+        call = elementwise(p.batch, padded, p.K)
+        launch(
+            preprocess_bwd_kernel, (call.programs + self.weight_programs, call.columns), *self.tensors, W if p.single else None,
+            *x, self.gemm.W_hi, self.gemm.W_lo, p.L, p.D, p.N, p.K, padded, stop * p.chunks.steps - 1, call.tiles, call.programs,
+            constants={"SLOTS": p.slots, "SLOTS_PER_CHANNEL": self.gemm.slots_per_channel, **call.constants},
+        )  # fmt: skip
+        self.weight_programs = 0
+        return tile_states
