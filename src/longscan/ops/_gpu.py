@@ -5,7 +5,7 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import cache
+from functools import cache, cached_property
 from typing import Any, NamedTuple
 
 import torch
@@ -125,13 +125,38 @@ def compile_ahead() -> None:
         _ahead.compiling = False
 
 
+class BoundTensors:
+    """Tensors, or None, that are the first arguments of several launches, with the part of a launch that depends on them."""
+
+    def __init__(self, *tensors: Tensor | None) -> None:
+        self.tensors = tensors
+
+    @cached_property
+    def addresses(self) -> list[int | None]:
+        """The addresses of the tensors."""
+        return [None if x is None else x.data_ptr() for x in self.tensors]
+
+    @cached_property
+    def key(self) -> tuple[Any, ...]:
+        """What a kernel is compiled for: the device, the dtypes, and which addresses are multiples of 16."""
+        device = next(x.get_device() for x in self.tensors if x is not None)
+        kinds = (None if x is None else (x.dtype, x.data_ptr() % 16 == 0) for x in self.tensors)
+        return device, *kinds
+
+
 def launch(kernel: Any, grid: tuple[int, ...], *args: Any, constants: dict[str, Any]) -> None:
-    """Launch a Triton kernel: `kernel[grid](*args, **constants)`. args: in the order of the signature, before the constants.
+    """Launch a Triton kernel: `kernel[grid](*args, **constants)`.
+
+    args: in the order of the signature, before the constants; first tensors or None, or `BoundTensors` in their place, then
+    integers.
 
     A kernel that has run on like arguments before is launched as Triton's tutorials launch a compiled kernel, by
     `compiled[grid](...)`, with addresses for tensors. `kernel[grid]` takes several times as long: it inspects every argument, and
     its launcher asks the driver about every tensor.
     """
+    bound = args[0] if isinstance(args[0], BoundTensors) else None
+    if bound is not None:
+        args = (*bound.tensors, *args[1:])
     if _tracing.active:
         wrap_triton(kernel)[grid](*args, **constants)
         return
@@ -141,15 +166,10 @@ def launch(kernel: Any, grid: tuple[int, ...], *args: Any, constants: dict[str, 
     if _ahead.compiling:
         kernel.warmup(*args, grid=grid, **constants)
         return
-    key, values = [kernel, args[0].get_device(), *constants.values()], []
-    for x in args:
-        if isinstance(x, Tensor):
-            address = x.data_ptr()
-            values.append(address)
-            key += x.dtype, address % 16 == 0
-        else:
-            values.append(x)
-            key.append(None if x is None else (x == 1, x % 16 == 0, x < 2**31))
+    tensors = [x for x in args if x is None or isinstance(x, Tensor)] if bound is None else bound.tensors
+    bound = BoundTensors(*tensors) if bound is None else bound
+    integers = args[len(tensors) :]
+    key = [kernel, bound.key, *constants.values(), *((x == 1, x % 16 == 0, x < 2**31) for x in integers)]
     found = _compiled.get(tuple(key))
     if found is None:
         compile_ahead()
@@ -157,4 +177,4 @@ def launch(kernel: Any, grid: tuple[int, ...], *args: Any, constants: dict[str, 
         found = compiled, tuple(constants[name] for name in kernel.arg_names[len(args) :])
         _compiled[tuple(key)] = found
     compiled, ordered = found
-    compiled[(*grid, 1, 1)[:3]](*values, *ordered)
+    compiled[(*grid, 1, 1)[:3]](*bound.addresses, *integers, *ordered)

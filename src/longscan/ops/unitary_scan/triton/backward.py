@@ -240,11 +240,13 @@ def chunk_scale(
     return fp16_scale(tl.max(peak, 0))
 
 
-@triton.jit(do_not_specialize=["p_bias", "p_d_theta", "p_d_theta_lo", "tiles", "chunks", "rows", "first_chunk", "stride"])
+@triton.jit(
+    do_not_specialize=["p_bias", "p_d_theta", "p_d_theta_lo", "L", "tiles", "chunks", "rows", "origin", "first_chunk", "stride"]
+)
 def chunk_scan_bwd_kernel(
     p_u_hi, p_u_lo, p_dt, p_valid, p_x, p_g, p_W, p_bias, p_B, p_C, p_chunk_states, p_d_final, p_m,
     p_dx, p_d_dt, p_d_theta, p_d_theta_lo, p_inverse, p_sums, p_d_initial,
-    batch, padded, tiles, chunks, rows, first_chunk, stride,
+    batch, L, padded, tiles, chunks, rows, origin, first_chunk, stride,  # noqa: ARG001
     SEQUENTIAL: tl.constexpr, D: tl.constexpr, N: tl.constexpr, STATE_BLOCKS: tl.constexpr, BLOCKS: tl.constexpr,
     T: tl.constexpr, BD: tl.constexpr, BN: tl.constexpr, K: tl.constexpr, FAST: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip

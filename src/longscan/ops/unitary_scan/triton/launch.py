@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from longscan.numerics.pairs import multiply, polar
-from longscan.ops._gpu import ceil_div, launch, multiprocessors, on_device, power_of_two, programs_to_fill
+from longscan.ops._gpu import BoundTensors, ceil_div, launch, multiprocessors, on_device, power_of_two, programs_to_fill
 from longscan.ops._triton_launch import largest, smallest, special_functions
 from longscan.ops.unitary_scan.triton.backward import (
     chunk_scan_bwd_kernel,
@@ -185,7 +185,7 @@ def divide_steps(batch: int, length: int, channels: int, states: int, device: to
 
 def slice_bytes(length: int, row: int) -> int:
     """Return the bytes that a slice may take, for `row` bytes a step."""
-    return SINGLE_SLICE_BYTES if length * row < SINGLE_SLICE_BYTES else SLICE_BYTES
+    return SINGLE_SLICE_BYTES if length * row <= SINGLE_SLICE_BYTES else SLICE_BYTES
 
 
 def chunk_states_shape(u: Tensor, states: int) -> tuple[int, int]:
@@ -201,7 +201,7 @@ def max_chunks(batch: int, length: int, channels: int, states: int, device: torc
     at_once, most = ceil_div(programs_to_fill(device), batch * divide_lanes(channels, states).BLOCKS), SLICE_BYTES // row
     most = largest(most, smallest(MIN_SLICE_STEPS, 4 * SLICE_BYTES // row))
     shortest = largest(1, most // at_once)
-    more = smallest(ceil_div(length, shortest), length * row // SINGLE_SLICE_BYTES * 2**20)  # 0 if all steps are one slice
+    more = smallest(ceil_div(length, shortest), (length * row - 1) // SINGLE_SLICE_BYTES * 2**20)  # 0 if all steps are one slice
     return smallest(ceil_div(length, T), at_once + more)
 
 
@@ -266,11 +266,11 @@ def new_sequences(p: Problem, like: Tensor, steps: int, backward: bool) -> Seque
     )
 
 
-def preprocess_forward(p: Problem, u: Tensor, dt: Tensor, flags: Tensor | None, to: Sequences, origin: int, padded: int) -> None:
-    """Fill the buffers with `padded` steps from the step `origin` on."""
+def preprocess_forward(p: Problem, tensors: BoundTensors, origin: int, padded: int) -> None:
+    """Fill the buffers with `padded` steps from the step `origin` on. tensors: u, dt, flags and the buffers without g."""
     call = elementwise(p.batch, padded, p.K)
     launch(
-        preprocess_fwd_kernel, (call.programs, call.columns), u, dt, flags, *to[:5], p.L, p.D, p.K, padded, origin, call.tiles,
+        preprocess_fwd_kernel, (call.programs, call.columns), tensors, p.L, p.D, p.K, padded, origin, call.tiles,
         constants=call.constants,
     )  # fmt: skip
 
@@ -313,7 +313,7 @@ def forward(
     sums = u.new_empty(p.lanes.STATE_BLOCKS * p.batch * p.D * padded)
     with on_device(u):
         x = new_sequences(p, u, padded, False)
-        preprocess_forward(p, u, dt, flags, x, 0, padded)
+        preprocess_forward(p, BoundTensors(u, dt, flags, *x[:5]), 0, padded)
         if p.chunks.parallel:
             local = u.new_empty((p.batch, number, p.size, 4))
             launch(
@@ -356,8 +356,8 @@ class Gemm:
         split_k, weight_split_k: number of parts of which the gradient of u, or of W, is the sum.
     """
 
-    def __init__(self, p: Problem, W: Tensor, steps: int, by_step: bool) -> None:
-        self.p, self.by_step, self.accumulate = p, by_step, 0
+    def __init__(self, p: Problem, W: Tensor, x: Sequences, steps: int, by_step: bool) -> None:
+        self.p, self.x, self.by_step, self.accumulate = p, x, by_step, 0
         self.slots_per_channel = p.lanes.STATE_BLOCKS * p.lanes.BN
         rows, shape = p.batch * steps, (p.groups, p.slots, p.K)
         self.d_theta: tuple[Tensor, Tensor | None, Tensor | None]
@@ -384,14 +384,14 @@ class Gemm:
         self.weight_split_k = ceil_div(W_tiles, self.tiles_per_split)
         self.dW = W.new_empty((self.weight_split_k, *shape))
         self.du = W.new_empty(self.split_k * rows * p.K)
+        self.tensors = BoundTensors(*self.d_theta, self.W_hi, self.W_lo, x.u_hi, x.u_lo, self.du, self.dW)
 
-    def run(self, x: Sequences, chunks: int) -> Tensor:
+    def run(self, chunks: int) -> Tensor:
         """Return parts of the gradient of u (split_k, B, steps, K) of a slice of `chunks` chunks, and add to that of W."""
         p, steps = self.p, self.p.chunks.steps
-        hi, lo, inverse = self.d_theta
-        if lo is None:
-            d_theta = hi[: p.batch * chunks * steps * p.slots].view(p.groups, -1, p.slots)
-            self.dW.baddbmm_(d_theta.mT, x.u_hi[: p.batch * chunks * steps * p.D].view(p.groups, -1, p.D))
+        if not p.single:
+            d_theta = self.d_theta[0][: p.batch * chunks * steps * p.slots].view(p.groups, -1, p.slots)
+            self.dW.baddbmm_(d_theta.mT, self.x.u_hi[: p.batch * chunks * steps * p.D].view(p.groups, -1, p.D))
             return torch.bmm(d_theta, self.W)
         tile, chunks = self.tile, chunks * p.rows
         u_tiles, W_tiles = ceil_div(steps, tile.rows), ceil_div(steps, tile.steps)
@@ -399,9 +399,8 @@ class Gemm:
         grid = u_programs + self.W_blocks * self.weight_split_k, p.K // tile.columns, p.groups
         even = steps % tile.rows == steps % tile.steps == p.slots % tile.slots == 0
         launch(
-            d_theta_gemm_kernel, grid, hi, lo, inverse, self.W_hi, self.W_lo, x.u_hi, x.u_lo, self.du, self.dW,
-            chunks, steps, u_tiles, W_tiles, self.blocks_per_split, self.tiles_per_split, u_programs, self.W_blocks,
-            self.accumulate,
+            d_theta_gemm_kernel, grid, self.tensors, chunks, steps, u_tiles, W_tiles, self.blocks_per_split,
+            self.tiles_per_split, u_programs, self.W_blocks, self.accumulate,
             constants={
                 "BLOCKS": p.lanes.BLOCKS, "R": p.lanes.BD * p.lanes.BN, "K": p.K, "BK": tile.columns, "BT_U": tile.rows,
                 "BS": tile.slots, "BT_W": tile.steps, "STAGES": tile.stages, "EVEN": even, "BY_STEP": self.by_step,
@@ -447,15 +446,16 @@ def backward(
     d_dt = torch.empty_like(dx) if phase_dt else None
     all_tiles = sum(elementwise(p.batch, (stop - first) * steps, p.D).tiles for first, stop in slices)
     dD = None if D is None else u.new_empty((p.batch, all_tiles, p.D))
+    x = new_sequences(p, u, longest, True)
+    tile_states = None if flags is None else u.new_empty((p.batch, longest // steps * p.chunk_tiles, 3, p.size))
+    masks = () if flags is None else (flags, tile_states)
     with on_device(u):
-        x, gemm = new_sequences(p, u, longest, True), Gemm(p, W, longest, flags is not None)
-        parameters = W, bias, B, C
-        tile_states = None
-        preprocess = BackwardPreprocess(p, (u, dt, z, grad_y, flags), parameters, chunk_states, x, gemm)
+        gemm = Gemm(p, W, x, longest, flags is not None)
+        preprocess = BackwardPreprocess(p, (u, dt, z, grad_y, flags), (W, bias, B), chunk_states, x, gemm, tile_states)
         if parallel:
             local = u.new_empty((p.batch, number, p.size, 3))
             for first, stop in slices:
-                tile_states = preprocess.run(first, stop)
+                preprocess.run(first, stop)
                 launch(
                     chunk_state_bwd_kernel, (p.programs, stop - first), *x[:4], x.g, W, bias, C, chunk_states, flags, tile_states,
                     local, p.L, (stop - first) * steps, p.chunk_tiles, number, p.rows, stop * steps - 1, first, stride,
@@ -465,29 +465,26 @@ def backward(
                 pass_gradients(p, local, chunk_states, torch.zeros_like(grad_final), m)
                 grad_final = leave(m[:, 0].reshape(grad_final.shape)).contiguous()
             pass_gradients(p, local, chunk_states, grad_final, m)
+        kernel = chunk_scan_bwd_kernel if flags is None else chunk_scan_masked_bwd_kernel
+        inputs, outputs = (*x, W, bias, B, C, chunk_states, *masks, grad_final, m), (dx, d_dt, *gemm.d_theta, sums, d_initial)
+        scan, epilogue = BoundTensors(*inputs, *outputs), None
         first_tile = 0
         for first, stop in slices:
             padded, origin = (stop - first) * steps, stop * steps - 1
             if not parallel or len(slices) > 1:
-                tile_states = preprocess.run(first, stop)
-            outputs = dx, d_dt, *gemm.d_theta, sums, d_initial
-            grid, constants = (p.programs, stop - first), {"SEQUENTIAL": not parallel, **p.constants}
-            if flags is None:
-                launch(
-                    chunk_scan_bwd_kernel, grid, *x, *parameters, chunk_states, grad_final, m, *outputs, p.batch, padded,
-                    p.chunk_tiles, number, p.rows, first, stride, constants=constants,
-                )  # fmt: skip
-            else:
-                launch(
-                    chunk_scan_masked_bwd_kernel, grid, *x, *parameters, chunk_states, flags, tile_states, grad_final, m,
-                    *outputs, p.batch, p.L, padded, p.chunk_tiles, number, p.rows, origin, first, stride, constants=constants,
-                )  # fmt: skip
-            du_angles = gemm.run(x, stop - first)
+                preprocess.run(first, stop)
+            launch(
+                kernel, (p.programs, stop - first), scan, p.batch, p.L, padded, p.chunk_tiles, number, p.rows, origin, first,
+                stride,
+                constants={"SEQUENTIAL": not parallel, **p.constants},
+            )  # fmt: skip
+            du_angles = gemm.run(stop - first)
+            if epilogue is None or not p.single:
+                epilogue = BoundTensors(grad_y, u, dt, D, z, flags, raw, dx, d_dt, du_angles, du, ddt, dz, dD)
             call = elementwise(p.batch, padded, p.D)
             launch(
-                epilogue_bwd_kernel, (call.programs, call.columns), grad_y, u, dt, D, z, flags, raw, dx, d_dt, du_angles, du,
-                ddt, dz, dD, p.batch, p.L, p.D, p.K, padded, origin, p.lanes.STATE_BLOCKS, gemm.split_k, call.tiles, p.rows,
-                stride, first_tile, all_tiles, constants=call.constants,
+                epilogue_bwd_kernel, (call.programs, call.columns), epilogue, p.batch, p.L, p.D, p.K, padded, origin,
+                p.lanes.STATE_BLOCKS, gemm.split_k, call.tiles, p.rows, stride, first_tile, all_tiles, constants=call.constants,
             )  # fmt: skip
             first_tile += call.tiles
         state_programs = ceil_div(p.size, SUMS["STATE_BLOCK"])
@@ -527,37 +524,45 @@ class BackwardPreprocess:
 
     Args:
         tensors: u, dt, z, dy and flags.
-        parameters: W, bias, B and C.
+        parameters: W, bias and B.
         chunk_states: what `forward` stored.
         x: the buffers.
         gemm: the products, whose parts of W are stored with the first slice.
+        tile_states: buffer for the states before the tiles of a slice, which masks need.
     """
 
     def __init__(
-        self, p: Problem, tensors: tuple[Any, ...], parameters: tuple[Tensor, ...], chunk_states: Tensor, x: Sequences, gemm: Gemm
+        self,
+        p: Problem,
+        tensors: tuple[Tensor | None, ...],
+        parameters: tuple[Tensor, Tensor, Tensor],
+        chunk_states: Tensor,
+        x: Sequences,
+        gemm: Gemm,
+        tile_states: Tensor | None,
     ) -> None:
-        self.p, self.tensors, self.parameters = p, tensors, parameters
-        self.chunk_states, self.x, self.gemm = chunk_states, x, gemm
+        u, dt, _, _, flags = tensors
+        self.p, self.slots_per_channel, self.stride = p, gemm.slots_per_channel, chunk_states.stride(0)
+        W_parts = (parameters[0], *x, gemm.W_hi, gemm.W_lo) if p.single else (None, *x, None, None)
+        self.backward = BoundTensors(*tensors, *W_parts)
+        self.forward = None if flags is None else BoundTensors(u, dt, flags, *x[:5])
+        self.tile_states = BoundTensors(*x[:5], *parameters, chunk_states, flags, tile_states)
         self.weight_programs = p.groups * ceil_div(p.slots, WEIGHT_ROWS.value) if p.single else 0
 
-    def run(self, first: int, stop: int) -> Tensor | None:
-        """Fill the buffers for the chunks [first, stop). Return the states before their tiles, which masks need."""
-        p, x = self.p, self.x
-        u, dt, _, _, flags = self.tensors
-        W, bias, B, _ = self.parameters
-        padded, tile_states = (stop - first) * p.chunks.steps, None
-        if flags is not None:
-            tile_states = u.new_empty((p.batch, (stop - first) * p.chunk_tiles, 3, p.size))
-            preprocess_forward(p, u, dt, flags, x, first * p.chunks.steps, padded)
+    def run(self, first: int, stop: int) -> None:
+        """Fill the buffers for the chunks [first, stop)."""
+        p, steps = self.p, self.p.chunks.steps
+        padded = (stop - first) * steps
+        if self.forward is not None:
+            preprocess_forward(p, self.forward, first * steps, padded)
             launch(
-                tile_states_kernel, (p.programs, stop - first), *x[:5], W, bias, B, self.chunk_states, flags, tile_states, p.L,
-                padded, p.chunk_tiles, p.rows, first * p.chunks.steps, first, self.chunk_states.stride(0), constants=p.constants,
+                tile_states_kernel, (p.programs, stop - first), self.tile_states, p.L, padded, p.chunk_tiles, p.rows,
+                first * steps, first, self.stride, constants=p.constants,
             )  # fmt: skip
         call = elementwise(p.batch, padded, p.K)
         launch(
-            preprocess_bwd_kernel, (call.programs + self.weight_programs, call.columns), *self.tensors, W if p.single else None,
-            *x, self.gemm.W_hi, self.gemm.W_lo, p.L, p.D, p.N, p.K, padded, stop * p.chunks.steps - 1, call.tiles, call.programs,
-            constants={"SLOTS": p.slots, "SLOTS_PER_CHANNEL": self.gemm.slots_per_channel, **call.constants},
+            preprocess_bwd_kernel, (call.programs + self.weight_programs, call.columns), self.backward, p.L, p.D, p.N, p.K,
+            padded, stop * steps - 1, call.tiles, call.programs,
+            constants={"SLOTS": p.slots, "SLOTS_PER_CHANNEL": self.slots_per_channel, **call.constants},
         )  # fmt: skip
         self.weight_programs = 0
-        return tile_states
