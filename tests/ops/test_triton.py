@@ -182,6 +182,13 @@ def test_plain_kernels_of_the_benchmark_equal_the_reference(monkeypatch):
     assert import_module("plain_selective_scan").largest_error(str(DEVICE)) < 2e-6
 
 
+def test_plain_kernels_of_unitary_scan_equal_the_op(monkeypatch):
+    """benchmarks/plain_unitary_scan.py, whose times the README of the kernels of unitary_scan has."""
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks"))
+    plain = import_module("plain_unitary_scan")
+    assert plain.largest_error(str(DEVICE), (1, 70, 4, 16), plain.Tile(16, 16, 1, 1, True)) < 1e-5
+
+
 def test_chunk_states_shape_has_room_for_all_states():
     """The shapes in graphs with dynamic sizes are upper bounds, and at most about four times what is needed."""
     selective = import_module("longscan.ops.selective_scan.triton.launch")
