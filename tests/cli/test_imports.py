@@ -80,6 +80,14 @@ def test_data_set_of_a_missing_package_fails() -> None:
     assert line.endswith("pip install 'longscan[train,data]'")
 
 
+def test_packages_import_their_modules_where_they_are_used() -> None:
+    """Not for type checkers' sake either: the import of a package of lazy names imports nothing that these need."""
+    needed = ["pandas", "sklearn", "accelerate", "optuna", "torch", "scipy"]
+    program = "import sys, longscan.estimators, longscan.training, longscan.report"
+    completed = run_python(f"{program}; print([name for name in {needed} if name in sys.modules])")
+    assert completed.stdout == "[]\n", completed.stderr
+
+
 def test_models_need_torch_and_numpy_only() -> None:
     """Nor do they import the compiler of PyTorch, whose import takes as long as all others together."""
     others = ["torch._dynamo", "aeon", "pandas", *TRAIN_PACKAGES]

@@ -1,8 +1,8 @@
 """Every default of the package, compared with the committed table `defaults.json`.
 
-The table has the default of each parameter of a function, method or constructor, and the value of each class attribute and
-module constant, if it is plain data: numbers, text, and tuples, lists and mappings of these. A changed default changes what
-existing code and recipes do, so the change must show in this file. To regenerate the file:
+The table has the default of each parameter of a function, method or constructor, the value of each class attribute and module
+constant, if it is plain data: numbers, text, and tuples, lists and mappings of these, and the abstract methods of each class. A
+changed default changes what existing code and recipes do, so the change must show in this file. To regenerate the file:
 
     python tests/contracts/test_defaults.py
 """
@@ -64,6 +64,8 @@ def class_defaults(owner: type) -> Iterator[tuple[str, Any]]:
                 yield f"({field.name})", field.default
             elif field.default_factory is not dataclasses.MISSING and field.default_factory in (dict, list, tuple):
                 yield f"({field.name})", field.default_factory()
+    if inspect.isabstract(owner):
+        yield ".(abstract)", sorted(owner.__abstractmethods__)
     for name, value in vars(owner).items():
         function = inspect.unwrap(getattr(value, "__func__", value)) if callable(getattr(value, "__func__", value)) else value
         if inspect.isfunction(function):

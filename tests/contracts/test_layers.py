@@ -575,6 +575,8 @@ INVALID_CALLS: list[tuple[type[Exception], str, Callable[[SequenceModule, Tensor
     (ValueError, "`valid` must have shape", lambda module, x: module(x, valid=torch.ones(2, 3, dtype=torch.bool))),
     (TypeError, "`valid` must have dtype", lambda module, x: module(x, valid=torch.ones(2, 4))),
     (TypeError, "`seq_idx` must have an integer dtype", lambda module, x: module(x, seq_idx=torch.zeros(2, 4))),
+    (TypeError, "`seq_idx` must have an integer", lambda module, x: module(x, seq_idx=torch.zeros(2, 4, dtype=torch.bool))),
+    (TypeError, "`seq_idx` must have an integer", lambda module, x: module(x, seq_idx=torch.zeros(2, 4, dtype=torch.cfloat))),
     (
         ValueError,
         "`seq_idx` must be numbers of at least 0, got a negative",

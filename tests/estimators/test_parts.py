@@ -10,6 +10,7 @@ import torch
 
 from longscan.estimators import features, forecaster, limits, threads
 from longscan.estimators.backtesting import find_cutoffs
+from longscan.estimators.forecast_series import find_form
 from longscan.estimators.linear import Repetition, _compared_steps, _folds, _repeat, usable_windows
 from longscan.estimators.series import Collection, StandardisedSeries, pad_arrays
 
@@ -216,3 +217,40 @@ def test_features_of_known_outputs() -> None:
     torch.testing.assert_close(found[thresholds + 1], torch.tensor([1.5 / 3, 0.0]))
     assert found[thresholds + 2].tolist() == [2, 2]
     assert systems.summarise(y, weights, positions, None).view(-1, 2)[-1].tolist() == [9, 9]
+
+
+def objects(*series: Any) -> np.ndarray:
+    """Return series as a one-dimensional array of objects."""
+    array = np.empty(len(series), dtype=object)
+    for row, values in enumerate(series):
+        array[row] = values
+    return array
+
+
+FORMS: list[tuple[Any, str]] = [
+    ([1.0, 2.0], "one"),
+    ([], "list"),
+    ([np.zeros(2)], "list"),
+    (np.zeros(3), "one"),
+    (np.zeros((3, 2)), "one"),
+    (np.zeros((1, 3, 2)), "array"),
+    (np.zeros((0, 2)), "array"),
+    (objects(np.zeros(3), np.zeros(4)), "list"),
+    (objects(1.0, 2.0), "one"),
+    (pd.Series([1.0, 2]), "one"),
+    (pd.Series([], dtype=float), "indexed"),
+    (pd.Series([1.0, 2], pd.MultiIndex.from_product([[0], [1, 2]])), "indexed"),
+    (pd.DataFrame({"a": [1.0]}), "one"),
+    (pd.DataFrame({"unique_id": [1], "ds": [1], "y": [1.0]}), "long"),
+    (torch.zeros(3), "one"),
+]
+
+
+@pytest.mark.parametrize(("y", "form"), FORMS)
+def test_forms_of_series(y: Any, form: str) -> None:
+    assert find_form(y) == form
+
+
+def test_a_long_frame_needs_its_three_columns() -> None:
+    with pytest.raises(ValueError, match=r"unique_id, ds and y as a long frame, got no column unique_id, y"):
+        find_form(pd.DataFrame({"ds": [1], "a": [1.0]}))

@@ -82,8 +82,9 @@ def test_wrong_mask_raises(op):
     inputs = example(op, masked=False)
     with pytest.raises(TypeError, match=r"`valid` must be of dtype torch\.bool, got torch\.uint8"):
         OPS[op].function(**inputs, valid=torch.ones(2, 5, dtype=torch.uint8))
-    with pytest.raises(TypeError, match=r"`seq_idx` must be of an integer dtype, got torch\.float32"):
-        OPS[op].function(**inputs, seq_idx=torch.ones(2, 5))
+    for dtype in (torch.float32, torch.bool, torch.complex64):
+        with pytest.raises(TypeError, match=rf"`seq_idx` must be of an integer dtype, got {dtype}"):
+            OPS[op].function(**inputs, seq_idx=torch.ones(2, 5, dtype=dtype))
     with pytest.raises(ValueError, match=r"`valid` must be of shape \(2, 5\), got \(2, 4\)"):
         OPS[op].function(**inputs, valid=torch.ones(2, 4, dtype=torch.bool))
 

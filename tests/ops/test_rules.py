@@ -1,14 +1,16 @@
 """The rule of allowed errors, the choice of a backend, and sizes of chunks and of memory on huge pages, on known values."""
 
 import math
+from importlib import import_module
 from typing import Any
 
 import pytest
 import torch
 
-from longscan.ops import chunks, dispatch, mamba_step
+from longscan.ops import OPS, chunks, dispatch, mamba_step
 from longscan.ops._tolerances import allowed_error, largest_error, largest_value, perturb, real_dtype
 from longscan.ops.dispatch import Choice, choose, missing_kernel, unsupported_reason
+from op_examples import example
 
 CPU, CUDA, META = torch.device("cpu"), torch.device("cuda"), torch.device("meta")
 BOTH = ("cpu", "triton")
@@ -136,7 +138,7 @@ def test_choice_of_a_backend(
 
 
 @pytest.mark.parametrize(
-    ("shape", "size"), [((1, 100, 1), 1024), ((1, 100, 17), 64), ((4, 100, 2, 1), 128), ((0, 5, 3), 1024), ((1, 0, 3), 1024)]
+    ("shape", "size"), [((1, 100, 1), 1024), ((1, 100, 17), 64), ((4, 100, 2, 1), 128), ((0, 5, 3), 1024), ((1, 0, 3), 341)]
 )
 def test_chunks_have_few_numbers_or_64_steps(shape: tuple[int, ...], size: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chunks, "CHUNK_ELEMENTS", 1024)
@@ -189,3 +191,19 @@ def test_one_step_of_up_to_32_rows_has_a_kernel() -> None:
     with torch.enable_grad(), dispatch.recorded_choices(dispatch.Recording(dry=True)) as recorded:
         mamba_step(**small | {"out_proj": small["out_proj"].requires_grad_()})
     assert recorded.choices[0].reason == "it has no gradient; call it under torch.no_grad()"
+
+
+@pytest.mark.parametrize("op", ["unitary_scan", "selective_scan"])
+def test_states_of_chunks_are_kept_for_a_backward_pass_alone(op: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without them the backward pass computes them a second time; this holds for pieces of split sequences, too."""
+    module = import_module(f"longscan.ops.{op}")
+    kept: list[Any] = []
+    monkeypatch.setattr(module._native, "of_piece", lambda *given, **_: kept.append(given[-2]))
+    inputs = example(op)
+    for gradient, enabled in ((True, True), (True, False), (False, True)):
+        for name, value in inputs.items():
+            if isinstance(value, torch.Tensor) and value.is_floating_point():
+                inputs[name] = value.detach().requires_grad_(gradient)
+        with torch.set_grad_enabled(enabled):
+            OPS[op].function(**inputs)
+    assert kept == [True, False, False]

@@ -32,12 +32,14 @@ def plot(task: Any, batch: Batch, row: int = 0) -> Any:
 @pytest.mark.parametrize(("count", "size"), [(1, (12, 3.8)), (2, (8.4, 3.8)), (4, (12.6, 7.0))])
 def test_examples_are_in_rows_of_three(figures: list[Any], tmp_path: Path, count: int, size: tuple[float, float]) -> None:
     task = TASKS["fitzhugh_nagumo"](train_size=5, valid_size=5, test_size=5)
-    assert draw_examples(task, tmp_path / "new" / "a.png", split="valid", count=count) == tmp_path / "new" / "a.png"
+    assert (
+        draw_examples(task, tmp_path / "new" / "one" / "a.png", split="valid", count=count) == tmp_path / "new" / "one" / "a.png"
+    )
     (figure,) = figures
     assert figure.get_suptitle() == "fitzhugh_nagumo, valid"
     assert figure.get_size_inches().tolist() == pytest.approx(size)
     assert len(figure.axes) == count
-    assert (tmp_path / "new").is_dir()
+    assert (tmp_path / "new" / "one").is_dir()
 
 
 def test_texts_are_in_one_column_and_cut(figures: list[Any], tmp_path: Path) -> None:
