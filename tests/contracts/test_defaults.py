@@ -1,8 +1,9 @@
 """Every default of the package, compared with the committed table `defaults.json`.
 
 The table has the default of each parameter of a function, method or constructor, the value of each class attribute and module
-constant, if it is plain data: numbers, text, and tuples, lists and mappings of these, and the abstract methods of each class. A
-changed default changes what existing code and recipes do, so the change must show in this file. To regenerate the file:
+constant, if it is plain data: numbers, text, and tuples, lists and mappings of these; and the abstract methods of each class and
+the sizes of caches of results. A changed default changes what existing code and recipes do, so the change must show in this file.
+To regenerate the file:
 
     python tests/contracts/test_defaults.py
 """
@@ -53,6 +54,8 @@ def parameter_defaults(function: Any) -> Iterator[tuple[str, Any]]:
     for parameter in inspect.signature(function).parameters.values():
         if parameter.default is not parameter.empty:
             yield f"({parameter.name})", parameter.default
+    if hasattr(function, "cache_parameters"):
+        yield "(cache)", function.cache_parameters()["maxsize"]
 
 
 def class_defaults(owner: type) -> Iterator[tuple[str, Any]]:
@@ -67,8 +70,8 @@ def class_defaults(owner: type) -> Iterator[tuple[str, Any]]:
     if inspect.isabstract(owner):
         yield ".(abstract)", sorted(owner.__abstractmethods__)
     for name, value in vars(owner).items():
-        function = inspect.unwrap(getattr(value, "__func__", value)) if callable(getattr(value, "__func__", value)) else value
-        if inspect.isfunction(function):
+        function = getattr(value, "__func__", value)
+        if callable(function) and inspect.isfunction(inspect.unwrap(function)):
             if not (name == "__init__" and field_names):
                 yield from ((f".{name}{end}".replace(".__init__", ""), default) for end, default in parameter_defaults(function))
         elif not name.startswith(("__", "_field")) and name not in field_names:
