@@ -2,6 +2,7 @@
 
 import math
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -207,3 +208,35 @@ def test_states_of_chunks_are_kept_for_a_backward_pass_alone(op: str, monkeypatc
         with torch.set_grad_enabled(enabled):
             OPS[op].function(**inputs)
     assert kept == [True, False, False]
+
+
+def test_verdicts_make_their_folder_and_keep_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dispatch, "verdicts_path", lambda: tmp_path / "new" / "cache" / "doctor.json")
+    assert dispatch.read_verdicts() == {}
+    dispatch.write_verdicts(CPU, {"a": {"cpu": "passed"}})
+    dispatch.write_verdicts(CPU, {"a": {"triton": "a fault"}, "b": {"cpu": "another"}})
+    dispatch.write_verdicts(META, {"a": {"cpu": "third"}})
+    expected = {"a": {"cpu": "passed", "triton": "a fault"}, "b": {"cpu": "another"}}
+    found = dispatch.read_verdicts()
+    assert found == {dispatch.verdicts_key(CPU): expected, dispatch.verdicts_key(META): {"a": {"cpu": "third"}}}
+    assert dispatch.failed_doctor("a", "triton", CPU) == "`longscan doctor` found a fault"
+    assert dispatch.failed_doctor("a", "cpu", CPU) is None
+    assert dispatch.failed_doctor("c", "cpu", CPU) is None
+    dispatch.failed_doctor.cache_clear()
+    assert dispatch.verdicts_key(CPU).startswith("cpu, longscan ")
+
+
+def test_missing_kernels_are_explained(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(name: str) -> Any:
+        raise ImportError(f"no {name}")
+
+    monkeypatch.setattr(dispatch, "import_module", fail)
+    monkeypatch.setattr(dispatch, "_unusable", {})
+    assert dispatch.native_cpu_missing() == "the compiled CPU kernels are not installed (no longscan.ops._native)"
+    assert dispatch.probe("some_op", "cpu", "triton") == ("cpu", "triton")
+    assert list(dispatch._unusable) == ["some_op"]
+    dispatch.probe("other_op", "triton")
+    assert list(dispatch._unusable) == ["some_op"]
+    monkeypatch.setattr(dispatch, "import_module", lambda _: object())
+    dispatch.probe("third_op", "cpu")
+    assert dispatch._unusable["third_op"] == "the installed CPU kernels are of a version without third_op: install longscan again"
