@@ -1,12 +1,15 @@
 """Launches of Triton kernels and chunks of time without a GPU: kernels are stand-ins that record their calls."""
 
+from contextlib import nullcontext
+from importlib import import_module
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
 pytest.importorskip("triton", reason="Triton is not installed")
-from longscan.ops import _gpu
+from longscan.ops import _gpu, dispatch
 
 CPU = torch.device("cpu")
 
@@ -46,7 +49,7 @@ def test_time_is_divided_until_the_device_is_full(
 class StandIn:
     """A kernel that records how it is compiled and launched."""
 
-    arg_names = ("x", "count", "other", "BLOCK", "COMPLEX")
+    arg_names = ("x", "other", "count", "BLOCK", "COMPLEX")
 
     def __init__(self) -> None:
         self.warmups: list[tuple[Any, ...]] = []
@@ -61,7 +64,7 @@ class StandIn:
 
 
 def launch(kernel: StandIn, x: torch.Tensor, count: Any, other: Any, grid: tuple[int, ...] = (2, 3), **changed: Any) -> None:
-    _gpu.launch(kernel, grid, x, count, other, constants={"COMPLEX": True, "BLOCK": 8} | changed)
+    _gpu.launch(kernel, grid, x, other, count, constants={"COMPLEX": True, "BLOCK": 8} | changed)
 
 
 @pytest.fixture
@@ -75,9 +78,9 @@ def test_a_kernel_is_compiled_once_for_like_arguments(kernel: StandIn) -> None:
     x = torch.zeros(64)
     for count in (17, 19, 2**31 - 1):
         launch(kernel, x, count, None)
-    assert kernel.warmups == [((x, 17, None), (2, 3), {"COMPLEX": True, "BLOCK": 8})]
+    assert kernel.warmups == [((x, None, 17), (2, 3), {"COMPLEX": True, "BLOCK": 8})]
     assert [(grid, args) for grid, args, _ in kernel.launches] == [
-        ((2, 3, 1), (x.data_ptr(), count, None, 8, True)) for count in (17, 19, 2**31 - 1)
+        ((2, 3, 1), (x.data_ptr(), None, count, 8, True)) for count in (17, 19, 2**31 - 1)
     ], "addresses for tensors, compile-time arguments in the kernel's order, and a grid of three numbers"
 
 
@@ -90,7 +93,6 @@ def test_another_kind_of_argument_is_compiled_anew(kernel: StandIn) -> None:
         {"count": 32},  # knows of multiples of 16,
         {"count": 2**31 + 1},  # and has 64-bit numbers
         {"count": 2**31},
-        {"count": None},
         {"x": x.double()},
         {"x": x[1:]},  # an address that is no multiple of 16
         {"other": x},
@@ -115,7 +117,7 @@ def test_the_interpreter_runs_the_kernel_as_it_is(kernel: StandIn, monkeypatch: 
     monkeypatch.setattr(_gpu, "INTERPRETED", True)
     x = torch.zeros(64)
     launch(kernel, x, 17, None)
-    assert kernel.launches == [((2, 3), (x, 17, None), {"COMPLEX": True, "BLOCK": 8})]
+    assert kernel.launches == [((2, 3), (x, None, 17), {"COMPLEX": True, "BLOCK": 8})]
     assert not kernel.warmups
 
 
@@ -137,3 +139,55 @@ def test_launches_are_traced_inside_the_context_only(kernel: StandIn, monkeypatc
 def test_tensors_of_the_cpu_need_no_device() -> None:
     with _gpu.on_device(torch.zeros(1)) as entered:
         assert entered is None
+
+
+def test_kernels_of_the_backward_pass_are_compiled_with_those_of_the_forward_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a backward pass may follow, and not otherwise."""
+    native = import_module("longscan.ops.selective_scan")._native
+    compiled: list[int] = []
+    kernels = SimpleNamespace(
+        forward=lambda *given: (given[0], given[8], torch.zeros(0)),
+        backward=lambda *given: compiled.append(len(given)),
+        chunk_states_shape=lambda *_: (0,),
+    )
+    monkeypatch.setattr(type(native), "_module", lambda *_: kernels)
+    monkeypatch.setattr(dispatch, "unsupported_reason", lambda *_: None)
+    monkeypatch.setattr(_gpu, "compile_together", lambda run, later: (later(), run())[1])
+    u, maps, state = torch.zeros(2, 5, 3), torch.zeros(2, 5, 4), torch.zeros(2, 3, 4)
+    given = [u, u, torch.zeros(3, 4), maps, maps, None, None, None, state, None, None]
+    for keep in (False, True):
+        native._first.run(*given, False, False, keep, "triton")
+        assert len(compiled) == keep
+
+
+def test_bound_tensors_are_launched_like_their_tensors(kernel: StandIn) -> None:
+    x = torch.zeros(64)
+    launch(kernel, x, 17, None)
+    _gpu.launch(kernel, (2, 3), _gpu.BoundTensors(x, None), 19, constants={"COMPLEX": True, "BLOCK": 8})
+    assert len(kernel.warmups) == 1
+    assert kernel.launches[1][1] == (x.data_ptr(), None, 19, 8, True)
+    assert _gpu.BoundTensors(None, x).key == (-1, None, (torch.float32, True))
+
+
+def test_what_follows_is_compiled_with_the_first_new_kernel(kernel: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All launches of the calls only compile then; a kernel that is known compiles nothing."""
+    triton = pytest.importorskip("triton")
+    monkeypatch.setattr(triton, "AsyncCompileMode", lambda _: nullcontext(), raising=False)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    states: list[bool] = []
+
+    def call(count: int) -> str:
+        states.append(_gpu.is_compiling())
+        launch(kernel, torch.zeros(64), count, None)
+        return "result"
+
+    assert _gpu.compile_together(lambda: call(17), lambda: call(32)) == "result"
+    assert states == [False, True, True]
+    assert [args[2] for args, _, _ in kernel.warmups] == [17, 32, 17]
+    assert len(kernel.launches) == 1
+    _gpu.compile_together(lambda: call(19), lambda: call(64))
+    assert states == [False, True, True, False]
+    with pytest.raises(ZeroDivisionError):
+        _gpu.compile_together(lambda: 1 // 0, lambda: call(1))
+    launch(kernel, torch.zeros(64), 1, None)
+    assert states == [False, True, True, False], "calls are forgotten with the call that they follow"
