@@ -2,7 +2,7 @@
 
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache, cached_property
@@ -125,23 +125,24 @@ def compile_ahead() -> None:
         _ahead.compiling = False
 
 
+def describe_tensors(tensors: Sequence[Tensor | None]) -> tuple[list[int | None], tuple[Any, ...]]:
+    """Return addresses, and what a kernel is compiled for: the device, the dtypes, and which addresses are multiples of 16."""
+    addresses = [None if x is None else x.data_ptr() for x in tensors]
+    device = next(x.get_device() for x in tensors if x is not None)
+    dtypes = [None if x is None else x.dtype for x in tensors]
+    return addresses, (device, *dtypes, *[x is None or x % 16 == 0 for x in addresses])
+
+
 class BoundTensors:
-    """Tensors, or None, that are the first arguments of several launches, with the part of a launch that depends on them."""
+    """Tensors, or None, that are the first arguments of several launches, which look them up only once."""
 
     def __init__(self, *tensors: Tensor | None) -> None:
         self.tensors = tensors
 
     @cached_property
-    def addresses(self) -> list[int | None]:
-        """The addresses of the tensors."""
-        return [None if x is None else x.data_ptr() for x in self.tensors]
-
-    @cached_property
-    def key(self) -> tuple[Any, ...]:
-        """What a kernel is compiled for: the device, the dtypes, and which addresses are multiples of 16."""
-        device = next(x.get_device() for x in self.tensors if x is not None)
-        kinds = (None if x is None else (x.dtype, x.data_ptr() % 16 == 0) for x in self.tensors)
-        return device, *kinds
+    def description(self) -> tuple[list[int | None], tuple[Any, ...]]:
+        """The result of `describe_tensors`."""
+        return describe_tensors(self.tensors)
 
 
 def launch(kernel: Any, grid: tuple[int, ...], *args: Any, constants: dict[str, Any]) -> None:
@@ -166,15 +167,15 @@ def launch(kernel: Any, grid: tuple[int, ...], *args: Any, constants: dict[str, 
     if _ahead.compiling:
         kernel.warmup(*args, grid=grid, **constants)
         return
-    tensors = [x for x in args if x is None or isinstance(x, Tensor)] if bound is None else bound.tensors
-    bound = BoundTensors(*tensors) if bound is None else bound
+    tensors = bound.tensors if bound is not None else [x for x in args if type(x) is not int]
+    addresses, description = bound.description if bound is not None else describe_tensors(tensors)
     integers = args[len(tensors) :]
-    key = [kernel, bound.key, *constants.values(), *((x == 1, x % 16 == 0, x < 2**31) for x in integers)]
-    found = _compiled.get(tuple(key))
+    key = (kernel, *description, *constants.values(), *[(x == 1) + 2 * (x % 16 == 0) + 4 * (x < 2**31) for x in integers])
+    found = _compiled.get(key)
     if found is None:
         compile_ahead()
         compiled = kernel.warmup(*args, grid=grid, **constants)
         found = compiled, tuple(constants[name] for name in kernel.arg_names[len(args) :])
-        _compiled[tuple(key)] = found
+        _compiled[key] = found
     compiled, ordered = found
-    compiled[(*grid, 1, 1)[:3]](*bound.addresses, *integers, *ordered)
+    compiled[(*grid, 1, 1)[:3]](*addresses, *integers, *ordered)

@@ -143,7 +143,7 @@ class Problem(NamedTuple):
 
 def scan_tile(channels: int) -> ScanTile:
     """Return the tile of the scans."""
-    return next(tile for most, tile in SCAN_TILES.items() if channels <= most)
+    return SCAN_TILES[min([most for most in SCAN_TILES if channels <= most])]
 
 
 def divide_lanes(channels: int, states: int) -> Lanes:
