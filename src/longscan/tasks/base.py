@@ -55,6 +55,10 @@ class Batch(NamedTuple):
         """Return the same batch with every tensor on `device`."""
         return Batch(*(None if part is None else part.to(device, non_blocking=True) for part in self))  # type: ignore[arg-type]
 
+    def pin_memory(self) -> "Batch":
+        """Return the same batch in page-locked memory, from which copies to a CUDA device do not wait for the device."""
+        return Batch(*(None if part is None else part.pin_memory() for part in self))  # type: ignore[arg-type]
+
     def rows(self, first: int, count: int = 1) -> "Batch":
         """Return the rows from `first` on, at most `count`."""
         return Batch(*(None if part is None else part[first : first + count] for part in self))  # type: ignore[arg-type]

@@ -84,9 +84,7 @@ def prefetch_batches(
 
     def make(task: Task, index: int) -> Batch:
         batch = task.batch("train", index, batch_size, seed)
-        if not pin:
-            return batch
-        return Batch(*(None if tensor is None else tensor.pin_memory() for tensor in batch))  # type: ignore[arg-type]
+        return batch.pin_memory() if pin else batch
 
     if not depth:
         yield from (make(task_of(step), step // repeats) for step in steps)

@@ -15,6 +15,9 @@ from longscan.tasks import Batch, Task
 from longscan.tasks.base import Split
 
 MIN_ERRORS = 20  # examples, from whose errors quantiles are found
+# Outputs of a batch up to this size are scored on the CPU. Scoring reads a dozen values, and on a GPU each of them waits for
+# all that other processes run there; one copy of the outputs waits once.
+MAX_MOVED = 2**22  # elements
 
 
 class Scores(NamedTuple):
@@ -104,7 +107,8 @@ def evaluate(
     if batches is not None and 0 < max_batches < batches:
         steps = [number * batches // max_batches for number in range(max_batches)]
     device = next(model.parameters()).device
-    metrics = {name: metric.to(device) for name, metric in task.metrics(split).items()}
+    scored_on: torch.device | None = None
+    metrics = task.metrics(split)
     for metric in metrics.values():
         metric.sync_on_compute = False
     was_training = model.training
@@ -112,9 +116,16 @@ def evaluate(
     total, count = 0.0, 0.0
     try:
         for step in steps:
-            batch = task.batch(split, step, batch_size, seed).to(device)
+            batch = task.batch(split, step, batch_size, seed)
+            if device.type == "cuda":
+                batch = batch.pin_memory()
+            on_device = batch.to(device)
             with autocast():
-                output = predict(model, batch)
+                output = predict(model, on_device)
+            if scored_on is None:
+                scored_on = torch.device("cpu") if output.numel() <= MAX_MOVED else device
+                metrics = {name: metric.to(scored_on) for name, metric in metrics.items()}
+            output, batch = output.to(scored_on), on_device if scored_on == device else batch
             answers = float(scored_answers(batch, task))
             total += float(task.loss(output, batch)) * answers
             count += answers

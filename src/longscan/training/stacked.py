@@ -198,7 +198,9 @@ class _StackedStep:
 
     def __call__(self, batch: Batch) -> list[tuple[StepOutputs, Tensor, Tensor | None]]:
         """Make an update of each model with its part of a stacked batch (K, B, ...), and return what its engine needs of it."""
-        results: list[tuple[StepOutputs, Tensor, Tensor | None]] = self._step(batch.to(self.device))
+        # The copies of captured updates wait for nothing if they start from page-locked memory.
+        batch = batch.pin_memory() if isinstance(self._step, GraphedStep) else batch.to(self.device)
+        results: list[tuple[StepOutputs, Tensor, Tensor | None]] = self._step(batch)
         return results
 
     def gradient_step(self, batch: Batch) -> list[tuple[StepOutputs, Tensor, Tensor | None]]:
@@ -209,11 +211,12 @@ class _StackedStep:
         with self.trainers[0].accelerator.autocast():
             outputs = torch.vmap(self._forward)(self.parameters, given)
         losses, steps = [], []
-        for k, trainer in enumerate(self.trainers):
+        # unbind, not outputs[k]: its backward joins the gradients once, that of an index fills a whole tensor for each model
+        for k, (trainer, output) in enumerate(zip(self.trainers, outputs.unbind(), strict=True)):
             rows = Batch(*(None if tensor is None else tensor[k] for tensor in batch))  # type: ignore[arg-type]
             training = trainer.training
-            losses.append(trainer.task.loss(outputs[k], rows, training.loss_reduction, training.label_smoothing))
-            steps.append(StepOutputs(outputs[k].detach(), rows, 1.0))
+            losses.append(trainer.task.loss(output, rows, training.loss_reduction, training.label_smoothing))
+            steps.append(StepOutputs(output.detach(), rows, 1.0))
         torch.stack(losses).sum().backward()  # type: ignore[no-untyped-call]
         results = []
         for k, (trainer, loss, step) in enumerate(zip(self.trainers, losses, steps, strict=True)):
