@@ -71,7 +71,7 @@ class _FlaLayer(nn.Module):
         from fla import layers
 
         self.norm = nn.RMSNorm(WIDTH)
-        self.layer = getattr(layers, name)(hidden_size=WIDTH, head_dim=32, num_heads=2, layer_idx=index, **options)
+        self.layer = getattr(layers, name)(hidden_size=WIDTH, num_heads=2, layer_idx=index, **options)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the output (B, L, D) of the block."""
@@ -88,9 +88,7 @@ def _fla_model(name: str, letters: int, elements: int, **options: Any) -> nn.Mod
 def _own_model(spec: str, letters: int, elements: int) -> nn.Module:
     """Return a model of this package's blocks. PD-SSM gets a state for each element of the group."""
     d_state = max(MIN_STATES, elements) if spec == "pdssm" else MIN_STATES
-    return SequenceModel.from_spec(
-        spec, d_model=WIDTH, d_state=d_state, d_output=elements, pooling="none", vocab_size=letters
-    )
+    return SequenceModel.from_spec(spec, d_model=WIDTH, d_state=d_state, d_output=elements, pooling="none", vocab_size=letters)
 
 
 class Entry(NamedTuple):
@@ -100,19 +98,23 @@ class Entry(NamedTuple):
         blocks: its spec, or the name of a layer of another package, as the rows have it.
         build: function from the numbers of letters and of elements to the model.
         package: package that it needs besides those of this one; None for none.
+        limit: where it cannot be trained, for the report; empty if it can be trained everywhere.
     """
 
     blocks: str
     build: Callable[[int, int], nn.Module]
     package: str | None = None
+    limit: str = ""
 
 
 def _own(spec: str) -> Entry:
     return Entry(spec, lambda letters, elements: _own_model(spec, letters, elements))
 
 
-def _fla(name: str, blocks: str, **options: Any) -> Entry:
-    return Entry(blocks, lambda letters, elements: _fla_model(name, letters, elements, **options), "flash-linear-attention")
+def _fla(name: str, blocks: str, limit: str = "", **options: Any) -> Entry:
+    return Entry(
+        blocks, lambda letters, elements: _fla_model(name, letters, elements, **options), "flash-linear-attention", limit
+    )
 
 
 MODELS = {
@@ -122,8 +124,21 @@ MODELS = {
     "s4d": _own("s4d*2"),
     "gated_deltanet": _own("gated_deltanet*2"),
     "gru": _own("gru"),
-    "fla_gated_deltanet": _fla("GatedDeltaNet", "fla GatedDeltaNet*2, negative eigenvalues", expand_v=1),
-    "fla_deltaproduct": _fla("GatedDeltaProduct", "fla GatedDeltaProduct*2, 2 householders, negative eigenvalues", expand_v=1),
+    "fla_gated_deltanet": _fla(
+        "GatedDeltaNet",
+        "fla GatedDeltaNet*2, negative eigenvalues",
+        "version 0.6.0 refuses the backward pass with Triton 3.4 to 3.7.0 on Hopper GPUs, where its gradients would be wrong",
+        head_dim=32,
+        expand_v=1,
+    ),
+    "fla_deltanet": _fla("DeltaNet", "fla DeltaNet*2, negative eigenvalues"),
+    "fla_deltaproduct": _fla(
+        "GatedDeltaProduct",
+        "fla GatedDeltaProduct*2, 2 householders, negative eigenvalues, no forget gate",
+        head_dim=32,
+        expand_v=1,
+        use_forget_gate=False,
+    ),
 }
 
 
@@ -167,7 +182,7 @@ class Training:
         self.seconds = 0.0
         if file.exists():
             self._load()
-        if device.type == "cuda":
+        if device.type == "cuda" and MODELS[model].package is None:  # other packages tune their kernels while they run
             self.engine.capture(device)
 
     def _load(self) -> None:
@@ -480,6 +495,7 @@ def report_lines(rows: Sequence[Record]) -> list[str]:
         groups = [group for group in GROUPS if not any(r["case"] == group and r.get("blocks") == entry.blocks for r in rows)]
         if groups:
             needs = f", needs {entry.package}" if entry.package else ""
+            needs += f"; {entry.limit}" if entry.limit else ""
             missing.append(f"`{name}` ({'all groups' if len(groups) == len(GROUPS) else ', '.join(groups)}{needs})")
     return lines + (["", f"Not run: {'; '.join(missing)}."] if missing else [])
 
