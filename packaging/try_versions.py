@@ -85,8 +85,10 @@ def write_table() -> None:
     rows = ["", "| Versions | Wheel | Checks | Tests |", "|---|---|---|---|"]
     for versions, record in sorted(last.items()):
         checks = "passed" if record["check"] == "passed" else "failed"
-        outcome = f"{record['outcome']}" if record.get("tests_passed") else ("failed" if "tests_passed" in record else "not run")
-        rows.append(f"| {versions} | `{record['wheel']}` | {checks} | {outcome} |")
+        outcome = str(record["outcome"]).partition(" in ")[0] if record.get("tests_passed") else None
+        outcome = outcome or ("failed" if "tests_passed" in record else "not run")
+        tag = str(record["wheel"]).split("-", 2)[2].removesuffix(".whl")
+        rows.append(f"| {versions} | {tag} | {checks} | {outcome} |")
     before, rest = PAGE.read_text().split(MARKS[0])
     _, after = rest.split(MARKS[1])
     PAGE.write_text(before + MARKS[0] + "\n" + "\n".join(rows) + "\n\n" + MARKS[1] + after)

@@ -21,7 +21,8 @@ def _mathml(match: re.Match[str]) -> str:
         return _convert(formula, "inline")
     number = _NUMBER.search(formula)
     mathml = _convert(_NUMBER.sub("", formula), "block")
-    return f'<div class="equation">{mathml}<span>({number[1]})</span></div>' if number else mathml
+    label = f"<span>({number[1]})</span>" if number else ""
+    return f'<div class="equation"><div>{mathml}</div>{label}</div>'
 
 
 def on_page_content(content: str, **_: object) -> str:

@@ -99,7 +99,7 @@ def find_pyarrow() -> None:
 
 
 def _write_table(rows: list[dict[str, str | float]], out: str | None) -> None:
-    """Write rows as CSV to stdout or a file, or as Parquet to a file of this suffix."""
+    """Write rows as CSV to stdout or a file, or as Parquet to a file of this suffix. A CSV has the nine digits of float32."""
     if out is not None and Path(out).suffix.lower() in PARQUET:
         import pandas as pd
 
@@ -112,7 +112,9 @@ def _write_table(rows: list[dict[str, str | float]], out: str | None) -> None:
     try:
         writer = csv.DictWriter(target, list(rows[0]), lineterminator="\n")
         writer.writeheader()
-        writer.writerows(rows)
+        writer.writerows(
+            {name: f"{value:.9g}" if isinstance(value, float) else value for name, value in row.items()} for row in rows
+        )
     finally:
         if out is not None:
             target.close()
