@@ -42,6 +42,8 @@ def train(
     )
     if file is None:
         own_data.check_unused(options | ({} if label_kind is None else {"label_kind": label_kind}))
+    if file is None and not settings and not resume:
+        raise SettingError("`longscan train` must be given a file of your own, `--task` or `--config`, got none of them")
     if out is None and (file is None or resume):
         raise SettingError("`--out` must be the folder of the run, got nothing")
     if resume:
