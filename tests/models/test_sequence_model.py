@@ -179,6 +179,9 @@ def test_saved_model_can_be_loaded(tmp_path):
 def test_directory_without_a_model_raises(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"config\.json does not exist; a saved model is a folder"):
         SequenceModel.from_pretrained(tmp_path)
+    (tmp_path / "settings.yaml").touch()
+    with pytest.raises(FileNotFoundError, match=r"longscan\.training\.Run\(.*\)\.model\(\) reads the model of a run"):
+        SequenceModel.from_pretrained(tmp_path)
 
 
 @pytest.mark.parametrize(

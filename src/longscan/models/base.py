@@ -100,9 +100,9 @@ class PretrainedModel(Marked):
             raise ValueError(f"{path}: `spec_version` must be at most {SPEC_VERSION}, got {version!r}; a later version wrote it")
         required = {name for name, parameter in parameters.items() if parameter.default is parameter.empty}
         if unknown := sorted(config.keys() - parameters.keys()):
-            raise ValueError(
-                f"{path} must have settings of {cls.__name__}, got {', '.join(unknown)[:200]}; another class wrote it"
-            )
+            readers = [f"{name}.from_pretrained" for name in _classes_with(set(config))]
+            hint = f"; {' or '.join(readers)} reads it" if readers else "; another class wrote it"
+            raise ValueError(f"{path} must have settings of {cls.__name__}, got {', '.join(unknown)[:200]}{hint}")
         if missing := sorted(required - config.keys()):
             raise ValueError(f"{path} must have the settings {', '.join(missing)} of {cls.__name__}, got a file without them")
         try:
@@ -124,3 +124,11 @@ def _first_problem(error: Exception) -> str:
     """Return the first problem that `load_state_dict` found; its message has a title and then a line for each problem."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return lines[min(1, len(lines) - 1)][:300]
+
+
+def _classes_with(settings: set[str]) -> list[str]:
+    """Return the names of the classes of `longscan.models` whose models can have all these settings."""
+    from longscan import models
+
+    classes = [one for one in vars(models).values() if isinstance(one, type) and issubclass(one, PretrainedModel)]
+    return [one.__name__ for one in classes if settings <= inspect.signature(one).parameters.keys()]

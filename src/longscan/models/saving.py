@@ -12,6 +12,7 @@ from torch import Tensor
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 SHARDS = "model.safetensors.index.json"  # of checkpoints of transformers in several files
+RUN_SETTINGS = "settings.yaml"  # of the folder of a run, as `longscan train` writes it
 HEADER = "longscan"  # entry in the header of the weights, with the configuration and the checksum
 NO_DOWNLOAD = (
     "; nothing is downloaded: for a name on the Hugging Face hub, pass the folder in its cache that "
@@ -76,6 +77,8 @@ def read_model(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
             text = f"{folder / name} does not exist; a saved model is a folder with {CONFIG} and {WEIGHTS}"
             if (folder / SHARDS).is_file():
                 text += "; longscan.models.from_transformers reads a checkpoint of transformers in several files"
+            if (folder / RUN_SETTINGS).is_file():
+                text += f"; longscan.training.Run({str(folder)!r}).model() reads the model of a run"
             raise FileNotFoundError(text if folder.is_dir() else text + NO_DOWNLOAD)
     try:
         with safe_open(folder / WEIGHTS, "pt") as file:

@@ -269,8 +269,8 @@ def _find_layout(
         return "long"
     shown = ", ".join(columns[:8]) + (", ..." if len(columns) > 8 else "")
     raise setting_error(
-        "id", None, f"the column that says to which series a row of {path} belongs (`--id`, and `--time` for its time), or `layout` "
-        f"must be wide if each row is a series; its columns are {shown}"
+        "id", None, f"the column that says to which series a row of {path} belongs (`--id`, and `--time` for its time), or "
+        f"`layout` must be wide if each row is a series; its columns are {shown}"
     )  # fmt: skip
 
 
