@@ -326,6 +326,25 @@ def test_gradients_of_short_packed_sequences_are_accurate() -> None:
         assert (fast - exact).norm() <= 4 * (plain - exact).norm() + 2.0**-21 * exact.norm()
 
 
+@pytest.mark.parametrize(("slice_bytes", "launches"), [(2**20, 8), (1, 16)])
+def test_launches_of_a_slice(slice_bytes: int, launches: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three launches forward, and backward four for each slice of the gradients of the angles and one for their sums."""
+    unitary = import_module("longscan.ops.unitary_scan.triton.launch")
+    kernels, launch = [], unitary.launch
+    monkeypatch.setattr(unitary, "launch", lambda kernel, *args, **kw: kernels.append(kernel) or launch(kernel, *args, **kw))
+    for name in ("SINGLE_SLICE_BYTES", "SLICE_BYTES"):
+        monkeypatch.setattr(unitary, name, slice_bytes)
+    monkeypatch.setattr(unitary, "SCAN_TILES", {32: unitary.ScanTile(16, 32, 1, 3)})
+    monkeypatch.setattr(unitary, "programs_to_fill", lambda _: 1)
+    inputs = floats(example("unitary_scan", torch.float64, length=40, masked=False))
+    truth = run_backend("unitary_scan", inputs, "reference")
+    single = {name: x.float() for name, x in inputs.items()}
+    fast, plain = run_backend("unitary_scan", move_to_device(single), "triton"), run_backend("unitary_scan", single, "eager")
+    assert len(kernels) == launches
+    for exact, found, eager in zip(truth, fast, plain, strict=True):
+        assert (found - exact).norm() <= 4 * (eager - exact).norm() + 2.0**-20 * exact.norm()
+
+
 @pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")  # numpy's, in the interpreter
 def test_infinite_cotangent_gives_no_finite_gradient() -> None:
     generator = torch.Generator().manual_seed(0)

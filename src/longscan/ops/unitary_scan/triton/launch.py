@@ -169,7 +169,7 @@ def divide_steps(batch: int, length: int, channels: int, states: int, device: to
     T, row = scan_tile(channels).steps, bytes_per_step(batch, channels, states)
     programs, wanted = batch * divide_lanes(channels, states).BLOCKS, programs_to_fill(device)
     parallel = programs * 2 <= wanted
-    most = slice_bytes(length, row) // row
+    most = (SINGLE_SLICE_BYTES if is_single_slice(length, row) else SLICE_BYTES) // row
     if parallel:
         at_once = ceil_div(wanted, programs)
         most = min(ceil_div(length, at_once), most // at_once)
@@ -183,9 +183,9 @@ def divide_steps(batch: int, length: int, channels: int, states: int, device: to
     return Chunks(steps, number, parallel and number > 1)
 
 
-def slice_bytes(length: int, row: int) -> int:
-    """Return the bytes that a slice may take, for `row` bytes a step."""
-    return SINGLE_SLICE_BYTES if length * row <= SINGLE_SLICE_BYTES else SLICE_BYTES
+def is_single_slice(length: int, row: int) -> bool:
+    """Return whether the gradients of the angles of all steps, `row` bytes each, are in memory at the same time."""
+    return length * row <= SINGLE_SLICE_BYTES
 
 
 def chunk_states_shape(u: Tensor, states: int) -> tuple[int, int]:
@@ -501,11 +501,10 @@ def backward(
 def divide_chunks(p: Problem) -> Iterator[tuple[int, int]]:
     """Yield slices [first, stop) of the chunks, from the last to the first. A traced graph depends on their number only."""
     row, each = bytes_per_step(p.batch, p.D, p.N), 1
-    limit = slice_bytes(p.L, row)
-    if limit == SINGLE_SLICE_BYTES:
+    if is_single_slice(p.L, row):
         each = p.chunks.number
     elif p.chunks.parallel:
-        each = max(1, limit // (row * p.chunks.steps))
+        each = max(1, SLICE_BYTES // (row * p.chunks.steps))
     for i in range(ceil_div(p.chunks.number, each)):
         stop = p.chunks.number - i * each
         yield max(0, stop - each), stop
