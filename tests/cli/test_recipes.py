@@ -97,10 +97,11 @@ ROWS = [
 @pytest.mark.slow
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.id)
 def test_row_makes_an_update(row: PublishedRow, tmp_path: Path) -> None:
-    """Rows that replace settings of a shared recipe, such as its blocks."""
+    """Rows that replace settings of a shared recipe, such as its blocks. The made-up genomes have other species and no chromosomes."""
     assert row.recipe is not None
+    left_out = "training.capture", *(["task."] if row.data == "genomes" else [])
     values = {name: value if isinstance(value, str) else json.dumps(value) for name, value in row.settings.items()}
-    words = [f"--{name}={value}" for name, value in values.items() if name != "training.capture"]
+    words = [f"--{name}={value}" for name, value in values.items() if not name.startswith(left_out)]
     settings = parse_settings([*shorten_recipe(ROOT / row.recipe, tmp_path), *words, "--training.steps", "1"])
     assert (train(settings, tmp_path / "run").result or {})["status"] == "finished"
 
