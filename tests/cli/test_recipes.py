@@ -97,7 +97,7 @@ ROWS = [
 @pytest.mark.slow
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.id)
 def test_row_makes_an_update(row: PublishedRow, tmp_path: Path) -> None:
-    """Rows that replace settings of a shared recipe, such as its blocks. The made-up genomes have other species and no chromosomes."""
+    """Rows that replace settings of a shared recipe, such as its blocks; the made-up genomes have other species."""
     assert row.recipe is not None
     left_out = "training.capture", *(["task."] if row.data == "genomes" else [])
     values = {name: value if isinstance(value, str) else json.dumps(value) for name, value in row.settings.items()}
