@@ -68,7 +68,7 @@ def test_list_is_at_most_100_columns_wide_and_shows_each_row(
     assert max(map(len, lines)) <= 100
     assert sum(line.rstrip() == "aussm/table1" for line in lines) == 1, "own and cited figures of a table stand together"
     line, _ = [line for line in lines if line.startswith("parity/ma ")]  # of table1 and of table1-released
-    assert line.split() == ["parity/ma", "1.00", "parity", "generated", "5", "100,000", "15", "not", "run"]
+    assert line.split() == ["parity/ma", "1.00", "parity", "generated", "10", "100,000", "30", "not", "run"]
     line, _ = [line for line in lines if line.startswith("parity/aa ")]
     assert line.split()[-6:] == ["generated", "5", "100,000", "135", "not", "run"], "one line with the minutes of nine settings"
     assert sum(line.startswith("heartbeat ") and "missing" in line for line in lines) <= 1
