@@ -112,6 +112,7 @@ def test_wrong_sweep_file_fails(run_failing_command: Callable[..., str], sweep_f
     out = tmp_path / "out"
     assert "`--out` must be" in run_failing_command("sweep", sweep_file)
     assert "gone.yaml" in run_failing_command("sweep", tmp_path / "gone.yaml", "--out", out)
+    assert "--config runs/NAME/settings.yaml" in run_failing_command("sweep", tmp_path / "pumps.csv", "--out", out)
     assert "`--task` must be" in run_failing_command("sweep", "--out", out)
     sweep_file.write_text(FILE.replace("training.lr:", "training.rate:"))
     assert "`training.rate` is an unknown setting" in run_failing_command("sweep", sweep_file, "--out", out)

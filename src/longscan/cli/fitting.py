@@ -97,6 +97,9 @@ def sweep(
     from longscan.training.space import SweepConfig, read_config, read_sweep_file
 
     fields: dict[str, Any] = read_config(Path(out))[1].as_dict() if resume else {"command": command_line}
+    if file is not None and Path(file).suffix.lower() not in (".yaml", ".yml"):
+        advice = "for series of your own, train one run and give its settings: `longscan sweep --config runs/NAME/settings.yaml`"
+        raise SettingError(f"`FILE` must be a sweep file, which ends in .yaml, got {file}; {advice}")
     if file is not None:
         fields |= read_sweep_file(file, quick=asks_for_quick(settings))
     base = fields.pop("settings", None)
