@@ -96,8 +96,14 @@ def run_op(op: str, masked: bool, length: int) -> float:
     return max(errors)
 
 
-def run_all(rank: int, folder: str, cases: list[tuple[str, bool, int]]) -> None:
-    """Run the cases, arguments of `run_op`, on this process, and write the errors to a file."""
+def run_all(rank: int, folder: str, cases: list[tuple[str, bool, int]], programs: int) -> None:
+    """Run the cases, arguments of `run_op`, on this process, and write the errors to a file.
+
+    programs: how many fill the device, by which linear_scan and block2_scan divide the steps into chunks.
+    """
+    from longscan.ops import _gpu
+
+    _gpu.programs_to_fill = lambda _: programs
     speed_up_interpreter()
     torch.set_num_threads(1)
     distributed.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=SIZE)
@@ -107,21 +113,24 @@ def run_all(rank: int, folder: str, cases: list[tuple[str, bool, int]]) -> None:
 
 
 @pytest.mark.parametrize(
-    "cases",
+    ("cases", "programs"),
     [
-        [(op, True, 6) for op in ("linear constant pairs", "selective", "unitary pairs", "block2 pairs")],
+        ([(op, True, 6) for op in ("linear constant pairs", "selective", "unitary pairs", "block2 pairs")], 1),
         # several tiles in each piece
         pytest.param(
-            [(op, masked, 140) for op in OPS for masked in (False, True)], marks=[pytest.mark.slow, pytest.mark.timeout(600)]
+            [(op, masked, 140) for op in OPS for masked in (False, True)], 1, marks=[pytest.mark.slow, pytest.mark.timeout(600)]
         ),
+        pytest.param([(op, True, 80) for op in ("linear", "block2 pairs", "block2 constant")], 24, marks=pytest.mark.slow),
     ],
-    ids=["short", "long"],
+    ids=["short", "long", "chunks"],
 )
-def test_pieces_equal_the_whole(cases: list[tuple[str, bool, int]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pieces_equal_the_whole(
+    cases: list[tuple[str, bool, int]], programs: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pytest.importorskip("triton")
     monkeypatch.setenv("TRITON_INTERPRET", "1")  # to be read when Triton is imported, so that processes are not forked
     context = multiprocessing.get_context("spawn")
-    workers = [context.Process(target=run_all, args=(rank, str(tmp_path), cases)) for rank in range(SIZE)]
+    workers = [context.Process(target=run_all, args=(rank, str(tmp_path), cases, programs)) for rank in range(SIZE)]
     for process in workers:
         process.start()
     for process in workers:
