@@ -8,16 +8,25 @@ from longscan.estimators import SSMClassifier, SSMRegressor
 from longscan.estimators import features as features_module
 from longscan.estimators.features import (
     FEWEST_OUTPUTS,
+    FIRST,
+    INTERVALS,
+    KINDS,
     LARGEST_FEATURE,
+    OUTPUTS,
+    RAMP,
+    SECOND,
+    STATES,
+    THRESHOLDS,
     FeatureModel,
     StateFeatures,
     _deviation,
+    _Group,
     _mixture,
-    _Systems,
+    _part_weights,
     calibrated_features,
     choose_outputs,
 )
-from longscan.estimators.ridge import fit_ridge
+from longscan.estimators.ridge import fit_ridge, fit_scores, fit_values
 from longscan.estimators.series import StandardisedSeries
 
 DEFAULT = {"device": "cpu", "random_state": 0}
@@ -105,7 +114,7 @@ def test_there_are_fewer_outputs_for_more_data_and_less_time():
     assert choose_outputs(100, 100) > choose_outputs(5000, 1000) > choose_outputs(100_000, 1000) == FEWEST_OUTPUTS
     series = StandardisedSeries(np.random.default_rng(0).normal(size=(4, 50, 1)).astype(np.float32), np.full(4, 50), None)
     features = calibrated_features(series, CPU, np.random.RandomState(0), seconds=1e-9)
-    assert sum(group.mixture.shape[1] for group in features.first) == FEWEST_OUTPUTS
+    assert features.outputs == FEWEST_OUTPUTS
 
 
 def test_classifier_of_aeon_without_settings_of_a_stack_is_the_default():
@@ -136,36 +145,115 @@ def test_mixtures_read_few_columns(count):
         assert abs(share - np.log(2) / np.log(9)) < 0.06
 
 
-def test_features_of_an_output_are_shares_means_and_the_largest_value():
-    """Compared with the definitions at the top of the module, for thresholds that are far from all values."""
+def make_group(bounds: tuple[float, float] | None = (2.0, 8.0), outputs: int = 5) -> _Group:
     random = np.random.RandomState(0)
-    system = _Systems(np.ones((1, 2)), 10, False, random)
-    y = torch.tensor([[0.0, 10], [1, 10], [2, -10], [3, 10]])[None]
-    thresholds = torch.tensor([[1.5, 0.0], [0.5, 0], [2.5, 0]])
-    system.slope.fill_(1000.0)
-    system.offsets.copy_(0.5 - thresholds * 1000)
-    weights, positions = torch.full((1, 4), 0.25), (torch.arange(4.0)[None] + 0.5) / 4
-    features = system.summarise(y, weights, positions, None)[0].view(-1, 2)
-    share, position, second, third, mean, largest = features
-    assert share.tolist() == [0.5, 0.75]
-    torch.testing.assert_close(position, torch.tensor([(0.375 + 0.005) / 0.51, (0.34375 + 0.005) / 0.76]))
-    assert (second.tolist(), third.tolist()) == ([0.75, 0.75], [0.25, 0.75])
-    assert (mean.tolist(), largest.tolist()) == ([1.5, 5.0], [3.0, 10.0])
+    return _Group(lambda: random.standard_normal(2), bounds, outputs, random)
 
 
-def test_backward_systems_read_the_reversed_series_with_the_times_to_the_next_step():
-    random = np.random.RandomState(0)
-    system = _Systems(np.ones((1, 3)), 10, True, random)
-    u, elapsed = torch.randn(2, 6, 1), torch.rand(2, 6) + 0.5
-    forward = _Systems(np.ones((1, 3)), 10, False, random)
-    forward.load_state_dict(system.state_dict())
+def test_outputs_are_those_of_the_recurrence():
+    group, u, elapsed = make_group(), torch.randn(2, 9, 2), torch.rand(2, 9) + 0.5
+    eigenvalues = torch.complex(*group.eigenvalues.unbind(1))
+    assert (eigenvalues.real < -1 / 8 + 1e-6).all()
+    assert (eigenvalues.real > -1 / 2 - 1e-6).all()
+    until_next = torch.cat([elapsed[:, 1:], torch.ones(2, 1)], 1)
+    half = STATES // 2
+    for times in (None, (elapsed, until_next)):
+        states = torch.zeros(2, 9, STATES, dtype=torch.complex64)
+        for own, steps, before in ((slice(half), range(9), -1), (slice(half, None), reversed(range(9)), 1)):
+            x = torch.zeros(2, half, dtype=torch.complex64)
+            for step in steps:
+                factor = (eigenvalues[own] * (1 if times is None else times[before > 0][:, step, None])).exp()
+                x = factor * x + (1 - factor.abs()) * (u[:, step] @ group.mixture[:, own])
+                states[:, step, own] = x
+        outputs = torch.view_as_real(states).flatten(2) @ group.readout + group.bias
+        torch.testing.assert_close(group(u, times and elapsed), outputs.permute(2, 0, 1), atol=1e-5, rtol=1e-4)
+    memoryless = make_group(None)
+    expected = u @ memoryless.mixture @ memoryless.readout + memoryless.bias
+    torch.testing.assert_close(memoryless(u, elapsed), expected.permute(2, 0, 1))
+
+
+def test_thresholds_are_quantiles_of_standardised_outputs():
+    group, random = make_group(outputs=40), np.random.RandomState(1)
+    u, steps = torch.randn(4, 300, 2), torch.arange(300) < torch.tensor([[300], [300], [100], [250]])
     with torch.no_grad():
-        torch.testing.assert_close(system(u, None, None), forward(u.flip(1), None, None).flip(1))
-        until_next = torch.cat([elapsed[:, 1:], torch.ones(2, 1)], 1)
-        torch.testing.assert_close(system(u, None, elapsed), forward(u.flip(1), None, until_next.flip(1)).flip(1))
-        valid = torch.arange(6) < torch.tensor([[6], [4]])
-        padded, short = system(u, valid, elapsed), system(u[1:, :4], None, elapsed[1:, :4])
-        torch.testing.assert_close(padded[1:, :4], short)
+        group.calibrate(u, steps, None, random)
+        y = group(u, None)[:, steps]
+    torch.testing.assert_close(y.mean(1), torch.zeros(40), atol=1e-4, rtol=0)
+    torch.testing.assert_close(y.std(1, correction=0), torch.ones(40), atol=1e-3, rtol=0)
+    shares = (y[None] > group.thresholds[..., None]).float().mean(2)
+    middle, tails = shares[: THRESHOLDS // 2], shares[THRESHOLDS // 2 :]
+    assert 0.4 < middle.mean() < 0.6
+    assert tails.clamp_max(0.5).minimum(1 - tails).median() < 0.1 < middle.minimum(1 - middle).median()
+
+
+@pytest.mark.parametrize("length", [8, 11])
+def test_features_of_an_output_are_those_of_their_definition(length):
+    """Compared with the definitions at the top of the module, for thresholds that are far from all values."""
+    group = make_group(outputs=2)
+    group.thresholds.fill_(99)
+    group.thresholds[:3] = torch.tensor([[1.5, 0.0], [0.5, 0], [2.5, 0]])
+    inputs, valid = torch.zeros(1, 11, 1), torch.arange(11)[None] < length
+    y = torch.randint(-9, 9, (2, 1, 11), generator=torch.Generator().manual_seed(0)) + 0.25
+    distribution, intervals, extremes = group.summarise(y, _part_weights(inputs, valid), ~valid)
+    known, above = y[:, 0, :length], (y[:, 0, :length] > torch.tensor([[1.5], [0.0]])).float()
+    assert RAMP < 0.25
+    torch.testing.assert_close(distribution[0, :2], above.mean(1))
+    torch.testing.assert_close(distribution[0, 2:4], (known > torch.tensor([[0.5], [0]])).float().mean(1))
+    torch.testing.assert_close(distribution[0, -2:], known.std(1, correction=0))
+    torch.testing.assert_close(extremes[0], torch.cat([known.amax(1), known.amin(1)]))
+    part = (torch.arange(length) + 0.5) / length
+    expected = [above[:, (part * count).floor() == number].mean(1) for count in INTERVALS for number in range(count)]
+    torch.testing.assert_close(intervals[0].view(2, -1), torch.stack(expected, 1))
+
+
+def test_families_are_the_groups_and_kinds_of_the_features():
+    random = np.random.RandomState(0)
+    features = StateFeatures(2, 30, 16, random)
+    assert features.n_features == (FIRST + SECOND) * 2 * (THRESHOLDS + 3 + sum(INTERVALS))
+    inputs = torch.randn(3, 30, 2)
+    features.calibrate(inputs, None, None, random)
+    with torch.no_grad():
+        group, y = next(features._outputs(inputs, None, None))
+        parts = group.summarise(y, _part_weights(inputs, None), None)
+    assert [part.shape[1] for part in parts] == np.bincount(features.families[features.families[:, 0] == 0, 1]).tolist()
+    assert len(parts) == len(KINDS)
+
+
+def test_families_that_determine_the_targets_have_larger_factors():
+    """One family is noise; the other determines the targets."""
+    random = np.random.default_rng(0)
+    features, kinds = random.standard_normal((30, 50)), np.repeat([0, 1], [40, 10])
+    targets = features[:, 40:] @ random.standard_normal((10, 1))
+    families = np.stack([np.zeros(50, np.int64), kinds], 1)
+    plain, chosen = fit_values(features, targets), fit_values(features, targets, families=families)
+    assert chosen.error < 0.1 * plain.error
+    assert np.abs(chosen.weight[:, :40]).max() < 0.1 * np.abs(chosen.weight[:, 40:]).max()
+    predicted = ((features - chosen.mean) * chosen.scale) @ chosen.weight.T + chosen.bias
+    np.testing.assert_allclose(predicted, targets, atol=0.5)
+    labels = (targets[:, 0] > 0).astype(np.int64)
+    assert fit_scores(features, labels, families=families).error < 0.5 * fit_scores(features, labels).error
+
+
+def test_factors_enlarge_the_features_that_the_penalty_is_for():
+    random = np.random.default_rng(0)
+    features, targets, factors = random.standard_normal((12, 40)), random.standard_normal((12, 2)), random.uniform(0.5, 2, 40)
+
+    def loss(outputs: np.ndarray) -> float:
+        return float(np.mean((outputs - targets) ** 2))
+
+    fit = fit_ridge(features, targets, loss, factors=factors)
+    Z = (features - features.mean(0)) / features.std(0) * factors
+    inner = np.linalg.solve(Z @ Z.T + fit.penalty * 40 * np.eye(12), targets - targets.mean(0))
+    np.testing.assert_allclose(fit.weight.T, factors[:, None] * (Z.T @ inner), rtol=1e-6, atol=1e-9)
+
+
+def test_weights_of_parts_are_those_of_means():
+    valid = torch.arange(9) < torch.tensor([[9], [5]])
+    weights = _part_weights(torch.zeros(2, 9, 1), valid)
+    assert weights.shape == (2, 9, 1 + sum(INTERVALS))
+    torch.testing.assert_close(weights.sum(1)[0], torch.ones(1 + sum(INTERVALS)))
+    assert weights[1, :, 0].tolist() == pytest.approx([0.2] * 5 + [0] * 4)
+    assert weights[1, :, 1].tolist() == pytest.approx([1 / 2, 1 / 2, 0, 0, 0, 0, 0, 0, 0]), "of the first half"
 
 
 def test_outputs_are_reduced_to_the_time_that_is_left(monkeypatch):
@@ -180,10 +268,10 @@ def test_outputs_are_reduced_to_the_time_that_is_left(monkeypatch):
     monkeypatch.setattr(StateFeatures, "__init__", record)
     series = StandardisedSeries(np.random.default_rng(0).normal(size=(4, 50, 1)).astype(np.float32), np.full(4, 50), None)
     for seconds, expected in (
-        (20.0, [768]),
-        (19.0, [768, int(0.8 * 768 * 8.5 / 20)]),
-        (19.9, [768, 288]),
-        (11.0, [768, FEWEST_OUTPUTS]),
+        (20.0, [OUTPUTS]),
+        (19.0, [OUTPUTS, int(0.8 * OUTPUTS * 8.5 / 20)]),
+        (19.9, [OUTPUTS, int(0.8 * OUTPUTS * 9.4 / 20)]),
+        (11.0, [OUTPUTS, FEWEST_OUTPUTS]),
     ):
         times = iter([0, 10, 10.5, 11, 11.1])  # 10 seconds for all series, for which 20 seconds are expected; then little
         monkeypatch.setattr(features_module, "monotonic", lambda times=times: next(times))

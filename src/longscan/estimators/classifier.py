@@ -185,8 +185,8 @@ class SSMClassifier(ClassifierMixin, SeriesEstimator):
     def _losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
         return cross_entropy(outputs, targets, reduction="none")
 
-    def _regression(self, features: np.ndarray, examples: Examples) -> RidgeFit:
-        return fit_scores(features, examples.targets.numpy(), examples.weights)
+    def _regression(self, features: np.ndarray, families: np.ndarray, examples: Examples) -> RidgeFit:
+        return fit_scores(features, examples.targets.numpy(), examples.weights, families)
 
     def _errors(self, outputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
         return {"error": (outputs.argmax(1) != targets).float(), **super()._errors(outputs, targets)}

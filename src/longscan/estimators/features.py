@@ -1,21 +1,29 @@
-"""Features of series without training: outputs of two layers of random S4D systems, summarised over time.
+"""Features of series without training: outputs of random diagonal state space systems, summarised over time.
 
-    u = standardised channels and their differences from step to step           (L, 2 C)
-    y = S4D(u P)        P, eigenvalues and readout of the systems are random     (L, outputs)
-    h = relu((y' - mean) / deviation)        y': the first `hidden` columns of y
-    z = S4D(h Q)        a second layer of systems with random parameters         (L, outputs / 2)
+A group of systems has the states
 
-A feature is a number for each column of y and z: shares of steps above thresholds, the mean, the largest value, and the mean
-position of the steps above a threshold. Thresholds are quantiles of the outputs for the series of the fit. A step counts by a
-ramp from 0 to 1 around the threshold, `RAMP` deviations wide, so that rounding errors do not change features.
+    x_k = exp(lambda tau_k) x_{k-1} + (1 - |exp(lambda tau_k)|) (P u_k)          complex, one eigenvalue lambda for each state
 
-The time constants of the systems are log-uniform from `SHORTEST` steps to `LONGEST` times the length of the series, the
-frequencies are uniform up to `CYCLES` half turns in a time constant, so that impulse responses are damped waves of all durations
-and few cycles. Half of the systems read the series from its end to its start.
+of columns u_k: the standardised channels and their differences from step to step, or, in the second layer, max(0, y) of some
+outputs y of the first. tau_k is 1, or the time since the step before. The outputs are y_k = Re(C x_k); each reads few states, and
+each state few columns, with random weights. The time constants of a group are log-uniform between two bounds; the bounds of all
+groups together go from `SHORTEST` steps to `LONGEST` times the length of the series, at most `MOST` steps. Half of the states
+read the series from its end. The first group of a layer has no memory:
+there x_k = P u_k.
+
+The features of an output, with shares of steps above a threshold, which are `THRESHOLDS` random quantiles of the outputs for the
+series of the fit:
+
+- distribution: the shares, and the deviation of the output;
+- intervals: for the first threshold, the shares in the halves, quarters and eighths of the series;
+- extremes: the largest and the smallest output.
+
+A step counts by a ramp from 0 to 1 around the threshold, `RAMP` deviations wide, so that rounding errors do not change features.
 """
 
 import math
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from time import monotonic
 from typing import Self, cast
 
@@ -25,85 +33,132 @@ from torch import Tensor, nn
 
 from longscan.estimators.ridge import RidgeFit
 from longscan.estimators.series import StandardisedSeries
-from longscan.layers import S4D
+from longscan.ops.linear_scan import linear_scan
 
-GROUP = 64  # outputs that are computed together
-HIDDEN = 128  # outputs of the first layer that the second reads
-PAIRS = 2  # conjugate pairs of eigenvalues of a system
-THRESHOLDS = 3
-SHORTEST, LONGEST, CYCLES = 2.0, 2.0, 2.0
-MIXED = 8  # columns at most that a system reads
+FIRST, SECOND = 8, 4  # groups of a layer, of which the first has no memory
+STATES = 16  # of a group
+THRESHOLDS = 6
+TAIL = 0.002  # smallest share of steps above or below a threshold in the tails of the outputs
+INTERVALS = (2, 4, 8)
+SHORTEST, LONGEST = 0.5, 2.0
+MOST = 600.0
+FASTEST = 2.0  # half turns in a time constant, at most
+MIXED = 8  # columns at most that a state reads, and states that an output reads
 RAMP = 0.05
-OUTPUTS = 768  # of the first layer
+OUTPUTS = 512  # of the first layer
 FEWEST_OUTPUTS = 64
-WORK = 4.6e8  # steps of all series times outputs from which outputs are fewer; two minutes on one thread
-MANY_SERIES, THEIR_OUTPUTS = 3000, 320  # the cost of the regression grows with the cube of the smaller of series and features
+HIDDEN = 8  # outputs of each group of the first layer that the second reads
+WORK = 4e9  # steps of all series times outputs from which outputs are fewer
+MANY_SERIES, THEIR_OUTPUTS = 3000, 96  # the cost of the regression grows with the cube of the smaller of series and features
 STEPS_AT_ONCE = 8192  # of the series of a batch
-CALIBRATION_STEPS = 32768
+CALIBRATION_STEPS, CALIBRATION_LENGTH = 16384, 2048  # of the series by which thresholds are chosen, together and each
 LARGEST_FEATURE = 20.0  # deviations from the mean; one that is nearly constant in the fit can be thousands elsewhere
+KINDS = ("distribution", "intervals", "extremes")
 
 
-class _Systems(nn.Module):
-    """A group of single-input systems that read random mixtures of the columns of a series, forwards or backwards in time."""
+class _Group(nn.Module):
+    """States with time constants in one range, and outputs that read them.
+
+    Args:
+        columns: number of columns that the states may read, by a function that returns the weights of one state.
+        shortest, longest: the range of the time constants, in steps; None for states without memory.
+        outputs: number of outputs.
+        random: generator of the parameters.
+    """
 
     mixture: Tensor
-    slope: Tensor
-    offsets: Tensor
+    eigenvalues: Tensor
+    readout: Tensor
+    bias: Tensor
+    thresholds: Tensor
 
-    def __init__(self, mixture: np.ndarray, length: int, reverse: bool, random: np.random.RandomState) -> None:
+    def __init__(
+        self,
+        columns: Callable[[], np.ndarray],
+        bounds: tuple[float, float] | None,
+        outputs: int,
+        random: np.random.RandomState,
+    ) -> None:
         super().__init__()
-        count = mixture.shape[1]
-        self.reverse = reverse
-        self.layer = S4D(count, d_state=2 * PAIRS)
-        time_constants = np.exp(random.uniform(np.log(SHORTEST), np.log(max(2 * SHORTEST, LONGEST * length)), count))
-        spread = np.exp(random.uniform(-0.5, 0.5, (count, PAIRS)))
-        angles = random.uniform(0, CYCLES * np.pi, (count, PAIRS))
-        readout = random.standard_normal((count, PAIRS, 2))
-        steps = np.minimum(angles / time_constants[:, None], np.pi) * time_constants[:, None]
-        with torch.no_grad():
-            self.layer.log_dt.copy_(torch.from_numpy(-np.log(time_constants)))
-            self.layer.A_log.copy_(torch.from_numpy(np.log(spread)))
-            self.layer.A_imag.copy_(torch.from_numpy(steps))
-            self.layer.C.copy_(torch.from_numpy(readout))
-            self.layer.D.zero_()
-        self.register_buffer("mixture", torch.from_numpy(mixture.astype(np.float32)))
-        self.register_buffer("slope", torch.ones(count))
-        self.register_buffer("offsets", torch.zeros(THRESHOLDS, count))
+        self.has_memory = bounds is not None
+        shortest, longest = bounds or (1.0, 1.0)
+        time_constants = np.exp(random.uniform(np.log(shortest), np.log(longest), STATES))
+        angles = random.uniform(0, 1, STATES) * np.minimum(FASTEST * np.pi / time_constants, np.pi)
+        readout = np.stack([_mixture(STATES, random) for _ in range(outputs)], 1)
+        parts = 2 if self.has_memory else 1
+        readout = readout[:, None] * random.standard_normal((STATES, parts, outputs))
 
-    def forward(self, u: Tensor, valid: Tensor | None, elapsed: Tensor | None) -> Tensor:
-        """Return the outputs (n, L, count) for columns u (n, L, columns)."""
-        u = u @ self.mixture
-        if not self.reverse:
-            return cast("Tensor", self.layer(u, valid=valid, elapsed=elapsed))
-        if elapsed is not None:  # the time to the following step, 1 at the last step
-            elapsed = elapsed if valid is None else elapsed.where(valid, 1.0)
-            elapsed = torch.cat([torch.ones_like(elapsed[:, :1]), elapsed[:, 1:].flip(1)], 1)
-        y = self.layer(u.flip(1), valid=None if valid is None else valid.flip(1), elapsed=elapsed)
-        return cast("Tensor", y.flip(1))
+        def buffer(name: str, values: np.ndarray) -> None:
+            self.register_buffer(name, torch.from_numpy(values.astype(np.float32)))
 
-    def calibrate(self, values: Tensor, random: np.random.RandomState) -> None:
-        """Choose the thresholds. values: (steps, count), outputs."""
-        ordered = values.sort(0).values
-        ranks = torch.from_numpy(random.uniform(size=(THRESHOLDS, values.shape[1]))) * (len(ordered) - 1)
-        thresholds = ordered.gather(0, ranks.long().to(values.device))
-        self.slope.copy_(1 / (RAMP * values.std(0, correction=0).clamp_min(1e-6)))
-        self.offsets.copy_(0.5 - thresholds * self.slope)
+        buffer("mixture", np.stack([columns() for _ in range(STATES)], 1))
+        buffer("eigenvalues", np.stack([-1 / time_constants, angles], 1))
+        buffer("readout", readout.reshape(parts * STATES, outputs))
+        buffer("bias", np.zeros(outputs))
+        buffer("thresholds", np.zeros((THRESHOLDS, outputs)))
 
-    def summarise(self, y: Tensor, weights: Tensor, positions: Tensor, valid: Tensor | None) -> Tensor:
-        """Return the features (n, (THRESHOLDS + 3) count) of outputs y (n, L, count).
+    def forward(self, u: Tensor, elapsed: Tensor | None, memory: Tensor | None = None) -> Tensor:
+        """Return the outputs (outputs, n, L) for columns u (n, L, columns). memory: where they are written, of their shape."""
+        x = self._states(u, elapsed)
+        out = None if memory is None else memory.flatten(1)
+        y = torch.addmm(self.bias[:, None], self.readout.T, x.flatten(0, 1).T, out=out)
+        return y.view(-1, *x.shape[:2])
 
-        weights: (n, L), 1 / length, 0 in the padding. positions: (n, L), of the steps, from 0 to 1.
+    def _states(self, u: Tensor, elapsed: Tensor | None) -> Tensor:
+        """Return the real numbers of the states, (n, L, STATES) or (n, L, 2 STATES)."""
+        driven = u @ self.mixture
+        if not self.has_memory:
+            return driven
+        parts = []
+        for reverse, own in ((False, slice(STATES // 2)), (True, slice(STATES // 2, None))):
+            decay, angle = self.eigenvalues[own].unbind(1)
+            if elapsed is not None:
+                times = torch.cat([elapsed[:, 1:], torch.ones_like(elapsed[:, :1])], 1) if reverse else elapsed
+                decay, angle = times[..., None] * decay, times[..., None] * angle
+            size = decay.exp()
+            factor = torch.stack([size * angle.cos(), size * angle.sin()], -1)
+            drive = driven[..., own] * (1 - size)
+            drive = torch.stack([drive, torch.zeros_like(drive)], -1)
+            parts.append(linear_scan(factor, drive, pairs=True, reverse=reverse)[0])
+        return torch.cat(parts, 2).flatten(2)
+
+    def calibrate(self, u: Tensor, steps: Tensor, elapsed: Tensor | None, random: np.random.RandomState) -> None:
+        """Choose scales and thresholds by columns of some series. steps: (n, L) bool, those that are not padding."""
+        self.readout.mul_(1 / _deviation(self._states(u, elapsed)[steps])[:, None])
+        y = self(u, elapsed)[:, steps]
+        scale = 1 / _deviation(y.T)
+        self.readout.mul_(scale)
+        self.bias.copy_(-y.mean(1) * scale)
+        ordered = np.sort((y * scale[:, None] + self.bias[:, None]).cpu().numpy(), 1)
+        ranks = random.uniform(size=self.thresholds.shape)
+        tails = np.exp(np.log(TAIL) + ranks * np.log(0.5 / TAIL))
+        tails = np.where(random.uniform(size=tails.shape) < 0.5, tails, 1 - tails)
+        ranks = np.concatenate([ranks[: THRESHOLDS // 2], tails[THRESHOLDS // 2 :]])
+        chosen = np.take_along_axis(ordered, (ranks * (ordered.shape[1] - 1)).astype(np.int64).T, 1)
+        self.thresholds.copy_(torch.from_numpy(chosen.T.copy()))
+
+    def summarise(self, y: Tensor, weights: Tensor, padding: Tensor | None, memory: Tensor | None = None) -> list[Tensor]:
+        """Return the features of each of `KINDS`, (n, F), of outputs y (outputs, n, L).
+
+        weights: (n, L, 1 + sum(INTERVALS)), of the steps in the mean over the series and in those over its parts. padding: (n, L)
+        bool, None without. memory: for intermediate values, of the shape of y.
         """
-        both = torch.stack([weights, weights * positions], 1)
-        scaled = y * self.slope
-        moments = both @ (scaled + self.offsets[0]).clamp(0, 1)
-        share, position = moments[:, 0], moments[:, 1]
-        features = [share, (position + 0.005) / (share + 0.01)]
-        for offset in self.offsets[1:]:
-            features.append((weights[:, None] @ (scaled + offset).clamp(0, 1))[:, 0])
-        features.append((weights[:, None] @ y)[:, 0])
-        features.append((y if valid is None else y.masked_fill(~valid[..., None], -math.inf)).amax(1))
-        return torch.cat(features, 1)
+
+        def mean(values: Tensor) -> Tensor:  # (n, outputs)
+            if padding is None:
+                return values.mean(2).T
+            return (values.transpose(0, 1) @ weights[..., :1])[..., 0]
+
+        def above(threshold: Tensor) -> Tensor:
+            return torch.add(0.5 - threshold[:, None, None] / RAMP, y, alpha=1 / RAMP, out=memory).clamp_(0, 1)
+
+        first = above(self.thresholds[0]).transpose(0, 1) @ weights
+        shares = [first[..., 0], *(mean(above(threshold)) for threshold in self.thresholds[1:])]
+        deviation = (mean(torch.mul(y, y, out=memory)) - mean(y) ** 2).clamp_min(0).sqrt()
+        largest = y if padding is None else y.masked_fill(padding, -math.inf)
+        smallest = y if padding is None else y.masked_fill(padding, math.inf)
+        extremes = [largest.amax(2).T, smallest.amin(2).T]
+        return [torch.cat([*shares, deviation], 1), first[..., 1:].flatten(1), torch.cat(extremes, 1)]
 
 
 class StateFeatures(nn.Module):
@@ -112,54 +167,55 @@ class StateFeatures(nn.Module):
     Args:
         channels: number of channels, C.
         length: of the longest series.
-        outputs: number of systems of the first layer; the second has half as many.
+        outputs: number of outputs of the first layer; the second has half as many.
         random: generator of the parameters.
+
+    Attributes:
+        families: (n_features, 2), the group of each feature, and which of `KINDS` it is.
 
     `calibrate` must be called before `forward`.
     """
 
     difference_scale: Tensor
-    hidden_mean: Tensor
-    hidden_scale: Tensor
 
     def __init__(self, channels: int, length: int, outputs: int, random: np.random.RandomState) -> None:
         super().__init__()
         self.channels, self.outputs = channels, outputs
-        hidden = min(HIDDEN, outputs)
         self.register_buffer("difference_scale", torch.ones(channels))
-        self.register_buffer("hidden_mean", torch.zeros(hidden))
-        self.register_buffer("hidden_scale", torch.ones(hidden))
-
-        def systems(total: int, columns: Callable[[], np.ndarray]) -> nn.ModuleList:
-            groups = nn.ModuleList()
-            for number, first in enumerate(range(0, total, GROUP)):
-                mixture = np.stack([columns() for _ in range(min(GROUP, total - first))], 1)
-                groups.append(_Systems(mixture, length, bool(number % 2), random))
-            return groups
+        each = outputs // FIRST
+        hidden = min(HIDDEN, each)
 
         def of_channels() -> np.ndarray:
             column = _mixture(channels, random)
             nothing = np.zeros(channels)
             return np.concatenate([column, nothing] if random.uniform() < 0.5 else [nothing, column])
 
-        self.first = systems(outputs, of_channels)
-        self.second = systems(outputs // 2, lambda: _mixture(hidden, random))
+        def groups(count: int, columns: Callable[[], np.ndarray]) -> nn.ModuleList:
+            bounds = np.geomspace(SHORTEST, min(MOST, max(4 * SHORTEST, LONGEST * length)), max(1, count))
+            ranges = [None, *pairwise(bounds)][:count]
+            return nn.ModuleList(_Group(columns, bounds, each, random) for bounds in ranges)
+
+        self.first = groups(FIRST, of_channels)
+        self.second = groups(SECOND, lambda: _mixture(FIRST * hidden, random))
+        sizes = ((THRESHOLDS + 1) * each, sum(INTERVALS) * each, 2 * each)
+        kinds = np.tile(np.repeat(np.arange(len(KINDS)), sizes), FIRST + SECOND)
+        self.families = np.stack([np.repeat(np.arange(FIRST + SECOND), sum(sizes)), kinds], 1)
 
     @property
     def n_features(self) -> int:
         """Number of features."""
-        return sum((THRESHOLDS + 3) * group.mixture.shape[1] for group in self._groups())
-
-    def _groups(self) -> list[_Systems]:
-        return cast("list[_Systems]", [*self.first, *self.second])
+        return len(self.families)
 
     def forward(self, inputs: Tensor, valid: Tensor | None = None, elapsed: Tensor | None = None) -> Tensor:
         """Return the features (n, n_features) of series inputs (n, L, C). valid: (n, L) bool, padding on the right."""
-        lengths = inputs.new_full((len(inputs), 1), inputs.shape[1]) if valid is None else valid.sum(1, keepdim=True).to(inputs)
-        steps = torch.arange(inputs.shape[1], device=inputs.device).to(inputs)
-        weights = (steps < lengths).to(inputs) / lengths
-        positions = (steps + 0.5) / lengths
-        found = [group.summarise(y, weights, positions, valid) for group, y in self._outputs(inputs, valid, elapsed)]
+        weights = _part_weights(inputs, valid)
+        padding = None if valid is None else ~valid
+        memory = None
+        if not (torch.is_grad_enabled() and inputs.requires_grad):  # two arrays, as new ones take longer than what is computed
+            memory = inputs.new_empty(2, self.outputs // FIRST, *inputs.shape[:2])
+        found: list[Tensor] = []
+        for group, y in self._outputs(inputs, valid, elapsed, memory=None if memory is None else memory[0]):
+            found += group.summarise(y, weights, padding, None if memory is None else memory[1])
         return torch.cat(found, 1)
 
     @torch.no_grad()
@@ -167,30 +223,39 @@ class StateFeatures(nn.Module):
         """Choose scales and thresholds by the outputs for some of the series of a fit; the arguments are those of `forward`."""
         steps = torch.ones(inputs.shape[:2], dtype=torch.bool, device=inputs.device) if valid is None else valid
         self.difference_scale.copy_(_deviation(self._differences(inputs, valid)[steps]))
-        for group, y in self._outputs(inputs, valid, elapsed, calibrating=True):
-            group.calibrate(y[steps], random)
+        for _ in self._outputs(inputs, valid, elapsed, lambda group, u: group.calibrate(u, steps, elapsed, random)):
+            pass
 
     def _outputs(
-        self, inputs: Tensor, valid: Tensor | None, elapsed: Tensor | None, calibrating: bool = False
-    ) -> Iterator[tuple[_Systems, Tensor]]:
-        """Yield each group of systems and its outputs (n, L, count). calibrating: choose mean and scale of the hidden ones."""
+        self,
+        inputs: Tensor,
+        valid: Tensor | None,
+        elapsed: Tensor | None,
+        prepare: Callable[[_Group, Tensor], None] | None = None,
+        memory: Tensor | None = None,
+    ) -> Iterator[tuple[_Group, Tensor]]:
+        """Yield each group of systems and its outputs (outputs, n, L).
+
+        prepare: called before with the group and its columns. memory: for the outputs, which the next ones then replace.
+        """
+        if valid is not None:
+            inputs = inputs.where(valid[..., None], 0.0)
+            elapsed = None if elapsed is None else elapsed.where(valid, 1.0)
         u = torch.cat([inputs, self._differences(inputs, valid) / self.difference_scale], 2)
         hidden: list[Tensor] = []
-        for group in cast("list[_Systems]", list(self.first)):
-            y = group(u, valid, elapsed)
-            if len(hidden) * GROUP < len(self.hidden_mean):
-                hidden.append(y)
+        for group in cast("list[_Group]", list(self.first)):
+            if prepare is not None:
+                prepare(group, u)
+            y = group(u, elapsed, memory)
+            hidden.append(y[:HIDDEN].clamp(0, 3))
             yield group, y
-        y = torch.cat(hidden, 2)[..., : len(self.hidden_mean)]
-        if calibrating:
-            values = y.flatten(0, 1) if valid is None else y[valid]
-            self.hidden_mean.copy_(values.mean(0))
-            self.hidden_scale.copy_(_deviation(values))
-        h = ((y - self.hidden_mean) / self.hidden_scale).clamp(0, 3)
+        u = torch.cat(hidden).permute(1, 2, 0).contiguous()
         if valid is not None:
-            h = h * valid[..., None]
-        for group in cast("list[_Systems]", list(self.second)):
-            yield group, group(h, valid, elapsed)
+            u *= valid[..., None]
+        for group in cast("list[_Group]", list(self.second)):
+            if prepare is not None:
+                prepare(group, u)
+            yield group, group(u, elapsed, memory)
 
     @staticmethod
     def _differences(inputs: Tensor, valid: Tensor | None) -> Tensor:
@@ -256,18 +321,28 @@ def calibrated_features(
     """
     count, length, channels = series.values.shape
     outputs = choose_outputs(count, length)
-    rows = np.sort(random.permutation(count)[: max(2, CALIBRATION_STEPS // length)])
+    sample = _sample(series, random)
+    share = sample.values.shape[0] * sample.values.shape[1] / (count * length)
     seed = int(random.randint(2**31 - 1))
     while True:
         own = np.random.RandomState(seed)
         start = monotonic()
         features = StateFeatures(channels, length, outputs, own).to(device)
-        features.calibrate(*series.batch(rows, device), own)
-        expected = (monotonic() - start) * (1 + count / len(rows))
+        features.calibrate(*sample.batch(np.arange(len(sample.lengths)), device), own)
+        expected = (monotonic() - start) * (1 + 1 / share)
         if seconds is None or expected <= seconds or outputs == FEWEST_OUTPUTS:
             return features
         seconds -= monotonic() - start
         outputs = max(FEWEST_OUTPUTS, min(outputs // 2, int(0.8 * outputs * seconds / expected)))
+
+
+def _sample(series: StandardisedSeries, random: np.random.RandomState) -> StandardisedSeries:
+    """Return windows of some series, of about `CALIBRATION_STEPS` steps together."""
+    length = min(series.values.shape[1], CALIBRATION_LENGTH)
+    rows = np.sort(random.permutation(len(series.lengths))[: max(2, CALIBRATION_STEPS // length)])
+    starts = random.uniform(size=len(rows)) * np.maximum(series.lengths[rows] - length + 1, 0)
+    windows = series.windows(np.stack([rows, starts.astype(np.int64)], 1), length)
+    return windows._replace(lengths=np.minimum(series.lengths[rows], length))
 
 
 def rows_at_once(length: int) -> int:
@@ -288,3 +363,19 @@ def _deviation(values: Tensor) -> Tensor:
     """Return the standard deviation of each column of (steps, columns); 1 for a constant one."""
     deviation = values.std(0, correction=0)
     return deviation.where(deviation > 1e-6, 1.0)
+
+
+def _part_weights(inputs: Tensor, valid: Tensor | None) -> Tensor:
+    """Return weights (n, L, 1 + sum(INTERVALS)) with which sums over steps are means over a series and over its equal parts.
+
+    A step is in the part of its middle; parts without steps, of series that are too short, have weights of 0.
+    """
+    n, length = inputs.shape[:2]
+    lengths = inputs.new_full((n, 1), length) if valid is None else valid.sum(1, keepdim=True).to(inputs)
+    steps = torch.arange(length, device=inputs.device).to(inputs)
+    columns = [(steps < lengths).to(inputs)[..., None] / lengths[..., None]]
+    for count in INTERVALS:
+        number = ((steps + 0.5) * count / lengths).floor()
+        member = (number[..., None] == torch.arange(count, device=inputs.device)).to(inputs)
+        columns.append(member / member.sum(1, keepdim=True).clamp_min(1))
+    return torch.cat(columns, 2)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
+from itertools import chain
 from time import monotonic
 from typing import Annotated, Any, Literal, NamedTuple, cast
 
@@ -21,7 +22,7 @@ from torch import Tensor, nn
 from longscan._devices import find_device
 from longscan._types import FractionBelowOne, NonNegativeFloat, PositiveFloat, PositiveInt, Rule, checked_value
 from longscan.engine import Callback, EarlyStopping, Engine, EpochLosses, NonFiniteLossError, StepResult, TimeLimit
-from longscan.estimators.features import GROUP, FeatureModel, calibrated_features, rows_at_once
+from longscan.estimators.features import STATES, FeatureModel, calibrated_features, rows_at_once
 from longscan.estimators.reading import (
     FittedChannels,
     Layout,
@@ -428,15 +429,15 @@ class SeriesEstimator(SavedEstimator):
         """Set `model_` to a regression from random features, and the curves to its leave-one-out and validation errors."""
         features = calibrated_features(series, device, random, seconds)
         values = self._model_outputs(features, series).numpy()
-        fit = self._regression(values, examples)
+        fit = self._regression(values, features.families, examples)
         model = FeatureModel.from_regression(features, fit).to(device)
         self.loss_curve_, self.validation_curve_ = [fit.error], None
         if validation is not None:
             self.validation_curve_ = [self._validation_errors(model, cast("Any", held), validation)]
         self.model_ = model
 
-    def _regression(self, features: np.ndarray, examples: Examples) -> RidgeFit:
-        """Return the ridge regression from features (n, F) to the targets of the examples."""
+    def _regression(self, features: np.ndarray, families: np.ndarray, examples: Examples) -> RidgeFit:
+        """Return the ridge regression from features (n, F) of some families (F, 2) to the targets of the examples."""
         raise NotImplementedError
 
     def _train(
@@ -501,7 +502,7 @@ class SeriesEstimator(SavedEstimator):
     def _threads(self, collection: Collection) -> Any:
         """Return a context in which torch uses the threads of `n_jobs`."""
         length = collection.values.shape[1]
-        width = self._stack_settings().d_model if self._has_stack() else GROUP
+        width = self._stack_settings().d_model if self._has_stack() else 2 * STATES
         return limited_threads(choose_threads(self.n_jobs, min(self._rows_at_once(length), len(collection)) * length * width))
 
     def _rows_at_once(self, length: int) -> int:
@@ -517,7 +518,7 @@ class SeriesEstimator(SavedEstimator):
 
     def _model_outputs(self, model: nn.Module, series: StandardisedSeries) -> Tensor:
         """Return a model's outputs (n, d_output) on the CPU, in evaluation mode; restore the mode."""
-        device, training = next(model.parameters()).device, model.training
+        device, training = next(chain(model.parameters(), model.buffers())).device, model.training
         parts, count = [], self._rows_at_once(series.values.shape[1])
         model.eval()
         with torch.no_grad():

@@ -108,8 +108,8 @@ class SSMRegressor(RegressorMixin, SeriesEstimator):
     def _losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
         return mse_loss(outputs, targets, reduction="none").mean(1)
 
-    def _regression(self, features: np.ndarray, examples: Examples) -> RidgeFit:
-        return fit_values(features, examples.targets.double().numpy(), examples.weights)
+    def _regression(self, features: np.ndarray, families: np.ndarray, examples: Examples) -> RidgeFit:
+        return fit_values(features, examples.targets.double().numpy(), examples.weights, families)
 
     def predict(self, X: Any, times: Any = None) -> Any:
         """Return predictions of the shape of y in fit, (n,) or (n, K); see `output`."""

@@ -13,10 +13,18 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy
 
 PENALTIES = tuple(10.0 ** (power / 2) for power in range(8, -9, -1))  # in units of the number of features
 TEMPERATURES = tuple(2.0 ** (power / 2) for power in range(-4, 7))  # factors of scores
 
+COMPARED = 300  # examples at most by which the shares of families of features are chosen
+STEPS, RATE, BETAS, PRIOR = 60, 0.15, (0.9, 0.999), 0.5  # of the search for these shares
+START = 3.0  # logarithm of the first ratio of kernel and penalty
+SHARPNESS, SHARPEST = 2.0, 4.0  # logarithms of the first and the largest factor of scores in the cross-entropy
+BLOCK = 512  # features that are standardised together, where they are more than the examples
 TIE = 1e-5  # errors that differ by less are equal; the largest penalty is then chosen
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
@@ -43,7 +51,11 @@ class RidgeFit(NamedTuple):
 
 
 def fit_ridge(
-    features: np.ndarray, targets: Array, loss: Callable[[Array], float], weights: Array | None = None
+    features: np.ndarray,
+    targets: Array,
+    loss: Callable[[Array], float],
+    weights: Array | None = None,
+    factors: Array | None = None,
 ) -> RidgeFit:
     """Fit a ridge regression with the penalty of lowest leave-one-out error.
 
@@ -52,27 +64,43 @@ def fit_ridge(
         targets: (n, K).
         loss: the mean error of outputs (n, K) for the examples.
         weights: of the examples, (n,), positive; None for equal ones.
+        factors: of the standardised features, (F,), by which their coefficients are penalised less; None for ones.
     """
-    n = len(features)
+    n, count = features.shape
     share = np.full(n, 1 / n) if weights is None else weights / weights.sum()
     root = np.sqrt(n * share)[:, None]
-    means = share @ features
-    Z = features.astype(np.float64) - means
-    deviations = np.sqrt(share @ Z**2)
-    varies = deviations > 1e-5 * np.abs(means) + 1e-12
-    scale = np.where(varies, 1 / np.where(varies, deviations, 1), 0)
-    Z *= scale * root
+    of_feature = np.ones(count) if factors is None else factors
+    is_wide = count > n
+    blocks = [slice(first, min(first + BLOCK, count)) for first in range(0, count, BLOCK)]
+    means, scale = np.zeros(count), np.zeros(count)
+    for block in blocks:
+        Z = features[:, block].astype(np.float64)
+        means[block] = share @ Z
+        deviations = np.sqrt(share @ (Z - means[block]) ** 2)
+        varies = deviations > 1e-5 * np.abs(means[block]) + 1e-12
+        scale[block] = np.where(varies, 1 / np.where(varies, deviations, 1), 0)
+
+    def standardised(block: slice) -> Array:
+        return np.asarray((features[:, block].astype(np.float64) - means[block]) * (scale[block] * of_feature[block]) * root)
+
     average = share @ targets
     Y = root * (targets - average)
-    is_wide = Z.shape[1] > n
-    values, vectors = np.linalg.eigh(Z @ Z.T if is_wide else Z.T @ Z)
+    if is_wide:
+        products = np.zeros((n, n))
+        for block in blocks:
+            Z = standardised(block)
+            products += Z @ Z.T
+    else:
+        Z = standardised(slice(None))
+        products = Z.T @ Z
+    values, vectors = np.linalg.eigh(products)
     kept = values > 1e-10 * max(values[-1], 1e-30)
     values, vectors = values[kept], vectors[:, kept]
     basis = vectors if is_wide else Z @ vectors / np.sqrt(values)  # (n, rank), orthonormal
     projected = basis.T @ Y
     best: tuple[float, float, Array] | None = None
     for penalty in PENALTIES:
-        shrinkage = values / (values + penalty * Z.shape[1])
+        shrinkage = values / (values + penalty * count)
         residual = Y - basis @ (shrinkage[:, None] * projected)
         leverage = basis**2 @ shrinkage + share
         left_out = targets - residual / root / np.maximum(1 - leverage, 1e-6)[:, None]
@@ -81,17 +109,80 @@ def fit_ridge(
             best = error, penalty, left_out
     assert best is not None
     error, penalty, left_out = best
-    along = projected / (values + penalty * Z.shape[1])[:, None] * (1 if is_wide else np.sqrt(values)[:, None])
-    weight = (Z.T @ (vectors @ along) if is_wide else vectors @ along).T
-    return RidgeFit(means, scale, weight, average, left_out, float(error), penalty)
+    along = vectors @ (projected / (values + penalty * count)[:, None] * (1 if is_wide else np.sqrt(values)[:, None]))
+    weight = np.concatenate([standardised(block).T @ along for block in blocks]).T if is_wide else along.T
+    return RidgeFit(means, scale, weight * of_feature, average, left_out, float(error), penalty)
 
 
-def fit_scores(features: np.ndarray, classes: np.ndarray, weights: Array | None = None) -> RidgeFit:
+def choose_factors(
+    features: np.ndarray, targets: Array, families: np.ndarray, loss: Callable[[Tensor, Tensor, np.ndarray], Tensor]
+) -> Array:
+    """Return factors (F,) of features in families, by which the leave-one-out error of the regression is low.
+
+    A family is a pair of numbers (g, k). The squared factors of its features sum to v_g w_k F, where v and w are softmax
+    functions of numbers that are found by `STEPS` steps of Adam from 0, together with the penalty, on at most `COMPARED` of the
+    examples. `PRIOR` times the mean square of these numbers, divided by the number of examples, is added to the error.
+
+    Args:
+        features: (n, F).
+        targets: (n, K).
+        families: (F, 2), numbers from 0.
+        loss: the mean error of outputs (m, K), with a factor of logits that is found in the same way, for some examples (m,).
+    """
+    n = len(features)
+    rows = np.arange(n) if n <= COMPARED else np.sort(np.random.RandomState(0).permutation(n)[:COMPARED])
+    numbers, of_feature = np.unique(families, axis=0, return_inverse=True)
+    of_feature = of_feature.reshape(-1)
+    sizes = np.bincount(of_feature)
+    products = torch.empty(len(numbers), len(rows), len(rows))
+    for family in range(len(numbers)):
+        Z = features[np.ix_(rows, np.flatnonzero(of_feature == family))].astype(np.float64)
+        means, deviations = Z.mean(0), Z.std(0)
+        Z = ((Z - means) / np.where(deviations > 1e-5 * np.abs(means) + 1e-12, deviations, np.inf)).astype(np.float32)
+        products[family] = torch.from_numpy(Z @ Z.T / Z.shape[1])
+    Y = torch.from_numpy(targets[rows])
+    Y_mean, identity = Y.mean(0), torch.eye(len(rows), dtype=torch.float64)
+    first, second = torch.from_numpy(numbers).unbind(1)
+    parameters = [torch.zeros(int(index.max()) + 1, dtype=torch.float64) for index in (first, second)]
+    parameters += [torch.tensor(value, dtype=torch.float64) for value in (START, SHARPNESS)]
+    moments = [(torch.zeros_like(values), torch.zeros_like(values)) for values in parameters]
+
+    def shares() -> Tensor:
+        return parameters[0].softmax(0)[first] * parameters[1].softmax(0)[second]
+
+    for step in range(1, STEPS + 1):
+        with torch.enable_grad():
+            for values in parameters:
+                values.requires_grad_()
+            level, sharpness = parameters[2:]
+            kernel = torch.tensordot((shares() * level.exp()).float(), products, 1).double()
+            inverse = torch.linalg.inv(kernel + identity)
+            left_out = Y - inverse @ (Y - Y_mean) / (inverse.diagonal() - 1 / len(rows)).clamp_min(1e-6)[:, None]
+            prior = sum((values**2).sum() for values in parameters[:2])
+            error = loss(left_out, sharpness.clamp(max=SHARPEST).exp(), rows) + PRIOR * prior / len(rows)
+            slopes = torch.autograd.grad(error, parameters, allow_unused=True, materialize_grads=True)
+        with torch.no_grad():
+            for values, (mean, square), slope in zip(parameters, moments, slopes, strict=True):
+                mean.lerp_(slope, 1 - BETAS[0])
+                square.lerp_(slope**2, 1 - BETAS[1])
+                unbiased = square / (1 - BETAS[1] ** step)
+                values.sub_(RATE * mean / (1 - BETAS[0] ** step) / (unbiased.sqrt() + 1e-8))
+    found = shares().detach().numpy()
+    return np.asarray(np.sqrt(found / found.sum() / sizes * len(families))[of_feature])
+
+
+def fit_scores(
+    features: np.ndarray, classes: np.ndarray, weights: Array | None = None, families: np.ndarray | None = None
+) -> RidgeFit:
     """Fit logits of classes: scores of a ridge regression to 1 for the class and -1 for others, times a factor.
 
     The penalty and the factor are those of lowest cross-entropy. Squared errors would shrink the scores of many classes too far.
 
-    classes: (n,), numbers from 0, each at least once.
+    Args:
+        features: (n, F).
+        classes: (n,), numbers from 0, each at least once.
+        weights: of the examples, (n,), positive; None for equal ones.
+        families: of the features, (F, 2), see `choose_factors`; None for one.
     """
     count = int(classes.max()) + 1
     targets = np.where(classes[:, None] == np.arange(count), 1.0, -1.0)
@@ -99,18 +190,36 @@ def fit_scores(features: np.ndarray, classes: np.ndarray, weights: Array | None 
     def loss(scores: Array) -> float:
         return min(_cross_entropy(factor * scores, classes, weights) for factor in TEMPERATURES)
 
-    fit = fit_ridge(features, targets, loss, weights)
+    def differentiable(scores: Tensor, factor: Tensor, rows: np.ndarray) -> Tensor:
+        return _mean(cross_entropy(factor * scores, torch.from_numpy(classes[rows]), reduction="none"), weights, rows)
+
+    factors = None if families is None else choose_factors(features, targets, families, differentiable)
+    fit = fit_ridge(features, targets, loss, weights, factors)
     factor = min(TEMPERATURES, key=lambda factor: _cross_entropy(factor * fit.left_out, classes, weights))
     return fit._replace(weight=factor * fit.weight, bias=factor * fit.bias, left_out=factor * fit.left_out)
 
 
-def fit_values(features: np.ndarray, targets: Array, weights: Array | None = None) -> RidgeFit:
-    """Fit targets (n, K) by squared errors."""
+def fit_values(
+    features: np.ndarray, targets: Array, weights: Array | None = None, families: np.ndarray | None = None
+) -> RidgeFit:
+    """Fit targets (n, K) by squared errors; the other arguments are those of `fit_scores`."""
 
     def loss(outputs: Array) -> float:
         return float(np.average(np.mean((outputs - targets) ** 2, axis=1), weights=weights))
 
-    return fit_ridge(features, targets, loss, weights)
+    def differentiable(outputs: Tensor, _: Tensor, rows: np.ndarray) -> Tensor:
+        return _mean(((outputs - torch.from_numpy(targets[rows])) ** 2).mean(1), weights, rows)
+
+    factors = None if families is None else choose_factors(features, targets, families, differentiable)
+    return fit_ridge(features, targets, loss, weights, factors)
+
+
+def _mean(losses: Tensor, weights: Array | None, rows: np.ndarray) -> Tensor:
+    """Return the mean of the losses of some examples, with their weights."""
+    if weights is None:
+        return losses.mean()
+    own = torch.from_numpy(weights[rows])
+    return (own * losses).sum() / own.sum()
 
 
 def _cross_entropy(logits: Array, classes: np.ndarray, weights: Array | None) -> float:

@@ -1,6 +1,6 @@
 """A collection of series with one or several channels and any lengths, as one padded array."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -11,6 +11,8 @@ from torch import Tensor
 
 from longscan._float32 import LARGEST, first_beyond
 from longscan.estimators.clock import as_clock, to_seconds
+
+BLOCK = 2**18  # values of the series that are converted together
 
 
 @dataclass(frozen=True)
@@ -59,42 +61,70 @@ class Collection:
             covariates=None if self.covariates is None else self.covariates[rows, :longest],
         )
 
+    def _blocks(self) -> Iterator[slice]:
+        """Yield the rows in blocks of about `BLOCK` values, so that temporary arrays are small."""
+        size = max(1, BLOCK // max(1, self.values[0].size)) if len(self) else 1
+        for first in range(0, len(self), size):
+            yield slice(first, first + size)
+
+    def _valid_steps(self, rows: slice) -> np.ndarray:
+        return np.arange(self.values.shape[1]) < self.lengths[rows, None]
+
     def statistics(self, weights: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
         """Return mean and standard deviation of each channel over all steps, (C,); the latter is 1 for a constant channel.
 
-        weights: (n,), of the series; None for equal ones.
+        weights: (n,), of the series; None for equal ones. Squares of the values may exceed float64.
         """
-        flat = self.values[self.valid]
-        mean, deviation = mean_and_deviation(flat, None if weights is None else np.repeat(weights, self.lengths))
-        return mean, np.where(deviation > 1e-8 * np.abs(flat).max(0, initial=1e-30), deviation, 1.0)
+        of_series = np.ones(len(self)) if weights is None else weights
+        total = max(float(of_series @ self.lengths), 1e-300)
+        largest = np.zeros(self.channels)
+        for rows in self._blocks():
+            largest = np.maximum(largest, np.abs(self.values[rows]).max((0, 1)))  # the padding is 0
+        unit = np.where(largest > 1e100, largest, 1.0)
+
+        def average(function: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
+            found = np.zeros(self.channels)
+            for rows in self._blocks():
+                shares = self._valid_steps(rows) * (of_series[rows, None] / total)
+                found += np.einsum("nl,nlc->c", shares, function(self.values[rows] / unit))
+            return found
+
+        mean = average(lambda values: values)
+        deviation = np.sqrt(average(lambda values: (values - mean) ** 2)) * unit
+        return mean * unit, np.where(deviation > 1e-8 * np.maximum(largest, 1e-30), deviation, 1.0)
 
     def standardise(self, mean: np.ndarray, deviation: np.ndarray, unit: float, argument: str) -> "StandardisedSeries":
         """Return the series less `mean` (C,), divided by `deviation` (C,), and the times between steps in units of `unit`.
 
         Raises ValueError for a value or a time between steps that is beyond float32. argument: name of the series in errors.
         """
-        with np.errstate(over="ignore"):
-            values = np.where(self.valid[..., None], (self.values - mean) / deviation, 0)
+        standardised = np.empty(self.values.shape, np.float32)
+        for rows in self._blocks():
+            with np.errstate(over="ignore"):
+                values = np.where(self._valid_steps(rows)[..., None], (self.values[rows] - mean) / deviation, 0)
             beyond = first_beyond(values)
             if beyond is not None:
                 row, step, channel = beyond
+                row += rows.start
                 name = channel if self.channel_names is None else repr(self.channel_names[channel])
                 raise ValueError(
                     f"{self._case(row)} of `{argument}` must be at most {mean[channel] + LARGEST * deviation[channel]:.3g} in "
                     f"channel {name}, the largest number of float32 in units of its standard deviation in fit, "
-                    f"{deviation[channel]:g}, got {self.values[beyond]:g} in step {step}"
+                    f"{deviation[channel]:g}, got {self.values[row, step, channel]:g} in step {step}"
                 )
+            standardised[rows] = values
         gaps = self.gaps()
         if gaps is None:
-            return StandardisedSeries(values.astype(np.float32), self.lengths, None)
-        beyond = first_beyond(gaps / unit)
+            return StandardisedSeries(standardised, self.lengths, None)
+        with np.errstate(over="ignore"):
+            beyond = first_beyond(gaps / unit)
         if beyond is not None:
             raise ValueError(
                 f"{self._case(beyond[0])} of `times` must be at most {LARGEST * unit:.3g} from step to step, the largest number "
                 f"of float32 in units of the median time between steps in fit, {unit:g}, got {gaps[beyond]:g} before step "
                 f"{beyond[1]}"
             )
-        return StandardisedSeries(values.astype(np.float32), self.lengths, (gaps / unit).astype(np.float32))
+        return StandardisedSeries(standardised, self.lengths, (gaps / unit).astype(np.float32))
 
     def _case(self, row: int) -> str:
         """Return the name of a series in error messages: its number, and its case where it has one."""
