@@ -51,7 +51,7 @@ HIDDEN = 8  # outputs of each group of the first layer that the second reads
 WORK = 4e9  # steps of all series times outputs from which outputs are fewer
 MANY_SERIES, THEIR_OUTPUTS = 3000, 96  # the cost of the regression grows with the cube of the smaller of series and features
 STEPS_AT_ONCE = 8192  # of the series of a batch
-CALIBRATION_STEPS, CALIBRATION_LENGTH = 16384, 2048  # of the series by which thresholds are chosen, together and each
+CALIBRATION_STEPS, CALIBRATION_LENGTH = 8192, 1024  # of the series by which thresholds are chosen, together and each
 LARGEST_FEATURE = 20.0  # deviations from the mean; one that is nearly constant in the fit can be thousands elsewhere
 KINDS = ("distribution", "intervals", "extremes")
 
@@ -124,12 +124,14 @@ class _Group(nn.Module):
 
     def calibrate(self, u: Tensor, steps: Tensor, elapsed: Tensor | None, random: np.random.RandomState) -> None:
         """Choose scales and thresholds by columns of some series. steps: (n, L) bool, those that are not padding."""
-        self.readout.mul_(1 / _deviation(self._states(u, elapsed)[steps])[:, None])
-        y = self(u, elapsed)[:, steps]
+        x = self._states(u, elapsed)[steps]
+        self.readout.mul_(1 / _deviation(x)[:, None])
+        y = (x @ self.readout).T
         scale = 1 / _deviation(y.T)
         self.readout.mul_(scale)
         self.bias.copy_(-y.mean(1) * scale)
-        ordered = np.sort((y * scale[:, None] + self.bias[:, None]).cpu().numpy(), 1)
+        ordered = y.mul_(scale[:, None]).add_(self.bias[:, None]).cpu().numpy()
+        ordered.sort(1)
         ranks = random.uniform(size=self.thresholds.shape)
         tails = np.exp(np.log(TAIL) + ranks * np.log(0.5 / TAIL))
         tails = np.where(random.uniform(size=tails.shape) < 0.5, tails, 1 - tails)

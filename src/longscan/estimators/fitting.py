@@ -519,15 +519,18 @@ class SeriesEstimator(SavedEstimator):
     def _model_outputs(self, model: nn.Module, series: StandardisedSeries) -> Tensor:
         """Return a model's outputs (n, d_output) on the CPU, in evaluation mode; restore the mode."""
         device, training = next(chain(model.parameters(), model.buffers())).device, model.training
-        parts, count = [], self._rows_at_once(series.values.shape[1])
+        outputs, count = torch.empty(0), self._rows_at_once(series.values.shape[1])
         model.eval()
         with torch.no_grad():
             for first in range(0, len(series.lengths), count):
                 rows = np.arange(first, min(first + count, len(series.lengths)))
                 inputs, valid, elapsed = series.batch(rows, device)
-                parts.append(model(inputs, valid=valid, elapsed=elapsed).cpu())
+                part = model(inputs, valid=valid, elapsed=elapsed)
+                if not first:
+                    outputs = torch.empty(len(series.lengths), *part.shape[1:], dtype=part.dtype)
+                outputs[rows[0] : rows[-1] + 1] = part
         model.train(training)
-        return torch.cat(parts)
+        return outputs
 
     def _read_new(self, X: Any, times: Any) -> Collection:
         """Return the series to predict as a collection. Raises NotFittedError before `fit`."""

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import pandas as pd
@@ -113,35 +113,41 @@ class Collection:
                     f"{deviation[channel]:g}, got {self.values[row, step, channel]:g} in step {step}"
                 )
             standardised[rows] = values
-        gaps = self.gaps()
-        if gaps is None:
+        if self.times is None:
             return StandardisedSeries(standardised, self.lengths, None)
-        with np.errstate(over="ignore"):
-            beyond = first_beyond(gaps / unit)
-        if beyond is not None:
-            raise ValueError(
-                f"{self._case(beyond[0])} of `times` must be at most {LARGEST * unit:.3g} from step to step, the largest number "
-                f"of float32 in units of the median time between steps in fit, {unit:g}, got {gaps[beyond]:g} before step "
-                f"{beyond[1]}"
-            )
-        return StandardisedSeries(standardised, self.lengths, (gaps / unit).astype(np.float32))
+        gaps = np.empty(self.times.shape, np.float32)
+        for rows in self._blocks():
+            own = self._gaps(rows)
+            with np.errstate(over="ignore"):
+                beyond = first_beyond(own / unit)
+            if beyond is not None:
+                row, step = rows.start + beyond[0], beyond[1]
+                raise ValueError(
+                    f"{self._case(row)} of `times` must be at most {LARGEST * unit:.3g} from step to step, the largest number of "
+                    f"float32 in units of the median time between steps in fit, {unit:g}, got {own[beyond]:g} before step {step}"
+                )
+            gaps[rows] = own / unit
+        return StandardisedSeries(standardised, self.lengths, gaps)
 
     def _case(self, row: int) -> str:
         """Return the name of a series in error messages: its number, and its case where it has one."""
         return f"series {row}" if self.cases is None else f"series {row} (case {self.cases[row]!r})"
 
+    def _gaps(self, rows: slice) -> np.ndarray:
+        """Return the time since the previous step of some series, (m, L), 0 for the first step and in the padding."""
+        times = cast("np.ndarray", self.times)[rows]
+        return np.where(self._valid_steps(rows), np.diff(times, axis=1, prepend=times[:, :1]), 0.0)
+
     def gaps(self) -> np.ndarray | None:
         """Return the time since the previous step, (n, L), 0 for the first step and in the padding; None without times."""
-        if self.times is None:
-            return None
-        gaps = np.diff(self.times, axis=1, prepend=self.times[:, :1])
-        return np.where(self.valid, gaps, 0.0)
+        return None if self.times is None else self._gaps(slice(None))
 
     def time_unit(self) -> float:
         """Return the median of the positive gaps, 1 without times."""
-        gaps = self.gaps()
-        positive = np.ones(1) if gaps is None else gaps[gaps > 0]
-        return float(np.median(positive)) if len(positive) else 1.0
+        if self.times is None:
+            return 1.0
+        positive = np.concatenate([gaps[gaps > 0] for gaps in map(self._gaps, self._blocks())])
+        return float(np.median(positive, overwrite_input=True)) if len(positive) else 1.0
 
     def with_times(self, times: Sequence[Any]) -> "Collection":
         """Return the collection with times (n, L), or a list of arrays; ValueError if their lengths differ or they decrease."""
