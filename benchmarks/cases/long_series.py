@@ -39,7 +39,7 @@ SPECIES = ("human", "mouse", "dog", "cow")
 BASES_STEPS, BASES_TRAIN, BASES_TEST = 6000, 20, 25  # steps of a window, windows of each species
 GESTURES_JOINED, MAJORITY, GESTURES_TRAIN, GESTURES_TEST = 20, 8, 64, 64  # recordings of a series; series of each part
 NAMES = ("SSMClassifier", "constant", "MiniRocket", "MultiRocket-Hydra", "QUANT")
-SECONDS = ("fit_processor_seconds", "predict_processor_seconds")  # in the table
+SECONDS = ("fit_seconds", "predict_seconds")  # in the table
 QUICK_SERIES, QUICK_STEPS = 8, 500  # of each part
 PAGE, SECTION = ROOT / "docs/howto/models.md", "long series"
 
@@ -191,7 +191,7 @@ def write_page(path: Path) -> None:
 
 
 def table(rows: Sequence[Record]) -> str:
-    """Return a Markdown table with a line for each set and method: accuracy, seconds of the processor and memory.
+    """Return a Markdown table with a line for each set and method: accuracy, seconds and memory.
 
     Accuracies and seconds are means over the seeds, memory is the largest.
     """

@@ -203,7 +203,7 @@ def test_features_of_an_output_are_those_of_their_definition(length):
     torch.testing.assert_close(extremes[0], torch.cat([known.amax(1), known.amin(1)]))
     part = (torch.arange(length) + 0.5) / length
     expected = [above[:, (part * count).floor() == number].mean(1) for count in INTERVALS for number in range(count)]
-    torch.testing.assert_close(intervals[0].view(2, -1), torch.stack(expected, 1))
+    torch.testing.assert_close(intervals[0].view(-1, 2), torch.stack(expected))
 
 
 def test_families_are_the_groups_and_kinds_of_the_features():
@@ -250,10 +250,10 @@ def test_factors_enlarge_the_features_that_the_penalty_is_for():
 def test_weights_of_parts_are_those_of_means():
     valid = torch.arange(9) < torch.tensor([[9], [5]])
     weights = _part_weights(torch.zeros(2, 9, 1), valid)
-    assert weights.shape == (2, 9, 1 + sum(INTERVALS))
-    torch.testing.assert_close(weights.sum(1)[0], torch.ones(1 + sum(INTERVALS)))
-    assert weights[1, :, 0].tolist() == pytest.approx([0.2] * 5 + [0] * 4)
-    assert weights[1, :, 1].tolist() == pytest.approx([1 / 2, 1 / 2, 0, 0, 0, 0, 0, 0, 0]), "of the first half"
+    assert weights.shape == (2, 1 + sum(INTERVALS), 9)
+    torch.testing.assert_close(weights.sum(2)[0], torch.ones(1 + sum(INTERVALS)))
+    assert weights[1, 0].tolist() == pytest.approx([0.2] * 5 + [0] * 4)
+    assert weights[1, 1].tolist() == pytest.approx([1 / 2, 1 / 2, 0, 0, 0, 0, 0, 0, 0]), "of the first half"
 
 
 def test_outputs_are_reduced_to_the_time_that_is_left(monkeypatch):

@@ -25,8 +25,8 @@ from longscan.estimators.streams import ClassifierStream
 class SSMClassifier(ClassifierMixin, SeriesEstimator):
     """A classifier of series: state space systems and a linear map of what their outputs are over time.
 
-    By default the systems are two layers of random, untrained S4D systems, whose number depends on the data, and the map is a
-    ridge regression with the penalty of lowest leave-one-out cross-entropy: see `longscan.estimators.features` and `ridge`. If a
+    By default the systems are two layers of random, untrained systems, whose number depends on the data, and the map is a ridge
+    regression with the penalty of lowest leave-one-out cross-entropy: see `longscan.estimators.features` and `ridge`. If a
     setting of a stack or of training is given (`spec` to `weight_decay`, `validation_fraction` or `callbacks`), a stack of state
     space blocks is trained instead, and its outputs are pooled over time.
 

@@ -142,25 +142,25 @@ class _Group(nn.Module):
     def summarise(self, y: Tensor, weights: Tensor, padding: Tensor | None, memory: Tensor | None = None) -> list[Tensor]:
         """Return the features of each of `KINDS`, (n, F), of outputs y (outputs, n, L).
 
-        weights: (n, L, 1 + sum(INTERVALS)), of the steps in the mean over the series and in those over its parts. padding: (n, L)
+        weights: (n, 1 + sum(INTERVALS), L), of the steps in the mean over the series and in those over its parts. padding: (n, L)
         bool, None without. memory: for intermediate values, of the shape of y.
         """
 
         def mean(values: Tensor) -> Tensor:  # (n, outputs)
             if padding is None:
                 return values.mean(2).T
-            return (values.transpose(0, 1) @ weights[..., :1])[..., 0]
+            return (weights[:, :1] @ values.permute(1, 2, 0))[:, 0]
 
         def above(threshold: Tensor) -> Tensor:
             return torch.add(0.5 - threshold[:, None, None] / RAMP, y, alpha=1 / RAMP, out=memory).clamp_(0, 1)
 
-        first = above(self.thresholds[0]).transpose(0, 1) @ weights
-        shares = [first[..., 0], *(mean(above(threshold)) for threshold in self.thresholds[1:])]
+        first = weights @ above(self.thresholds[0]).permute(1, 2, 0)  # (n, 1 + sum(INTERVALS), outputs)
+        shares = [first[:, 0], *(mean(above(threshold)) for threshold in self.thresholds[1:])]
         deviation = (mean(torch.mul(y, y, out=memory)) - mean(y) ** 2).clamp_min(0).sqrt()
         largest = y if padding is None else y.masked_fill(padding, -math.inf)
         smallest = y if padding is None else y.masked_fill(padding, math.inf)
         extremes = [largest.amax(2).T, smallest.amin(2).T]
-        return [torch.cat([*shares, deviation], 1), first[..., 1:].flatten(1), torch.cat(extremes, 1)]
+        return [torch.cat([*shares, deviation], 1), first[:, 1:].flatten(1), torch.cat(extremes, 1)]
 
 
 class StateFeatures(nn.Module):
@@ -368,16 +368,16 @@ def _deviation(values: Tensor) -> Tensor:
 
 
 def _part_weights(inputs: Tensor, valid: Tensor | None) -> Tensor:
-    """Return weights (n, L, 1 + sum(INTERVALS)) with which sums over steps are means over a series and over its equal parts.
+    """Return weights (n, 1 + sum(INTERVALS), L) with which sums over steps are means over a series and over its equal parts.
 
     A step is in the part of its middle; parts without steps, of series that are too short, have weights of 0.
     """
     n, length = inputs.shape[:2]
-    lengths = inputs.new_full((n, 1), length) if valid is None else valid.sum(1, keepdim=True).to(inputs)
+    lengths = inputs.new_full((n, 1, 1), length) if valid is None else valid.sum(1).to(inputs)[:, None, None]
     steps = torch.arange(length, device=inputs.device).to(inputs)
-    columns = [(steps < lengths).to(inputs)[..., None] / lengths[..., None]]
+    found = [(steps < lengths).to(inputs) / lengths]
     for count in INTERVALS:
-        number = ((steps + 0.5) * count / lengths).floor()
-        member = (number[..., None] == torch.arange(count, device=inputs.device)).to(inputs)
-        columns.append(member / member.sum(1, keepdim=True).clamp_min(1))
-    return torch.cat(columns, 2)
+        parts = torch.arange(count, device=inputs.device)[:, None]
+        member = (((steps + 0.5) * count / lengths).floor() == parts).to(inputs)
+        found.append(member / member.sum(2, keepdim=True).clamp_min(1))
+    return torch.cat(found, 1)

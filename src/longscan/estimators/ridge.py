@@ -7,6 +7,9 @@ With features Z (n, F), less their means and divided by their deviations, and ta
 S is the diagonal matrix of the weights of the examples, and means and deviations are weighted alike. With the hat matrix H of the
 fit, row i of Y - f(Z), divided by 1 - H_ii, is the error at example i of a fit to the others. One eigendecomposition, of Z Z^T or
 of Z^T Z, whichever is smaller, gives these errors for all penalties a.
+
+Features in families may count differently: `choose_factors` minimises the leave-one-out error over factors of the families, as
+in learning with several kernels.
 """
 
 from collections.abc import Callable
