@@ -114,8 +114,8 @@ def sum_inputs(b_x, s, c, restart, b_flag):
 
 @triton.jit
 def load_flags(p_flags, row, step, L):
-    """Return the flags of the steps (T,), or None without masks. Steps from L on are invalid."""
-    return None if p_flags is None else tl.load(p_flags + row + step, mask=step < L, other=INVALID)
+    """Return the flags of the steps (T,). Steps from L on are invalid."""
+    return tl.load(p_flags + row + step, mask=step < L, other=INVALID)
 
 
 @triton.jit
@@ -159,7 +159,9 @@ def chunk_state_fwd_kernel(
         theta, _, _ = load_angles(
             p_u_hi, p_u_lo, p_dt, p_valid, W_hi, W_lo, b_bias, i_b * padded, o_step, o_td, o_r, m_r, m_d, D, T, BD, BN, K
         )
-        b_flag = load_flags(p_flags, i_b * L, o_step, L)
+        b_flag = None  # not by the function: Triton 3.6 cannot return None
+        if p_flags is not None:
+            b_flag = load_flags(p_flags, i_b * L, o_step, L)
         G, restart, _ = phases_forward(theta, phase, b_flag, first)
         s, c = sincos_of_phase(G, FAST)
         S_re, S_im = sum_inputs(load_channels(p_x, o_td, m_d, T, BD, BN), s, c, restart, b_flag)
@@ -233,7 +235,9 @@ def chunk_scan_fwd_kernel(
         theta, _, _ = load_angles(
             p_u_hi, p_u_lo, p_dt, p_valid, W_hi, W_lo, b_bias, i_b * padded, o_step, o_td, o_r, m_r, m_d, D, T, BD, BN, K
         )
-        b_flag = load_flags(p_flags, i_b * L, o_step, L)
+        b_flag = None  # not by the function: Triton 3.6 cannot return None
+        if p_flags is not None:
+            b_flag = load_flags(p_flags, i_b * L, o_step, L)
         G, restart, restarted = phases_forward(theta, phase, b_flag, first)
         s, c = sincos_of_phase(G, FAST)
         S_re, S_im = sum_inputs(load_channels(p_x, o_td, m_d, T, BD, BN), s, c, restart, b_flag)
@@ -285,7 +289,9 @@ def tile_states_kernel(
         theta, _, _ = load_angles(
             p_u_hi, p_u_lo, p_dt, p_valid, W_hi, W_lo, b_bias, i_b * padded, o_step, o_td, o_r, m_r, m_d, D, T, BD, BN, K
         )
-        b_flag = load_flags(p_flags, i_b * L, origin + o_step, L)
+        b_flag = None  # not by the function: Triton 3.6 cannot return None
+        if p_flags is not None:
+            b_flag = load_flags(p_flags, i_b * L, origin + o_step, L)
         G, restart, _ = phases_forward(theta, phase, b_flag, first)
         s, c = sincos_of_phase(G, FAST)
         S_re, S_im = sum_inputs(load_channels(p_x, o_td, m_d, T, BD, BN), s, c, restart, b_flag)
