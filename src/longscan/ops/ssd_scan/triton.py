@@ -549,13 +549,13 @@ def _backward(
         _chain(p, mult, ends, grad_final, flags, adjoint, True)
     outputs = (adjoint, states, dx, d_dt, d_scale, d_own, dB, dC, d_initial, sums, edges, None, None)
     _scan_backward(p, (*inputs, *outputs), pairs, states.stride(0), False)
-    dA, dD = sums.view(2, p.batch // p.rows, -1, p.heads).sum(2)
+    dA, dD = (part.view(p.batch // p.rows, -1, p.heads).sum(1) for part in sums)  # in memory of their own
     if dB.numel() > B.numel():
         dB, dC = (part.view(p.parts, *B.shape[:3], -1, B.shape[-1]).sum((0, 4)) for part in (dB, dC))
     scales = (None if part is None else part.sum(0) for part in (d_scale, d_own))
     return (
         dx, d_dt.sum(0), *scales, dA.view(A.shape), dB.view(B.shape), dC.view(B.shape),
-        None if D is None else launch.result(dD, D.shape), d_initial, None if edges is None else edges.sum(0),
+        None if D is None else dD.view(D.shape), d_initial, None if edges is None else edges.sum(0),
     )  # fmt: skip
 
 
