@@ -178,7 +178,7 @@ def draw(rows: list[Row], path: Path) -> None:
             }
             timed = [row for row in mine if row["seconds"]]
             times.plot([row["length"] for row in timed], [row["seconds"] for row in timed], label=label, **style)
-            mine = [row for row in mine if row["seconds"] or row["length"] > timed[-1]["length"]]
+            mine = [*timed, *(mine[-1:] if mine[-1]["length"] > timed[-1]["length"] else [])]
             memory.plot([row["length"] for row in mine], [row["memory"] / 1e9 for row in mine], label=label, **style)
             longest.barh(label, mine[-1]["length"], color=style["color"], alpha=1 if count == 1 else 0.6)
             longest.text(mine[-1]["length"], place, f" {mine[-1]['length']:,}", va="center", fontsize=8)
