@@ -2,6 +2,7 @@
 
 from contextlib import nullcontext
 from importlib import import_module
+from inspect import signature
 from types import SimpleNamespace
 from typing import Any
 
@@ -173,7 +174,7 @@ def test_bound_tensors_are_launched_like_their_tensors(kernel: StandIn) -> None:
 def test_what_follows_is_compiled_with_the_first_new_kernel(kernel: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
     """All launches of the calls only compile then; a kernel that is known compiles nothing."""
     triton = pytest.importorskip("triton")
-    monkeypatch.setattr(triton, "AsyncCompileMode", lambda _: nullcontext(), raising=False)
+    monkeypatch.setattr(triton, "AsyncCompileMode", lambda _, ignore_errors: nullcontext(ignore_errors), raising=False)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     states: list[bool] = []
 
@@ -192,3 +193,15 @@ def test_what_follows_is_compiled_with_the_first_new_kernel(kernel: StandIn, mon
         _gpu.compile_together(lambda: 1 // 0, lambda: call(1))
     launch(kernel, torch.zeros(64), 1, None)
     assert states == [False, True, True, False], "calls are forgotten with the call that they follow"
+
+
+def test_kernel_that_cannot_be_compiled_leaves_later_ones_usable(monkeypatch: pytest.MonkeyPatch) -> None:
+    modes = pytest.importorskip("triton.runtime._async_compile")
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+
+    def compile_wrong_kernel() -> None:
+        others = [lambda *_: None] * (len(signature(modes.AsyncCompileMode.submit).parameters) - 3)
+        modes.active_mode.get().submit("key", lambda: 1 // 0, *others)
+
+    _gpu.compile_together(_gpu.compile_ahead, compile_wrong_kernel)
+    assert modes.active_mode.get() is None

@@ -110,7 +110,11 @@ def is_compiling() -> bool:
 
 
 def compile_ahead() -> None:
-    """Compile the kernels of the calls of `compile_together`, the first time that one of their kernels is new."""
+    """Compile the kernels of the calls of `compile_together`, the first time that one of their kernels is new.
+
+    A kernel that cannot be compiled raises when it is launched. It would raise here, too, but in Triton 3.6 such an error leaves
+    the mode active, so that every later kernel of the process fails.
+    """
     calls, _ahead.calls = _ahead.calls, ()
     if not calls or torch.cuda.is_current_stream_capturing():
         return
@@ -118,7 +122,7 @@ def compile_ahead() -> None:
 
     _ahead.compiling = True
     try:
-        with ThreadPoolExecutor() as threads, AsyncCompileMode(threads):
+        with ThreadPoolExecutor() as threads, AsyncCompileMode(threads, ignore_errors=True):
             for call in calls:
                 call()
     finally:
