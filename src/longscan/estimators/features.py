@@ -5,11 +5,11 @@ A group of systems has the states
     x_k = exp(lambda tau_k) x_{k-1} + (1 - |exp(lambda tau_k)|) (P u_k)          complex, one eigenvalue lambda for each state
 
 of columns u_k: the standardised channels and their differences from step to step, or, in the second layer, max(0, y) of some
-outputs y of the first. tau_k is 1, or the time since the step before. The outputs are y_k = Re(C x_k); each reads few states, and
-each state few columns, with random weights. The time constants of a group are log-uniform between two bounds; the bounds of all
-groups together go from `SHORTEST` steps to `LONGEST` times the length of the series, at most `MOST` steps. Half of the states
-read the series from its end. The first group of a layer has no memory:
-there x_k = P u_k.
+outputs y of the first. tau_k is 1 or, in every second group of a layer, the time since the step before, where it is known.
+The outputs are y_k = Re(C x_k); each reads few states, and each state few columns, with random weights. The time constants of
+a group are log-uniform between two bounds; the bounds of all groups together go from `SHORTEST` steps to `LONGEST` times the
+length of the series, at most `MOST` steps. Half of the states read the series from its end. The first group of a layer has no
+memory: there x_k = P u_k.
 
 The features of an output, with shares of steps above a threshold, which are `THRESHOLDS` random quantiles of the outputs for the
 series of the fit:
@@ -225,7 +225,7 @@ class StateFeatures(nn.Module):
         """Choose scales and thresholds by the outputs for some of the series of a fit; the arguments are those of `forward`."""
         steps = torch.ones(inputs.shape[:2], dtype=torch.bool, device=inputs.device) if valid is None else valid
         self.difference_scale.copy_(_deviation(self._differences(inputs, valid)[steps]))
-        for _ in self._outputs(inputs, valid, elapsed, lambda group, u: group.calibrate(u, steps, elapsed, random)):
+        for _ in self._outputs(inputs, valid, elapsed, lambda group, u, times: group.calibrate(u, steps, times, random)):
             pass
 
     def _outputs(
@@ -233,31 +233,34 @@ class StateFeatures(nn.Module):
         inputs: Tensor,
         valid: Tensor | None,
         elapsed: Tensor | None,
-        prepare: Callable[[_Group, Tensor], None] | None = None,
+        prepare: Callable[[_Group, Tensor, Tensor | None], None] | None = None,
         memory: Tensor | None = None,
     ) -> Iterator[tuple[_Group, Tensor]]:
         """Yield each group of systems and its outputs (outputs, n, L).
 
-        prepare: called before with the group and its columns. memory: for the outputs, which the next ones then replace.
+        prepare: called before with the group, its columns and elapsed times. memory: for the outputs, which the next ones then
+        replace.
         """
         if valid is not None:
             inputs = inputs.where(valid[..., None], 0.0)
             elapsed = None if elapsed is None else elapsed.where(valid, 1.0)
         u = torch.cat([inputs, self._differences(inputs, valid) / self.difference_scale], 2)
         hidden: list[Tensor] = []
-        for group in cast("list[_Group]", list(self.first)):
-            if prepare is not None:
-                prepare(group, u)
-            y = group(u, elapsed, memory)
+
+        def run(groups: nn.ModuleList, u: Tensor) -> Iterator[tuple[_Group, Tensor]]:
+            for number, group in enumerate(cast("list[_Group]", list(groups))):
+                times = elapsed if number % 2 else None
+                if prepare is not None:
+                    prepare(group, u, times)
+                yield group, group(u, times, memory)
+
+        for group, y in run(self.first, u):
             hidden.append(y[:HIDDEN].clamp(0, 3))
             yield group, y
         u = torch.cat(hidden).permute(1, 2, 0).contiguous()
         if valid is not None:
             u *= valid[..., None]
-        for group in cast("list[_Group]", list(self.second)):
-            if prepare is not None:
-                prepare(group, u)
-            yield group, group(u, elapsed, memory)
+        yield from run(self.second, u)
 
     @staticmethod
     def _differences(inputs: Tensor, valid: Tensor | None) -> Tensor:
