@@ -9,6 +9,7 @@ from longscan.estimators import features as features_module
 from longscan.estimators.features import (
     FEWEST_OUTPUTS,
     FIRST,
+    HIDDEN,
     INTERVALS,
     KINDS,
     LARGEST_FEATURE,
@@ -166,10 +167,23 @@ def test_outputs_are_those_of_the_recurrence():
                 x = factor * x + (1 - factor.abs()) * (u[:, step] @ group.mixture[:, own])
                 states[:, step, own] = x
         outputs = torch.view_as_real(states).flatten(2) @ group.readout + group.bias
-        torch.testing.assert_close(group(u, times and elapsed), outputs.permute(2, 0, 1), atol=1e-5, rtol=1e-4)
+        torch.testing.assert_close(group(u, times and elapsed)[0], outputs.permute(2, 0, 1), atol=1e-5, rtol=1e-4)
     memoryless = make_group(None)
     expected = u @ memoryless.mixture @ memoryless.readout + memoryless.bias
-    torch.testing.assert_close(memoryless(u, elapsed), expected.permute(2, 0, 1))
+    torch.testing.assert_close(memoryless(u, elapsed)[0], expected.permute(2, 0, 1))
+
+
+def test_slow_groups_are_summarised_at_some_of_the_steps():
+    slow, u = make_group((40.0, 80.0), outputs=9), torch.randn(2, 65, 2)
+    assert slow.stride == 10
+    y, hidden = slow(u, None)
+    assert y.shape == (9, 2, 7)
+    slow.stride.fill_(1)
+    all_steps, _ = slow(u, None)
+    torch.testing.assert_close(y, all_steps[:, :, ::10])
+    torch.testing.assert_close(hidden, all_steps[:HIDDEN])
+    weights = _part_weights(u, torch.arange(65) < torch.tensor([[65], [31]]), 10)
+    assert weights[:, 0].tolist() == [[pytest.approx(1 / 7)] * 7, [pytest.approx(1 / 4)] * 4 + [0] * 3]
 
 
 def test_thresholds_are_quantiles_of_standardised_outputs():
@@ -177,7 +191,7 @@ def test_thresholds_are_quantiles_of_standardised_outputs():
     u, steps = torch.randn(4, 300, 2), torch.arange(300) < torch.tensor([[300], [300], [100], [250]])
     with torch.no_grad():
         group.calibrate(u, steps, None, random)
-        y = group(u, None)[:, steps]
+        y = group(u, None)[0][:, steps]
     torch.testing.assert_close(y.mean(1), torch.zeros(40), atol=1e-4, rtol=0)
     torch.testing.assert_close(y.std(1, correction=0), torch.ones(40), atol=1e-3, rtol=0)
     shares = (y[None] > group.thresholds[..., None]).float().mean(2)
@@ -194,7 +208,7 @@ def test_features_of_an_output_are_those_of_their_definition(length):
     group.thresholds[:3] = torch.tensor([[1.5, 0.0], [0.5, 0], [2.5, 0]])
     inputs, valid = torch.zeros(1, 11, 1), torch.arange(11)[None] < length
     y = torch.randint(-9, 9, (2, 1, 11), generator=torch.Generator().manual_seed(0)) + 0.25
-    distribution, intervals, extremes = group.summarise(y, _part_weights(inputs, valid), ~valid)
+    distribution, intervals, extremes = group.summarise(y, _part_weights(inputs, valid, 1), ~valid)
     known, above = y[:, 0, :length], (y[:, 0, :length] > torch.tensor([[1.5], [0.0]])).float()
     assert RAMP < 0.25
     torch.testing.assert_close(distribution[0, :2], above.mean(1))
@@ -214,7 +228,7 @@ def test_families_are_the_groups_and_kinds_of_the_features():
     features.calibrate(inputs, None, None, random)
     with torch.no_grad():
         group, y = next(features._outputs(inputs, None, None))
-        parts = group.summarise(y, _part_weights(inputs, None), None)
+        parts = group.summarise(y, _part_weights(inputs, None, 1), None)
     assert [part.shape[1] for part in parts] == np.bincount(features.families[features.families[:, 0] == 0, 1]).tolist()
     assert len(parts) == len(KINDS)
 
@@ -249,7 +263,7 @@ def test_factors_enlarge_the_features_that_the_penalty_is_for():
 
 def test_weights_of_parts_are_those_of_means():
     valid = torch.arange(9) < torch.tensor([[9], [5]])
-    weights = _part_weights(torch.zeros(2, 9, 1), valid)
+    weights = _part_weights(torch.zeros(2, 9, 1), valid, 1)
     assert weights.shape == (2, 1 + sum(INTERVALS), 9)
     torch.testing.assert_close(weights.sum(2)[0], torch.ones(1 + sum(INTERVALS)))
     assert weights[1, 0].tolist() == pytest.approx([0.2] * 5 + [0] * 4)

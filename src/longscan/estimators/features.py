@@ -18,7 +18,9 @@ series of the fit:
 - intervals: for the first threshold, the shares in the halves, quarters and eighths of the series;
 - extremes: the largest and the smallest output.
 
-A step counts by a ramp from 0 to 1 around the threshold, `RAMP` deviations wide, so that rounding errors do not change features.
+Groups with long time constants are summarised at every k-th step, with `SAMPLES` of them in the shortest time constant. A
+step counts by a ramp from 0 to 1 around the threshold, `RAMP` deviations wide, so that rounding errors do not change
+features.
 """
 
 import math
@@ -45,7 +47,8 @@ MOST = 600.0
 FASTEST = 2.0  # half turns in a time constant, at most
 MIXED = 8  # columns at most that a state reads, and states that an output reads
 RAMP = 0.05
-OUTPUTS = 512  # of the first layer
+SAMPLES = 4.0  # of outputs in the shortest time constant of a group
+OUTPUTS = 640  # of the first layer
 FEWEST_OUTPUTS = 64
 HIDDEN = 8  # outputs of each group of the first layer that the second reads
 WORK = 4e9  # steps of all series times outputs from which outputs are fewer
@@ -71,6 +74,7 @@ class _Group(nn.Module):
     readout: Tensor
     bias: Tensor
     thresholds: Tensor
+    stride: Tensor
 
     def __init__(
         self,
@@ -82,6 +86,7 @@ class _Group(nn.Module):
         super().__init__()
         self.has_memory = bounds is not None
         shortest, longest = bounds or (1.0, 1.0)
+        self.register_buffer("stride", torch.tensor(max(1, int(shortest / SAMPLES))))
         time_constants = np.exp(random.uniform(np.log(shortest), np.log(longest), STATES))
         angles = random.uniform(0, 1, STATES) * np.minimum(FASTEST * np.pi / time_constants, np.pi)
         readout = np.stack([_mixture(STATES, random) for _ in range(outputs)], 1)
@@ -97,12 +102,19 @@ class _Group(nn.Module):
         buffer("bias", np.zeros(outputs))
         buffer("thresholds", np.zeros((THRESHOLDS, outputs)))
 
-    def forward(self, u: Tensor, elapsed: Tensor | None, memory: Tensor | None = None) -> Tensor:
-        """Return the outputs (outputs, n, L) for columns u (n, L, columns). memory: where they are written, of their shape."""
+    def forward(self, u: Tensor, elapsed: Tensor | None, memory: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Return the outputs (outputs, n, l) at every `stride`-th step for columns u (n, L, columns), and `HIDDEN` at all steps.
+
+        memory: where the outputs are written.
+        """
         x = self._states(u, elapsed)
-        out = None if memory is None else memory.flatten(1)
-        y = torch.addmm(self.bias[:, None], self.readout.T, x.flatten(0, 1).T, out=out)
-        return y.view(-1, *x.shape[:2])
+        few = x[:, :: int(self.stride)]
+        out = _part_of(memory, len(self.bias), few.shape[0] * few.shape[1])
+        y = torch.addmm(self.bias[:, None], self.readout.T, few.flatten(0, 1).T, out=out).view(-1, *few.shape[:2])
+        if few.shape == x.shape:
+            return y, y[:HIDDEN]
+        hidden = torch.addmm(self.bias[:HIDDEN, None], self.readout[:, :HIDDEN].T, x.flatten(0, 1).T)
+        return y, hidden.view(-1, *x.shape[:2])
 
     def _states(self, u: Tensor, elapsed: Tensor | None) -> Tensor:
         """Return the real numbers of the states, (n, L, STATES) or (n, L, 2 STATES)."""
@@ -143,8 +155,9 @@ class _Group(nn.Module):
         """Return the features of each of `KINDS`, (n, F), of outputs y (outputs, n, L).
 
         weights: (n, 1 + sum(INTERVALS), L), of the steps in the mean over the series and in those over its parts. padding: (n, L)
-        bool, None without. memory: for intermediate values, of the shape of y.
+        bool, None without. memory: for intermediate values.
         """
+        memory = _part_of(memory, *y.shape)
 
         def mean(values: Tensor) -> Tensor:  # (n, outputs)
             if padding is None:
@@ -210,14 +223,18 @@ class StateFeatures(nn.Module):
 
     def forward(self, inputs: Tensor, valid: Tensor | None = None, elapsed: Tensor | None = None) -> Tensor:
         """Return the features (n, n_features) of series inputs (n, L, C). valid: (n, L) bool, padding on the right."""
-        weights = _part_weights(inputs, valid)
         padding = None if valid is None else ~valid
+        weights: dict[int, Tensor] = {}
         memory = None
         if not (torch.is_grad_enabled() and inputs.requires_grad):  # two arrays, as new ones take longer than what is computed
             memory = inputs.new_empty(2, self.outputs // FIRST, *inputs.shape[:2])
         found: list[Tensor] = []
         for group, y in self._outputs(inputs, valid, elapsed, memory=None if memory is None else memory[0]):
-            found += group.summarise(y, weights, padding, None if memory is None else memory[1])
+            stride = int(group.stride)
+            if stride not in weights:
+                weights[stride] = _part_weights(inputs, valid, stride)
+            known = None if padding is None else padding[:, ::stride]
+            found += group.summarise(y, weights[stride], known, None if memory is None else memory[1])
         return torch.cat(found, 1)
 
     @torch.no_grad()
@@ -236,7 +253,7 @@ class StateFeatures(nn.Module):
         prepare: Callable[[_Group, Tensor, Tensor | None], None] | None = None,
         memory: Tensor | None = None,
     ) -> Iterator[tuple[_Group, Tensor]]:
-        """Yield each group of systems and its outputs (outputs, n, L).
+        """Yield each group of systems and its outputs (outputs, n, l), l steps of L.
 
         prepare: called before with the group, its columns and elapsed times. memory: for the outputs, which the next ones then
         replace.
@@ -247,20 +264,21 @@ class StateFeatures(nn.Module):
         u = torch.cat([inputs, self._differences(inputs, valid) / self.difference_scale], 2)
         hidden: list[Tensor] = []
 
-        def run(groups: nn.ModuleList, u: Tensor) -> Iterator[tuple[_Group, Tensor]]:
+        def run(groups: nn.ModuleList, u: Tensor) -> Iterator[tuple[_Group, Tensor, Tensor]]:
             for number, group in enumerate(cast("list[_Group]", list(groups))):
                 times = elapsed if number % 2 else None
                 if prepare is not None:
                     prepare(group, u, times)
-                yield group, group(u, times, memory)
+                yield group, *group(u, times, memory)
 
-        for group, y in run(self.first, u):
-            hidden.append(y[:HIDDEN].clamp(0, 3))
+        for group, y, some in run(self.first, u):
+            hidden.append(some.clamp(0, 3))
             yield group, y
         u = torch.cat(hidden).permute(1, 2, 0).contiguous()
         if valid is not None:
             u *= valid[..., None]
-        yield from run(self.second, u)
+        for group, y, _ in run(self.second, u):
+            yield group, y
 
     @staticmethod
     def _differences(inputs: Tensor, valid: Tensor | None) -> Tensor:
@@ -370,16 +388,21 @@ def _deviation(values: Tensor) -> Tensor:
     return deviation.where(deviation > 1e-6, 1.0)
 
 
-def _part_weights(inputs: Tensor, valid: Tensor | None) -> Tensor:
-    """Return weights (n, 1 + sum(INTERVALS), L) with which sums over steps are means over a series and over its equal parts.
+def _part_of(memory: Tensor | None, *shape: int) -> Tensor | None:
+    """Return the first numbers of an array with a shape, None without an array."""
+    return None if memory is None else memory.flatten()[: math.prod(shape)].view(shape)
+
+
+def _part_weights(inputs: Tensor, valid: Tensor | None, stride: int) -> Tensor:
+    """Return weights (n, 1 + sum(INTERVALS), l) of every `stride`-th step in means over a series and over its equal parts.
 
     A step is in the part of its middle; parts without steps, of series that are too short, have weights of 0.
     """
     n, length = inputs.shape[:2]
     lengths = inputs.new_full((n, 1, 1), length) if valid is None else valid.sum(1).to(inputs)[:, None, None]
-    steps = torch.arange(length, device=inputs.device).to(inputs)
-    found = [(steps < lengths).to(inputs) / lengths]
-    for count in INTERVALS:
+    steps = torch.arange(0, length, stride, device=inputs.device).to(inputs)
+    found = []
+    for count in (1, *INTERVALS):
         parts = torch.arange(count, device=inputs.device)[:, None]
         member = (((steps + 0.5) * count / lengths).floor() == parts).to(inputs)
         found.append(member / member.sum(2, keepdim=True).clamp_min(1))

@@ -24,7 +24,7 @@ PENALTIES = tuple(10.0 ** (power / 2) for power in range(8, -9, -1))  # in units
 TEMPERATURES = tuple(2.0 ** (power / 2) for power in range(-4, 7))  # factors of scores
 
 COMPARED = 300  # examples at most by which the shares of families of features are chosen
-STEPS, RATE, BETAS, PRIOR = 60, 0.15, (0.9, 0.999), 0.5  # of the search for these shares
+STEPS, RATE, BETAS, PRIOR = 60, 0.15, (0.9, 0.999), 0.2  # of the search for these shares
 START = 3.0  # logarithm of the first ratio of kernel and penalty
 SHARPNESS, SHARPEST = 2.0, 4.0  # logarithms of the first and the largest factor of scores in the cross-entropy
 BLOCK = 512  # features that are standardised together, where they are more than the examples
