@@ -118,7 +118,7 @@ def test_seeds_are_stacked_on_a_gpu_if_recipe_and_size_allow_it(row: PublishedRo
     assert not is_stacked(row, settings, "never")
     assert not is_stacked(row, dropout, "auto")
     assert not is_stacked(row, row_settings(row), "auto"), "its device is the CPU"
-    large = replace(settings, training=replace(settings.training, batch_size=2**20))
+    large = replace(settings, training=replace(settings.training, batch_size=2**24))
     assert not is_stacked(row, large, "auto")
     assert is_stacked(row, large, "always")
     with pytest.raises(SettingError, match=r"`--stacked` must be auto or never for aussm/table1/parity/ma \(dropout"):
