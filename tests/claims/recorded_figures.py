@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from statistics import fmean
+from typing import Any
 
 from claim_helpers import read_results, read_scaling
 
@@ -81,7 +82,34 @@ def _s20() -> Values:
     return _scores_text("fitzhugh_nagumo", 1e2, 3)
 
 
-VALUES: dict[str, Callable[[], Values]] = {"A13": _a13, "A14": _a14, "A22": _a22, "S19": _s19, "S20": _s20}
+def pretraining_rows(name: str) -> list[dict[str, Any]]:
+    """Return the records of results/runs/pretraining.jsonl whose folder begins with a name."""
+    return [row for row in read_results("runs/pretraining.jsonl") if f"--out runs/pretraining/{name}" in row["command"]]
+
+
+def share_of_masked_time() -> float:
+    """Return the time of an update of pretraining on the next base as a share of that of one on masked bases, on an H100."""
+    (forward,), (masked,) = pretraining_rows("rate-forward"), pretraining_rows("rate-masked")
+    share: float = masked["replayed_updates_per_second"] / forward["replayed_updates_per_second"]
+    return share
+
+
+def _t42() -> Values:
+    texts: Values = {"share": f"{share_of_masked_time():.2f}"}
+    for name, folder in (("masked", "masked-tuned"), ("f1", "f1_long-tuned"), ("none", "bi-tuned")):
+        mean, half = mean_interval([row["value"] for row in pretraining_rows(folder)])
+        texts[name] = f"{mean:.3f} ± {half:.3f}"
+    return texts
+
+
+VALUES: dict[str, Callable[[], Values]] = {
+    "A13": _a13,
+    "A14": _a14,
+    "A22": _a22,
+    "S19": _s19,
+    "S20": _s20,
+    "T42": _t42,
+}
 
 
 def fill_note(identity: str, note: str) -> str:

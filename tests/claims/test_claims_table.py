@@ -30,7 +30,7 @@ def count_checks(test: ClaimTest) -> int:
 
 # Functions of claim_helpers.py that compute or count operations, and those of the shared modules that read results/.
 COMPUTING = {"blelloch_scan", "compose_affine_maps", "count_entries", "iterate_recurrence", "peak_memory"}
-READING = {"read_results", "read_scaling", "kernel_wins_by_form", "ratios_to_s6", "trained_scores"}
+READING = {"read_results", "read_scaling", "kernel_wins_by_form", "ratios_to_s6", "trained_scores", "share_of_masked_time"}
 
 
 @cache

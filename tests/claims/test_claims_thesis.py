@@ -20,6 +20,7 @@ from longscan.numerics.hippo import legs_normal
 from longscan.numerics.initialisers import diagonal_eigenvalues
 from longscan.numerics.kernels import diagonal_kernel
 from longscan.ops import linear_scan, long_conv
+from recorded_figures import share_of_masked_time
 
 CIFAR = {"d_input": 3, "d_output": 10, "head": "affine"}
 
@@ -253,6 +254,11 @@ def test_t39_convolution_without_padding_is_circular():
             convolve(u)
         costs.append(counted.points)
     assert costs[0] == 2 * costs[1] > 0
+
+
+def test_t42_pretraining_on_the_next_base_takes_half_the_time_of_masked_pretraining():
+    """Updates of the same number of windows, captured, as a GPU replays them."""
+    assert round(share_of_masked_time(), 1) == 0.5
 
 
 def test_t48_attention_without_positions_ignores_order():
