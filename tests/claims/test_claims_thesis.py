@@ -6,6 +6,7 @@ import math
 import pytest
 import torch
 from claim_helpers import blelloch_scan, compose_affine_maps, count_entries, growth_exponents, iterate_recurrence
+from recorded_figures import share_of_masked_time
 from torch import Tensor, nn
 from torch.nn.functional import softplus
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -20,7 +21,6 @@ from longscan.numerics.hippo import legs_normal
 from longscan.numerics.initialisers import diagonal_eigenvalues
 from longscan.numerics.kernels import diagonal_kernel
 from longscan.ops import linear_scan, long_conv
-from recorded_figures import share_of_masked_time
 
 CIFAR = {"d_input": 3, "d_output": 10, "head": "affine"}
 
