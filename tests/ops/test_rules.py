@@ -157,6 +157,9 @@ def test_large_results_are_placed_on_huge_pages(monkeypatch: pytest.MonkeyPatch)
     assert cpu.empty_like(None, torch.zeros(3)).shape == (0,)
     assert cpu.empty_like(torch.zeros(2, 3), torch.zeros(3)).shape == (2, 3)
     assert cpu.addresses(None, torch.zeros(0)) == [0, 0]
+    for wrong in (torch.zeros(2, device="meta"), torch.zeros(2, 3).T):
+        with pytest.raises(ValueError, match=rf"must be contiguous and on the CPU, got strides .* on {wrong.device}"):
+            cpu.addresses(torch.zeros(2), wrong)
 
 
 def step_arguments(rows: int) -> dict[str, Any]:

@@ -268,6 +268,15 @@ def test_add_noise_adds_at_most_the_stated_number_of_events():
     assert not add_noise(stream._replace(p=np.zeros(100, int)), 35, (700, 1), CounterRNG(("n",), 3)).p.any()
 
 
+@pytest.mark.parametrize("last", [0, 1])
+def test_noise_has_all_times_up_to_the_last_and_all_positions(last):
+    stream = Stream(*(np.array([0, value]) for value in (last, 1, 1, 1)))
+    noisy = add_noise(stream, 500, (4, 3), CounterRNG(("n",), 1))
+    assert len(noisy.t) > 100
+    ranges = [set(part.tolist()) for part in noisy]
+    assert ranges == [set(range(last + 1)), {0, 1, 2, 3}, {0, 1, 2}, {0, 1}]
+
+
 def test_roll_and_rotation_move_all_events_together():
     square = Stream(np.arange(4), np.array([60, 67, 60, 67]), np.array([60, 60, 67, 67]), np.zeros(4, int))
     rolled = roll(square, 32, (128, 128), CounterRNG(("r",), 0))
