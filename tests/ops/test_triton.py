@@ -70,7 +70,6 @@ def test_results_do_not_depend_on_the_division_among_programs(op, is_complex, pl
         monkeypatch.setattr(module, "programs_to_fill", lambda _: LAUNCH_PLANS[plan]["PROGRAMS"])
     if "SCRATCH" in LAUNCH_PLANS[plan]:
         monkeypatch.setattr(unitary, "SLICE_BYTES", 1)
-        monkeypatch.setattr(unitary, "SINGLE_SLICE_BYTES", 1)
     set_tile_sizes(monkeypatch, steps=8, lanes=4, warps=1)
     inputs = example(op, torch.float64, length=40, is_complex=is_complex and op in ("block2_scan", "selective_scan"))
     if op == "block2_scan":
@@ -332,8 +331,7 @@ def test_launches_of_a_slice(slice_bytes: int, launches: int, monkeypatch: pytes
     unitary = import_module("longscan.ops.unitary_scan.triton.launch")
     kernels, launch = [], unitary.launch
     monkeypatch.setattr(unitary, "launch", lambda kernel, *args, **kw: kernels.append(kernel) or launch(kernel, *args, **kw))
-    for name in ("SINGLE_SLICE_BYTES", "SLICE_BYTES"):
-        monkeypatch.setattr(unitary, name, slice_bytes)
+    monkeypatch.setattr(unitary, "SLICE_BYTES", slice_bytes)
     monkeypatch.setattr(unitary, "SCAN_TILES", {32: unitary.ScanTile(16, 32, 1, 3)})
     monkeypatch.setattr(unitary, "programs_to_fill", lambda _: 1)
     inputs = floats(example("unitary_scan", torch.float64, length=40, masked=False))

@@ -70,8 +70,7 @@ ELEMENTWISE = ElementwiseTile(16, 64, 4)
 STATE_PASSING = {"BLOCK": 128}  # lanes of a program
 SUMS = {"STATE_ROWS": 16, "STATE_BLOCK": 32, "WEIGHT_ROWS": 8, "WEIGHT_BLOCK": 256}
 
-SLICE_BYTES = 40 * 2**20  # of the gradients of the angles of a slice of the steps, if they are not
-SINGLE_SLICE_BYTES = 128 * 2**20  # at most for all steps
+SLICE_BYTES = 40 * 2**20  # of the gradients of the angles of a slice of the steps
 MIN_SLICE_STEPS = 128  # for which a slice may take four times SLICE_BYTES
 CHUNK_UNIT = 64  # long chunks have multiples of so many steps, so that fewer tiles of the products reach beyond them
 
@@ -169,7 +168,7 @@ def divide_steps(batch: int, length: int, channels: int, states: int, device: to
     T, row = scan_tile(channels).steps, bytes_per_step(batch, channels, states)
     programs, wanted = batch * divide_lanes(channels, states).BLOCKS, programs_to_fill(device)
     parallel = programs * 2 <= wanted
-    most = (SINGLE_SLICE_BYTES if is_single_slice(length, row) else SLICE_BYTES) // row
+    most = SLICE_BYTES // row
     if parallel:
         at_once = ceil_div(wanted, programs)
         most = min(ceil_div(length, at_once), most // at_once)
@@ -181,11 +180,6 @@ def divide_steps(batch: int, length: int, channels: int, states: int, device: to
     steps = ceil_div(steps, unit) * unit
     number = ceil_div(length, steps)
     return Chunks(steps, number, parallel and number > 1)
-
-
-def is_single_slice(length: int, row: int) -> bool:
-    """Return whether the gradients of the angles of all steps, `row` bytes each, are in memory at the same time."""
-    return length * row <= SINGLE_SLICE_BYTES
 
 
 def chunk_states_shape(u: Tensor, states: int) -> tuple[int, int]:
@@ -201,7 +195,7 @@ def max_chunks(batch: int, length: int, channels: int, states: int, device: torc
     at_once, most = ceil_div(programs_to_fill(device), batch * divide_lanes(channels, states).BLOCKS), SLICE_BYTES // row
     most = largest(most, smallest(MIN_SLICE_STEPS, 4 * SLICE_BYTES // row))
     shortest = largest(1, most // at_once)
-    more = smallest(ceil_div(length, shortest), (length * row - 1) // SINGLE_SLICE_BYTES * 2**20)  # 0 if all steps are one slice
+    more = smallest(ceil_div(length, shortest), (length * row - 1) // SLICE_BYTES * 2**20)  # 0 if all steps are one slice
     return smallest(ceil_div(length, T), at_once + more)
 
 
@@ -501,7 +495,7 @@ def backward(
 def divide_chunks(p: Problem) -> Iterator[tuple[int, int]]:
     """Yield slices [first, stop) of the chunks, from the last to the first. A traced graph depends on their number only."""
     row, each = bytes_per_step(p.batch, p.D, p.N), 1
-    if is_single_slice(p.L, row):
+    if p.L * row <= SLICE_BYTES:
         each = p.chunks.number
     elif p.chunks.parallel:
         each = max(1, SLICE_BYTES // (row * p.chunks.steps))
