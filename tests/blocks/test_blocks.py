@@ -219,3 +219,15 @@ def test_a_module_changes_the_length_if_one_of_its_children_does():
         assert not getattr(both, name)
         assert not getattr(Pair(same, both), name)
         assert not getattr(Pair(both, same), name)
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+def test_fused_step_reads_the_time_since_the_last_step_of_each_row(rows):
+    block = MambaBlock(6).eval()
+    x, elapsed = torch.randn(rows, 4, 6), torch.rand(rows, 4) + 0.5
+    with torch.no_grad():
+        whole, _ = block(x, elapsed=elapsed, return_state=True)
+        state = block.initial_state(rows)
+        for step in range(4):
+            y, state = block.step(x[:, step], state, elapsed=elapsed[:, step])
+            torch.testing.assert_close(y, whole[:, step])

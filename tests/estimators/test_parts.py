@@ -189,6 +189,7 @@ def test_blocks_must_lower_the_error_by_a_tenth(error: float, best: int) -> None
 def test_number_of_outputs(count: int, length: int, outputs: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(features, "OUTPUTS", 1280)
     monkeypatch.setattr(features, "FEWEST_OUTPUTS", 64)
+    monkeypatch.setattr(features, "THEIR_OUTPUTS", 320)
     assert features.choose_outputs(count, length) == outputs
     monkeypatch.setattr(features, "WORK", 100 * count * length)
     assert features.choose_outputs(count, length) == 100
@@ -196,27 +197,6 @@ def test_number_of_outputs(count: int, length: int, outputs: int, monkeypatch: p
 
 def test_batches_of_series_have_8192_steps() -> None:
     assert [features.rows_at_once(length) for length in (1, 100, 4096, 4097, 8192, 8193, 10**6)] == [8192, 81, 2, 1, 1, 1, 1]
-
-
-def test_features_of_known_outputs() -> None:
-    """Of each output: share of steps above the thresholds, position of these in time, mean and largest value."""
-    systems = features._Systems(np.ones((1, 2)), 4, False, np.random.RandomState(0))
-    systems.slope.copy_(torch.tensor([1.0, 10.0]))
-    systems.offsets.copy_(torch.zeros_like(systems.offsets))
-    systems.offsets[1:] = 0.25
-    y = torch.tensor([[[0.5, 1.0], [-1.0, 2.0], [2.0, -3.0], [9.0, 9.0]]])
-    valid = torch.tensor([[True, True, True, False]])
-    weights, positions = torch.tensor([[1 / 3, 1 / 3, 1 / 3, 0]]), torch.tensor([[0.0, 0.5, 1.0, 1.0]])
-    found = systems.summarise(y, weights, positions, valid).view(-1, 2)
-    thresholds = len(systems.offsets)
-    assert len(found) == thresholds + 3
-    torch.testing.assert_close(found[0], torch.tensor([1.5 / 3, 2 / 3]))
-    places = torch.tensor([(1.0 / 3 + 0.005) / (1.5 / 3 + 0.01), (0.5 / 3 + 0.005) / (2 / 3 + 0.01)])
-    torch.testing.assert_close(found[1], places)
-    torch.testing.assert_close(found[2], torch.tensor([1.75 / 3, 2 / 3]))
-    torch.testing.assert_close(found[thresholds + 1], torch.tensor([1.5 / 3, 0.0]))
-    assert found[thresholds + 2].tolist() == [2, 2]
-    assert systems.summarise(y, weights, positions, None).view(-1, 2)[-1].tolist() == [9, 9]
 
 
 def objects(*series: Any) -> np.ndarray:
