@@ -161,7 +161,7 @@ def test_ranks_are_positions_among_equal_numbers() -> None:
 
 
 def test_blocks_are_scaled_to_the_lowest_error() -> None:
-    """What they add to the linear forecast is 0, twice too much, opposite, half of what is right, and not a number."""
+    """The factors are right for additions to the linear forecast of 0, twice too much, the opposite, half, and NaN."""
     true = np.array([[[1.0], [2.0]], [[0.0], [4.0]]])
     given = iter([0 * true, 2 * true, -true, true / 2, true + np.nan, 0 * true])
     validation = forecaster._Validation(true, lambda _: next(given))

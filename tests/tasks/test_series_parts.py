@@ -1,4 +1,4 @@
-"""What tasks on a user's files compute of series and of their time stamps, on small series with known answers."""
+"""Tasks on a user's files: values of series and time stamps, on small series with known answers."""
 
 from pathlib import Path
 from types import SimpleNamespace

@@ -24,7 +24,7 @@ PENALTIES = tuple(10.0 ** (power / 2) for power in range(8, -9, -1))  # in units
 TEMPERATURES = tuple(2.0 ** (power / 2) for power in range(-4, 7))  # factors of scores
 
 COMPARED = 300  # examples at most by which the shares of families of features are chosen
-STEPS, RATE, BETAS, PRIOR = 60, 0.15, (0.9, 0.999), 0.2  # of the search for these shares
+STEPS, RATE, PRIOR = 60, 0.15, 0.2  # of the search for these shares
 START = 3.0  # logarithm of the first ratio of kernel and penalty
 SHARPNESS, SHARPEST = 2.0, 4.0  # logarithms of the first and the largest factor of scores in the cross-entropy
 BLOCK = 512  # features that are standardised together, where they are more than the examples
@@ -148,28 +148,22 @@ def choose_factors(
     first, second = torch.from_numpy(numbers).unbind(1)
     parameters = [torch.zeros(int(index.max()) + 1, dtype=torch.float64) for index in (first, second)]
     parameters += [torch.tensor(value, dtype=torch.float64) for value in (START, SHARPNESS)]
-    moments = [(torch.zeros_like(values), torch.zeros_like(values)) for values in parameters]
+    optimizer = torch.optim.Adam([values.requires_grad_() for values in parameters], lr=RATE)
 
     def shares() -> Tensor:
         return parameters[0].softmax(0)[first] * parameters[1].softmax(0)[second]
 
-    for step in range(1, STEPS + 1):
+    for _ in range(STEPS):
         with torch.enable_grad():
-            for values in parameters:
-                values.requires_grad_()
             level, sharpness = parameters[2:]
             kernel = torch.tensordot((shares() * level.exp()).float(), products, 1).double()
             inverse = torch.linalg.inv(kernel + identity)
             left_out = Y - inverse @ (Y - Y_mean) / (inverse.diagonal() - 1 / len(rows)).clamp_min(1e-6)[:, None]
             prior = sum((values**2).sum() for values in parameters[:2])
             error = loss(left_out, sharpness.clamp(max=SHARPEST).exp(), rows) + PRIOR * prior / len(rows)
-            slopes = torch.autograd.grad(error, parameters, allow_unused=True, materialize_grads=True)
-        with torch.no_grad():
-            for values, (mean, square), slope in zip(parameters, moments, slopes, strict=True):
-                mean.lerp_(slope, 1 - BETAS[0])
-                square.lerp_(slope**2, 1 - BETAS[1])
-                unbiased = square / (1 - BETAS[1] ** step)
-                values.sub_(RATE * mean / (1 - BETAS[0] ** step) / (unbiased.sqrt() + 1e-8))
+            optimizer.zero_grad()
+            error.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
     found = shares().detach().numpy()
     return np.asarray(np.sqrt(found / found.sum() / sizes * len(families))[of_feature])
 

@@ -386,13 +386,13 @@ def chunk_scan_masked_bwd_kernel(
         before_im = tl.where(restarted, 0.0, w_im[None, :]) + B_re[None, :] * S_im + B_im[None, :] * S_re
         before_re, before_im = tl.where(restart, 0.0, before_re), tl.where(restart, 0.0, before_im)
         dh_re, dh_im = c * step_m_re - s * step_m_im, c * step_m_im + s * step_m_re
-        turned_re, turned_im = c * before_re - s * before_im, c * before_im + s * before_re
-        d_theta = dh_im * turned_re - dh_re * turned_im
+        rotated_re, rotated_im = c * before_re - s * before_im, c * before_im + s * before_re
+        d_theta = dh_im * rotated_re - dh_re * rotated_im
         dx = B_re[None, :] * dh_re + B_im[None, :] * dh_im
         dB_re += tl.sum(b_x * dh_re, 0)
         dB_im += tl.sum(b_x * dh_im, 0)
-        dC_re += tl.sum(b_g * (turned_re + B_re[None, :] * b_x), 0)
-        dC_im -= tl.sum(b_g * (turned_im + B_im[None, :] * b_x), 0)
+        dC_re += tl.sum(b_g * (rotated_re + B_re[None, :] * b_x), 0)
+        dC_im -= tl.sum(b_g * (rotated_im + B_im[None, :] * b_x), 0)
         m_re, m_im = row_of(tl.where(restart, 0.0, step_m_re), last), row_of(tl.where(restart, 0.0, step_m_im), last)
         o_out = i_n.to(tl.int64) * batch * D * padded + o_td
         if p_dt is not None:

@@ -236,7 +236,7 @@ def elementwise(batch: int, length: int, width: int) -> Elementwise:
 
 
 class Sequences(NamedTuple):
-    """What the scans read of a slice: u in two parts, dt or the mask of valid steps, x = dt silu(u), g = dy silu(z)."""
+    """Tensors that the scans of a slice read: u in two parts, dt or the mask of valid steps, x = dt silu(u), g = dy silu(z)."""
 
     u_hi: Tensor
     u_lo: Tensor | None
