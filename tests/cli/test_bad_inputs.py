@@ -164,7 +164,9 @@ def test_settings_that_need_too_much_memory_fail(
 
 
 def test_missing_task_or_config_fails(run_failing_command: Callable[..., str], tmp_path: Path) -> None:
-    assert "`--task` must be" in run_failing_command("train", "--out", tmp_path / "run")
+    assert "must be given a file of your own, `--task` or `--config`, got none of them" in run_failing_command(
+        "train", "--out", tmp_path / "run"
+    )
     assert "absent.yaml" in run_failing_command("train", "--out", tmp_path / "run", "--config", tmp_path / "absent.yaml")
 
 

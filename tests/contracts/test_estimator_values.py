@@ -26,8 +26,18 @@ from longscan.estimators.series import StandardisedSeries
 
 RECORD = Path(__file__).with_name("estimator_values.json")
 TOLERANCE = 2e-4  # training repeats and enlarges rounding errors
-# The error that is left out of a regression on thousands of features differs between processors by up to 2e-3.
-TOLERANCES = dict.fromkeys(("classifier", "classifier of even series", "regressor"), 5e-3)
+# The error that is left out of a regression on thousands of features is small, and differs by up to 7e-3 between the kernels of
+# OpenBLAS and MKL for different processors.
+TOLERANCES = dict.fromkeys(
+    (
+        "classifier",
+        "classifier of even series",
+        "classifier with times and weights",
+        "regressor",
+        "regressor with times, weights and two targets",
+    ),
+    2e-2,
+)
 COMMON: dict[str, Any] = {"device": "cpu", "random_state": 0}
 STACK: dict[str, Any] = {"spec": "lru", "d_model": 4, "d_state": 4, "epochs": 3, "batch_size": 8, "lr": 0.01, **COMMON}
 FORECAST: dict[str, Any] = {"horizon": 4, "window": 12, "d_model": 4, "d_state": 2, "epochs": 3, "lr": 0.01, **COMMON}

@@ -188,8 +188,11 @@ def test_plain_kernels_of_unitary_scan_equal_the_op(monkeypatch):
     assert plain.largest_error(str(DEVICE), (1, 70, 4, 16), plain.Tile(16, 16, 1, 1, True)) < 1e-5
 
 
-def test_chunk_states_shape_has_room_for_all_states():
-    """The shapes in graphs with dynamic sizes are upper bounds, and at most about four times what is needed."""
+def test_chunk_states_shape_has_room_for_all_states(monkeypatch):
+    """The shapes in graphs with dynamic sizes are upper bounds, and at most about four times what is needed.
+
+    Also at the lengths that just fit into one slice, on devices that 4 to 592 programs fill.
+    """
     selective = import_module("longscan.ops.selective_scan.triton.launch")
     unitary = import_module("longscan.ops.unitary_scan.triton.launch")
     random = Random(0)
@@ -199,6 +202,12 @@ def test_chunk_states_shape_has_room_for_all_states():
         needed = -(-length // selective.checkpoint_interval(batch, length, channels, states, 1 + len(pair)))
         _, size = selective.chunk_states_shape(batch, length, channels, states, *pair)
         assert needed <= size / (channels * states * (1 + len(pair))) <= 4 * needed + 1
+        fill = random.choice([4, 432, 528, 592])
+        monkeypatch.setattr(unitary, "programs_to_fill", lambda _, fill=fill: fill)
+        if random.random() < 0.5:
+            batch = min(batch, 64)
+            longest = unitary.SLICE_BYTES // unitary.bytes_per_step(batch, channels, states)
+            length = max(1, longest - random.choice([0, 1, 2, 7, 40]))
         needed = unitary.divide_steps(batch, length, channels, states, torch.device("meta")).number
         _, size = unitary.chunk_states_shape(torch.empty(batch, length, channels, device="meta"), states)
         assert needed + 1 <= (size - length * channels) / (3 * channels * states) <= 4 * needed + 1

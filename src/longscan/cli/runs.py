@@ -2,6 +2,7 @@
 
 import csv
 import sys
+from array import array
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
@@ -99,7 +100,7 @@ def find_pyarrow() -> None:
 
 
 def _write_table(rows: list[dict[str, str | float]], out: str | None) -> None:
-    """Write rows as CSV to stdout or a file, or as Parquet to a file of this suffix. A CSV has the nine digits of float32."""
+    """Write rows as CSV to stdout or a file, or as Parquet to a file of this suffix. CSV numbers are as `_format_number` says."""
     if out is not None and Path(out).suffix.lower() in PARQUET:
         import pandas as pd
 
@@ -113,11 +114,16 @@ def _write_table(rows: list[dict[str, str | float]], out: str | None) -> None:
         writer = csv.DictWriter(target, list(rows[0]), lineterminator="\n")
         writer.writeheader()
         writer.writerows(
-            {name: f"{value:.9g}" if isinstance(value, float) else value for name, value in row.items()} for row in rows
+            {name: _format_number(value) if isinstance(value, float) else value for name, value in row.items()} for row in rows
         )
     finally:
         if out is not None:
             target.close()
+
+
+def _format_number(value: float) -> str:
+    """Return a number that float32 can represent with 9 digits, which determine it, and any other with 15."""
+    return f"{value:.9g}" if array("f", [value])[0] == value else f"{value:.15g}"
 
 
 def _open_table(path: str) -> Any:

@@ -63,8 +63,8 @@ class _Group(nn.Module):
     """States with time constants in one range, and outputs that read them.
 
     Args:
-        columns: number of columns that the states may read, by a function that returns the weights of one state.
-        shortest, longest: the range of the time constants, in steps; None for states without memory.
+        columns: function that returns the random weights (columns,) with which one state reads the columns.
+        bounds: smallest and largest time constant, in steps; None for states without memory.
         outputs: number of outputs.
         random: generator of the parameters.
     """
@@ -169,7 +169,9 @@ class _Group(nn.Module):
 
         first = weights @ above(self.thresholds[0]).permute(1, 2, 0)  # (n, 1 + sum(INTERVALS), outputs)
         shares = [first[:, 0], *(mean(above(threshold)) for threshold in self.thresholds[1:])]
-        deviation = (mean(torch.mul(y, y, out=memory)) - mean(y) ** 2).clamp_min(0).sqrt()
+        difference = torch.sub(y, mean(y).T[..., None], out=memory)
+        variance = mean(torch.mul(difference, difference, out=memory))
+        deviation = variance.clamp_min(1e-30).sqrt()  # the gradient of a square root of 0 would be infinite
         largest = y if padding is None else y.masked_fill(padding, -math.inf)
         smallest = y if padding is None else y.masked_fill(padding, math.inf)
         extremes = [largest.amax(2).T, smallest.amin(2).T]
@@ -389,7 +391,7 @@ def _deviation(values: Tensor) -> Tensor:
 
 
 def _part_of(memory: Tensor | None, *shape: int) -> Tensor | None:
-    """Return the first numbers of an array with a shape, None without an array."""
+    """Return a view of a shape of the start of a scratch buffer; None without a buffer."""
     return None if memory is None else memory.flatten()[: math.prod(shape)].view(shape)
 
 

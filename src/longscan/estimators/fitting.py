@@ -519,7 +519,7 @@ class SeriesEstimator(SavedEstimator):
     def _model_outputs(self, model: nn.Module, series: StandardisedSeries) -> Tensor:
         """Return a model's outputs (n, d_output) on the CPU, in evaluation mode; restore the mode."""
         device, training = next(chain(model.parameters(), model.buffers())).device, model.training
-        outputs, count = torch.empty(0), self._rows_at_once(series.values.shape[1])
+        outputs, count = torch.empty(0, device="cpu"), self._rows_at_once(series.values.shape[1])
         model.eval()
         with torch.no_grad():
             for first in range(0, len(series.lengths), count):
@@ -527,7 +527,7 @@ class SeriesEstimator(SavedEstimator):
                 inputs, valid, elapsed = series.batch(rows, device)
                 part = model(inputs, valid=valid, elapsed=elapsed)
                 if not first:
-                    outputs = torch.empty(len(series.lengths), *part.shape[1:], dtype=part.dtype)
+                    outputs = torch.empty(len(series.lengths), *part.shape[1:], dtype=part.dtype, device="cpu")
                 outputs[rows[0] : rows[-1] + 1] = part
         model.train(training)
         return outputs

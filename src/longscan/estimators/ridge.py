@@ -124,7 +124,8 @@ def choose_factors(
 
     A family is a pair of numbers (g, k). The squared factors of its features sum to v_g w_k F, where v and w are softmax
     functions of numbers that are found by `STEPS` steps of Adam from 0, together with the penalty, on at most `COMPARED` of the
-    examples. `PRIOR` times the mean square of these numbers, divided by the number of examples, is added to the error.
+    examples. `PRIOR` times the sum of the squares of these numbers, divided by the number of compared examples, is added to the
+    error. All examples count alike in the regression of this search; `loss` may weight their errors.
 
     Args:
         features: (n, F).
@@ -137,17 +138,17 @@ def choose_factors(
     numbers, of_feature = np.unique(families, axis=0, return_inverse=True)
     of_feature = of_feature.reshape(-1)
     sizes = np.bincount(of_feature)
-    products = torch.empty(len(numbers), len(rows), len(rows))
+    products = torch.empty(len(numbers), len(rows), len(rows), device="cpu")
     for family in range(len(numbers)):
         Z = features[np.ix_(rows, np.flatnonzero(of_feature == family))].astype(np.float64)
         means, deviations = Z.mean(0), Z.std(0)
         Z = ((Z - means) / np.where(deviations > 1e-5 * np.abs(means) + 1e-12, deviations, np.inf)).astype(np.float32)
         products[family] = torch.from_numpy(Z @ Z.T / Z.shape[1])
     Y = torch.from_numpy(targets[rows])
-    Y_mean, identity = Y.mean(0), torch.eye(len(rows), dtype=torch.float64)
+    Y_mean, identity = Y.mean(0), torch.eye(len(rows), dtype=torch.float64, device="cpu")
     first, second = torch.from_numpy(numbers).unbind(1)
-    parameters = [torch.zeros(int(index.max()) + 1, dtype=torch.float64) for index in (first, second)]
-    parameters += [torch.tensor(value, dtype=torch.float64) for value in (START, SHARPNESS)]
+    parameters = [torch.zeros(int(index.max()) + 1, dtype=torch.float64, device="cpu") for index in (first, second)]
+    parameters += [torch.tensor(value, dtype=torch.float64, device="cpu") for value in (START, SHARPNESS)]
     optimizer = torch.optim.Adam([values.requires_grad_() for values in parameters], lr=RATE)
 
     def shares() -> Tensor:

@@ -1,5 +1,6 @@
 """Launches of Triton kernels, the properties of the device that they depend on, and the division of time into chunks."""
 
+import logging
 import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -11,6 +12,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 from torch.library import wrap_triton
+
+log = logging.getLogger("longscan")
 
 PROGRAMS_PER_MULTIPROCESSOR = 4  # the number of its schedulers
 
@@ -113,7 +116,8 @@ def compile_ahead() -> None:
     """Compile the kernels of the calls of `compile_together`, the first time that one of their kernels is new.
 
     A kernel that cannot be compiled raises when it is launched. It would raise here, too, but in Triton 3.6 such an error leaves
-    the mode active, so that every later kernel of the process fails.
+    the mode active, so that every later kernel of the process fails. If the buffers of the calls do not fit into the memory,
+    kernels are compiled at their launches.
     """
     calls, _ahead.calls = _ahead.calls, ()
     if not calls or torch.cuda.is_current_stream_capturing():
@@ -125,6 +129,8 @@ def compile_ahead() -> None:
         with ThreadPoolExecutor() as threads, AsyncCompileMode(threads, ignore_errors=True):
             for call in calls:
                 call()
+    except torch.OutOfMemoryError:
+        log.info("kernels are compiled one by one, because the buffers of a trial call do not fit into the memory")
     finally:
         _ahead.compiling = False
 
@@ -179,6 +185,8 @@ def launch(kernel: Any, grid: tuple[int, ...], *args: Any, constants: dict[str, 
     if found is None:
         compile_ahead()
         compiled = kernel.warmup(*args, grid=grid, **constants)
+        if hasattr(type(compiled), "result"):  # another thread compiles the kernel ahead at the moment (Triton 3.9)
+            compiled = compiled.result()
         found = compiled, tuple(constants[name] for name in kernel.arg_names[len(args) :])
         _compiled[key] = found
     compiled, ordered = found

@@ -182,12 +182,18 @@ class Training:
         self.seconds = 0.0
         if file.exists():
             self._load()
-        if device.type == "cuda" and MODELS[model].package is None:  # other packages tune their kernels while they run
+        if self._is_captured():
             self.engine.capture(device)
 
+    def _is_captured(self) -> bool:
+        """Return whether updates are captured as a CUDA graph; not those of other packages, which tune kernels while they run."""
+        return self.device.type == "cuda" and MODELS[self.name].package is None
+
     def _load(self) -> None:
-        state = torch.load(self.file, map_location=self.device, weights_only=True)
-        if self.device.type == "cuda":
+        captured = self._is_captured()
+        # AdamW reads its step counts from the CPU in updates that are not captured.
+        state = torch.load(self.file, map_location=self.device if captured else "cpu", weights_only=True)
+        if captured:
             make_capturable(self.optimizer, self.device)
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])

@@ -275,10 +275,18 @@ def check_request(task: Task, split: str, step: int = 0, batch_size: int = 1, se
             raise setting_error(argument, value, f"a whole number of at least {least}")
 
 
-@lru_cache(maxsize=32)  # of ten seeds that train in one process, each with the next epoch's
-def _epoch_order(size: int, seed: int, epoch: int) -> np.ndarray:
+def _draw_order(size: int, seed: int, epoch: int) -> np.ndarray:
     """Return the order of the training examples in an epoch."""
     return CounterRNG(("epoch", size, seed), epoch).permutation(size)
+
+
+# Ten seeds that train in one process take turns, each in two epochs. Orders of more than 2^20 examples take 8 MB and more each.
+_small_order, _large_order = lru_cache(maxsize=32)(_draw_order), lru_cache(maxsize=4)(_draw_order)
+
+
+def _epoch_order(size: int, seed: int, epoch: int) -> np.ndarray:
+    """Return the order of the training examples in an epoch, from a cache if it was read recently."""
+    return (_small_order if size <= 2**20 else _large_order)(size, seed, epoch)
 
 
 def rows_of_step(size: int, split: Split, step: int, batch_size: int, seed: int) -> np.ndarray:

@@ -22,7 +22,8 @@ TIMEOUT = timedelta(minutes=1)  # after which the processes of a group stop if o
 def build_group(processes: int, context: int) -> ProcessGroup:
     """Return this process's group of `context` processes that share each sequence. All processes must call it.
 
-    Its exchanges raise an error after TIMEOUT if another process of the group has died; with NCCL the process ends.
+    Its exchanges raise an error after TIMEOUT if another process of the group has died; with NCCL the process ends. NCCL does not
+    watch exchanges inside captured steps: there only the next exchange outside, or torchrun, ends the process.
     """
     ranks = torch.arange(processes).view(-1, context).tolist()
     group: ProcessGroup = distributed.new_subgroups_by_enumeration(ranks, timeout=TIMEOUT)[0]  # type: ignore[no-untyped-call]
@@ -32,7 +33,7 @@ def build_group(processes: int, context: int) -> ProcessGroup:
 def average_gradients(parameters: Iterable[nn.Parameter], group: ProcessGroup) -> None:
     """Replace the gradients by their means over the processes of a group, by one exchange for each dtype, after a backward pass.
 
-    For steps that are captured as CUDA graphs: those of `DistributedDataParallel` need eleven steps before a capture.
+    For steps that are captured as CUDA graphs: a step with `DistributedDataParallel` can be captured only after eleven others.
     """
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
     for dtype in dict.fromkeys(grad.dtype for grad in gradients):

@@ -15,8 +15,8 @@ from longscan.tasks import Batch, Task
 from longscan.tasks.base import Split
 
 MIN_ERRORS = 20  # examples, from whose errors quantiles are found
-# Outputs of a batch up to this size are scored on the CPU. Scoring reads a dozen values, and on a GPU each of them waits for
-# all that other processes run there; one copy of the outputs waits once.
+# Outputs of a batch up to this size are scored on the CPU. Scoring reads a dozen values, and on a GPU each read waits for the
+# work of other processes on that GPU; a copy of the outputs waits only once.
 MAX_MOVED = 2**22  # elements
 
 

@@ -130,7 +130,7 @@ class SeriesFile(Task):
 def checksum_of(store: SeriesStore, with_times: bool = True) -> str:
     """Return WITH_TIMES and 16 hexadecimal digits that depend on the values, times, lengths, labels and groups of all series.
 
-    with_times: False for the digits alone, without the times, which runs stored at first; they are still compared.
+    with_times: False for the older form, digits without the times, which runs of former versions stored. It is still checked.
     """
     digest = hashlib.blake2b(digest_size=8)
     columns = [store.values]

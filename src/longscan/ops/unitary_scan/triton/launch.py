@@ -171,7 +171,7 @@ def divide_steps(batch: int, length: int, channels: int, states: int, device: to
     most = SLICE_BYTES // row
     if parallel:
         at_once = ceil_div(wanted, programs)
-        most = min(ceil_div(length, at_once), most // at_once)
+        most = min(ceil_div(length, at_once), ceil_div(most, at_once))
     elif most < MIN_SLICE_STEPS:
         most = min(MIN_SLICE_STEPS, 4 * SLICE_BYTES // row)
     number = ceil_div(length, min(max(most, T), length))
@@ -391,7 +391,7 @@ class Gemm:
         u_tiles, W_tiles = ceil_div(steps, tile.rows), ceil_div(steps, tile.steps)
         u_programs = chunks * u_tiles * self.split_k
         grid = u_programs + self.W_blocks * self.weight_split_k, p.K // tile.columns, p.groups
-        even = steps % tile.rows == steps % tile.steps == p.slots % tile.slots == 0
+        even = bool(steps % tile.rows == steps % tile.steps == p.slots % tile.slots == 0)  # no symbol, in traced graphs
         launch(
             d_theta_gemm_kernel, grid, self.tensors, chunks, steps, u_tiles, W_tiles, self.blocks_per_split,
             self.tiles_per_split, u_programs, self.W_blocks, self.accumulate,
