@@ -170,8 +170,8 @@ def divide_steps(batch: int, length: int, channels: int, states: int, device: to
     parallel = programs * 2 <= wanted
     most = SLICE_BYTES // row
     if parallel:
-        at_once = ceil_div(wanted, programs)
-        most = min(ceil_div(length, at_once), ceil_div(most, at_once))
+        parallel_chunks = ceil_div(wanted, programs)
+        most = min(ceil_div(length, parallel_chunks), ceil_div(most, parallel_chunks))
     elif most < MIN_SLICE_STEPS:
         most = min(MIN_SLICE_STEPS, 4 * SLICE_BYTES // row)
     number = ceil_div(length, min(max(most, T), length))
@@ -192,11 +192,11 @@ def chunk_states_shape(u: Tensor, states: int) -> tuple[int, int]:
 def max_chunks(batch: int, length: int, channels: int, states: int, device: torch.device) -> int:
     """Return an upper bound of the number of chunks, without comparisons of B and L, which would tie a traced graph to them."""
     row, T = bytes_per_step(batch, channels, states), scan_tile(channels).steps
-    at_once, most = ceil_div(programs_to_fill(device), batch * divide_lanes(channels, states).BLOCKS), SLICE_BYTES // row
+    parallel_chunks, most = ceil_div(programs_to_fill(device), batch * divide_lanes(channels, states).BLOCKS), SLICE_BYTES // row
     most = largest(most, smallest(MIN_SLICE_STEPS, 4 * SLICE_BYTES // row))
-    shortest = largest(1, most // at_once)
+    shortest = largest(1, most // parallel_chunks)
     more = smallest(ceil_div(length, shortest), (length * row - 1) // SLICE_BYTES * 2**20)  # 0 if all steps are one slice
-    return smallest(ceil_div(length, T), at_once + more)
+    return smallest(ceil_div(length, T), parallel_chunks + more)
 
 
 def make_problem(u: Tensor, W: Tensor, states: int, phase_dt: bool, has_flags: bool, piece: bool) -> Problem:
