@@ -7,7 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from longscan.ops import block2_scan, dispatch, linear_scan, unitary_scan
+from longscan.ops import _native_op, block2_scan, dispatch, linear_scan, unitary_scan
+from op_examples import example, record_calls
 
 pytest.importorskip("triton", reason="Triton is not installed")
 from longscan.ops import _gpu
@@ -115,3 +116,42 @@ def test_lengths_share_one_graph(graphs: list[torch.fx.GraphModule]) -> None:
         given = leaves((2, length, 5), (2, length, 5))
         compiled(*given).sum().backward()
     assert len(graphs) == 4  # forward and backward, of the first length and of all others
+
+
+@pytest.mark.parametrize("op", _native_op.TRACED_OPS)
+def test_graph_exported_without_gradients_is_compiled_with_gradients(op: str, graphs: list[torch.fx.GraphModule]) -> None:
+    """The exported graph keeps no states between chunks. A backward pass over it computes them again."""
+    function, shapes, forward, backward = CASES[op if op in CASES else f"{op}, packed"]
+
+    class Module(torch.nn.Module):
+        def forward(self, *inputs: Tensor) -> Any:
+            return function(*inputs)
+
+    with torch.no_grad():
+        exported = torch.export.export(Module(), tuple(torch.rand(shape) for shape in shapes)).module()
+    assert any(f"longscan.{op}" in str(node.target) for node in exported.graph.nodes)  # type: ignore[union-attr]
+    y, final = trace(exported, graphs)(*leaves(*shapes))
+    (y.sum() + final.sum()).backward()
+    again = forward[: forward.index({"p_chunk_states"}) + 1] if {"p_chunk_states"} in forward else []
+    written = written_arguments(graphs[-1])
+    assert written[: len(again)] == again
+    assert written[-len(backward) :] == backward
+    assert not [node for graph in graphs for node in graph.graph.nodes if "longscan" in str(node.target)]
+
+
+@pytest.mark.parametrize("op", _native_op.TRACED_OPS)
+def test_traced_backward_kernels_check_every_tensor(
+    op: str, graphs: list[torch.fx.GraphModule], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the calls of test_signature.py do, which no compiler traces."""
+    with monkeypatch.context() as patch:
+        patch.setattr(_gpu, "INTERPRETED", True)  # kernels are then launched without being compiled
+        [_, (second, args)] = record_calls(op, example(op, length=70), "triton")
+    args = [x.detach() if isinstance(x, Tensor) else x for x in args]
+    for i, name in enumerate(argument.name for argument in second.overload._schema.arguments):
+        if not isinstance(args[i], Tensor):
+            continue
+        for wrong in (args[i].new_zeros(args[i].shape[0] + 1, *args[i].shape[1:]), args[i].to(torch.float16)):
+            torch._dynamo.reset()
+            with pytest.raises(Exception, match=rf"(Value|Type)Error: [^\n]*\b{name}\b"), torch.no_grad():
+                trace(second.overload, graphs)(*args[:i], wrong, *args[i + 1 :])

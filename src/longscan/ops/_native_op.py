@@ -284,19 +284,22 @@ class NativeOp:
             return tuple(_gpu.compile_together(lambda: module.forward(*given, **more), later))
 
         def backward(*args: Any, leave: Callable[[Tensor], Tensor] | None = None) -> Any:
-            check(backward_signature, dict(zip(backward_arguments, args, strict=False)), args[-1])
+            given = check_backward(*args)
+            return tuple(self._module(args[-1]).backward(*given, **({} if leave is None else {"leave": leave})))
+
+        def check_backward(*args: Any, traced: bool = False) -> list[Any]:
+            """Return the arguments of a backward kernel, checked, with the states between chunks where `forward` kept none."""
             *given, backend = args
-            module, known = self._module(backend), dict(zip(backward_arguments, given, strict=True))
-            kept: Any = known.get("chunk_states")
+            known = dict(zip(backward_arguments, given, strict=True))
+            check(backward_signature, known, backend, traced)
             if chunk_states is not None:
-                state = known["initial_state"]
+                module, kept, state = self._module(backend), known["chunk_states"], known["initial_state"]
                 check_chunk_states_device(kept, state)
-                if kept.shape != (0,):
+                if kept.ndim != 1 or kept.shape[0]:
                     check_chunk_states(kept, tuple(chunk_states(module, known[arguments[0]], state)), state)
                 else:  # a graph recorded where no gradient was wanted, which is asked for one now
-                    inputs = _contiguous([x == "keep" or known[x] for x in arguments])
-                    given = [module.forward(*inputs)[2] if x is kept else x for x in given]
-            return tuple(module.backward(*_contiguous(given), **({} if leave is None else {"leave": leave})))
+                    known["chunk_states"] = module.forward(*_contiguous([x == "keep" or known[x] for x in arguments]))[2]
+            return _contiguous(list(known.values()))
 
         def check_chunk_states(x: Tensor, shape: tuple[int, ...], like: Tensor) -> None:
             if x.shape != shape:
@@ -376,12 +379,12 @@ class NativeOp:
         )  # fmt: skip
         if name in TRACED_OPS:
 
-            def traced(signature: Signature, names: Sequence[str], function: str, args: Sequence[Any]) -> Any:
-                check(signature, dict(zip(names, args, strict=False)), args[-1], traced=True)
-                return getattr(self._module("triton"), function)(*_contiguous(args[:-1]))
+            def forward_traced(*args: Any) -> Any:
+                check(forward_signature, dict(zip(arguments, args, strict=False)), args[-1], traced=True)
+                return self._module("triton").forward(*_contiguous(args[:-1]))
 
-            self._first.trace_kernels(lambda *args: traced(forward_signature, arguments, "forward", args))
-            second.trace_kernels(lambda *args: traced(backward_signature, backward_arguments, "backward", args))
+            self._first.trace_kernels(forward_traced)
+            second.trace_kernels(lambda *args: self._module("triton").backward(*check_backward(*args, traced=True)))
 
     def _module(self, backend: str) -> Any:
         return import_module(f"longscan.ops.{self._name}.{backend}")
