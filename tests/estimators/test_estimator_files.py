@@ -3,6 +3,7 @@
 import datetime
 import json
 import pickle
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -16,6 +17,7 @@ from longscan.engine import Callback
 from longscan.estimators import SSMClassifier, SSMForecaster, SSMRegressor, saving
 from longscan.estimators.saving import _decode, _encode
 
+FORMAT_1 = Path(__file__).parents[1] / "saved/estimators_1"
 BRIEF = {"d_model": 4, "d_state": 2, "epochs": 1, "device": "cpu", "random_state": 0}
 
 
@@ -114,7 +116,10 @@ def test_files_of_others_and_damaged_files_raise(tmp_path):
         with pytest.raises(ValueError, match="model is damaged"):
             SSMClassifier.load(path)
     for change, message in (
-        (lambda content: content.update(format=2), "must have the format 1, got 2; a later version wrote it"),
+        (
+            lambda content: content.update(format=3, version="7.0"),
+            r"must have the format 2 or an earlier one, got 3, which longscan 7\.0 wrote; .* load it with longscan 7\.0 or later",
+        ),
         (lambda content: content["settings"].update(depth=2), "must have settings of this version of SSMClassifier, got depth"),
         (lambda content: content["attributes"].update(a={"kind": "set"}), "is damaged, or another version wrote it"),
         (lambda content: content["attributes"]["model_"]["config"]["items"].append("x"), "is damaged, or another version"),
@@ -126,6 +131,19 @@ def test_files_of_others_and_damaged_files_raise(tmp_path):
     save_file({"a": torch.zeros(1)}, path)
     with pytest.raises(ValueError, match="model must be a saved estimator, got another safetensors file"):
         SSMClassifier.load(path)
+
+
+def test_files_of_format_1():
+    """The folder has what the code before format 2 saved; predictions are those of that code."""
+    t, phases = np.arange(24), np.arange(3)[:, None]
+    X = np.sin((0.4 + 0.5 * (np.arange(3) % 2))[:, None] * t + phases)
+    stack = SSMClassifier.load(FORMAT_1 / "stack.safetensors")
+    np.testing.assert_allclose(stack.predict_proba(X)[:, 0], [0.618139, 0.623992, 0.630027], atol=1e-5)
+    forecaster = SSMForecaster.load(FORMAT_1 / "forecaster.safetensors")
+    np.testing.assert_allclose(forecaster.predict(), [-0.331649, -0.749489, -1.002694, -1.000837], atol=1e-5)
+    message = r"must have the format 2 .*, got 1, which longscan 0\.1\.0 .* wrote; .* fit the estimator again"
+    with pytest.raises(ValueError, match=message):
+        SSMClassifier.load(FORMAT_1 / "features.safetensors")
 
 
 def test_interrupted_save_leaves_the_earlier_file(tmp_path, monkeypatch):

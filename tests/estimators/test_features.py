@@ -13,9 +13,11 @@ from longscan.estimators.features import (
     INTERVALS,
     KINDS,
     LARGEST_FEATURE,
+    LINEAR_KINDS,
     OUTPUTS,
     RAMP,
     SECOND,
+    SHAPE_KINDS,
     STATES,
     THRESHOLDS,
     FeatureModel,
@@ -106,6 +108,17 @@ def test_regressor_without_settings_beats_the_constant():
     assert SSMRegressor(**DEFAULT).fit(X[:80], y[:80]).score(X[80:], y[80:]) > 0.5
 
 
+def test_regressor_uses_features_that_are_not_linear_where_they_lower_the_error():
+    X, frequencies = make_waves(120)
+    X = X + np.linspace(0, 1, 40)
+    linear = SSMRegressor(**DEFAULT).fit(X[:80], X[:80, -8:].mean(1))
+    assert linear.network().features.kinds == LINEAR_KINDS
+    assert linear.score(X[80:], X[80:, -8:].mean(1)) > 0.95
+    of_all = SSMRegressor(**DEFAULT).fit(X[:80], frequencies[:80])
+    assert of_all.network().features.kinds == KINDS
+    assert of_all.score(X[80:], frequencies[80:]) > 0.5
+
+
 def test_a_setting_of_the_stack_or_of_training_selects_it():
     X, y = make_waves(8)
     assert not isinstance(SSMClassifier(d_model=4, epochs=1, **DEFAULT).fit(X, y).network(), FeatureModel)
@@ -178,7 +191,7 @@ def test_slow_groups_are_summarised_at_some_of_the_steps():
     assert slow.stride == 10
     y, hidden = slow(u, None)
     assert y.shape == (9, 2, 7)
-    slow.stride.fill_(1)
+    slow.stride = 1
     all_steps, _ = slow(u, None)
     torch.testing.assert_close(y, all_steps[:, :, ::10])
     torch.testing.assert_close(hidden, all_steps[:HIDDEN])
@@ -208,7 +221,8 @@ def test_features_of_an_output_are_those_of_their_definition(length):
     group.thresholds[:3] = torch.tensor([[1.5, 0.0], [0.5, 0], [2.5, 0]])
     inputs, valid = torch.zeros(1, 11, 1), torch.arange(11)[None] < length
     y = torch.randint(-9, 9, (2, 1, 11), generator=torch.Generator().manual_seed(0)) + 0.25
-    distribution, intervals, extremes = group.summarise(y, _part_weights(inputs, valid, 1), ~valid)
+    weights = _part_weights(inputs, valid, 1)
+    distribution, intervals, extremes, means, part_means, ends = group.summarise(y, weights, ~valid)
     known, above = y[:, 0, :length], (y[:, 0, :length] > torch.tensor([[1.5], [0.0]])).float()
     assert RAMP < 0.25
     torch.testing.assert_close(distribution[0, :2], above.mean(1))
@@ -218,6 +232,12 @@ def test_features_of_an_output_are_those_of_their_definition(length):
     part = (torch.arange(length) + 0.5) / length
     expected = [above[:, (part * count).floor() == number].mean(1) for count in INTERVALS for number in range(count)]
     torch.testing.assert_close(intervals[0].view(-1, 2), torch.stack(expected))
+    torch.testing.assert_close(means[0], known.mean(1))
+    expected = [known[:, (part * count).floor() == number].mean(1) for count in INTERVALS for number in range(count)]
+    torch.testing.assert_close(part_means[0].view(-1, 2), torch.stack(expected))
+    torch.testing.assert_close(ends[0], torch.cat([known[:, 0], known[:, -1]]))
+    linear = group.summarise(y, weights, ~valid, LINEAR_KINDS)
+    torch.testing.assert_close(linear, [means, part_means, ends])
 
 
 def test_families_are_the_groups_and_kinds_of_the_features():
@@ -226,11 +246,14 @@ def test_families_are_the_groups_and_kinds_of_the_features():
     assert features.n_features == (FIRST + SECOND) * 2 * (THRESHOLDS + 3 + sum(INTERVALS))
     inputs = torch.randn(3, 30, 2)
     features.calibrate(inputs, None, None, random)
-    with torch.no_grad():
-        group, y = next(features._outputs(inputs, None, None))
-        parts = group.summarise(y, _part_weights(inputs, None, 1), None)
-    assert [part.shape[1] for part in parts] == np.bincount(features.families[features.families[:, 0] == 0, 1]).tolist()
-    assert len(parts) == len(KINDS)
+    for kinds in (SHAPE_KINDS, LINEAR_KINDS, KINDS):
+        features.select(kinds)
+        with torch.no_grad():
+            group, y = next(features._outputs(inputs, None, None))
+            parts = group.summarise(y, _part_weights(inputs, None, 1), None, kinds)
+            assert features(inputs).shape == (3, features.n_features)
+        assert [part.shape[1] for part in parts] == np.bincount(features.families[features.families[:, 0] == 0, 1]).tolist()
+        assert len(parts) == len(kinds)
 
 
 def test_families_that_determine_the_targets_have_larger_factors():
@@ -275,9 +298,9 @@ def test_outputs_are_reduced_to_the_time_that_is_left(monkeypatch):
     tried = []
     original = StateFeatures.__init__
 
-    def record(self, channels, length, outputs, random):
+    def record(self, channels, length, outputs, random, kinds):
         tried.append(outputs)
-        original(self, channels, length, outputs, random)
+        original(self, channels, length, outputs, random, kinds)
 
     monkeypatch.setattr(StateFeatures, "__init__", record)
     series = StandardisedSeries(np.random.default_rng(0).normal(size=(4, 50, 1)).astype(np.float32), np.full(4, 50), None)

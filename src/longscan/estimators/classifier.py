@@ -15,6 +15,7 @@ from torch.nn.functional import cross_entropy
 
 from longscan._types import FractionBelowOne, NonNegativeFloat, PositiveFloat, PositiveInt
 from longscan.engine import Callback
+from longscan.estimators.features import StateFeatures
 from longscan.estimators.fitting import BlockOptions, Examples, Jobs, SeriesEstimator, Spec, check_settings, read_weights
 from longscan.estimators.reading import Layout, align_targets
 from longscan.estimators.ridge import RidgeFit, fit_scores
@@ -185,8 +186,8 @@ class SSMClassifier(ClassifierMixin, SeriesEstimator):
     def _losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
         return cross_entropy(outputs, targets, reduction="none")
 
-    def _regression(self, features: np.ndarray, families: np.ndarray, examples: Examples) -> RidgeFit:
-        return fit_scores(features, examples.targets.numpy(), examples.weights, families)
+    def _regression(self, values: np.ndarray, features: StateFeatures, examples: Examples) -> RidgeFit:
+        return fit_scores(values, examples.targets.numpy(), examples.weights, features.families)
 
     def _errors(self, outputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
         return {"error": (outputs.argmax(1) != targets).float(), **super()._errors(outputs, targets)}

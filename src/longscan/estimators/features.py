@@ -16,7 +16,12 @@ series of the fit:
 
 - distribution: the shares, and the deviation of the output;
 - intervals: for the first threshold, the shares in the halves, quarters and eighths of the series;
-- extremes: the largest and the smallest output.
+- extremes: the largest and the smallest output;
+- means: the mean of the output;
+- part means: the means in the halves, quarters and eighths;
+- ends: the outputs at the first and at the last step.
+
+The last three kinds are linear in the outputs. Regressions use them, classifiers the first three.
 
 Groups with long time constants are summarised at every k-th step, with `SAMPLES` of them in the shortest time constant. A
 step counts by a ramp from 0 to 1 around the threshold, `RAMP` deviations wide, so that rounding errors do not change
@@ -24,7 +29,7 @@ features.
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from time import monotonic
 from typing import Self, cast
@@ -56,7 +61,9 @@ MANY_SERIES, THEIR_OUTPUTS = 3000, 96  # the cost of the regression grows with t
 STEPS_AT_ONCE = 8192  # of the series of a batch
 CALIBRATION_STEPS, CALIBRATION_LENGTH = 8192, 1024  # of the series by which thresholds are chosen, together and each
 LARGEST_FEATURE = 20.0  # deviations from the mean; one that is nearly constant in the fit can be thousands elsewhere
-KINDS = ("distribution", "intervals", "extremes")
+SHAPE_KINDS = ("distribution", "intervals", "extremes")
+LINEAR_KINDS = ("means", "part means", "ends")
+KINDS = (*SHAPE_KINDS, *LINEAR_KINDS)
 
 
 class _Group(nn.Module):
@@ -74,7 +81,6 @@ class _Group(nn.Module):
     readout: Tensor
     bias: Tensor
     thresholds: Tensor
-    stride: Tensor
 
     def __init__(
         self,
@@ -86,31 +92,31 @@ class _Group(nn.Module):
         super().__init__()
         self.has_memory = bounds is not None
         shortest, longest = bounds or (1.0, 1.0)
-        self.register_buffer("stride", torch.tensor(max(1, int(shortest / SAMPLES))))
+        self.stride = max(1, int(shortest / SAMPLES))
         time_constants = np.exp(random.uniform(np.log(shortest), np.log(longest), STATES))
         angles = random.uniform(0, 1, STATES) * np.minimum(FASTEST * np.pi / time_constants, np.pi)
         readout = np.stack([_mixture(STATES, random) for _ in range(outputs)], 1)
         parts = 2 if self.has_memory else 1
         readout = readout[:, None] * random.standard_normal((STATES, parts, outputs))
 
-        def buffer(name: str, values: np.ndarray) -> None:
+        def register(name: str, values: np.ndarray) -> None:
             self.register_buffer(name, torch.from_numpy(values.astype(np.float32)))
 
-        buffer("mixture", np.stack([columns() for _ in range(STATES)], 1))
-        buffer("eigenvalues", np.stack([-1 / time_constants, angles], 1))
-        buffer("readout", readout.reshape(parts * STATES, outputs))
-        buffer("bias", np.zeros(outputs))
-        buffer("thresholds", np.zeros((THRESHOLDS, outputs)))
+        register("mixture", np.stack([columns() for _ in range(STATES)], 1))
+        register("eigenvalues", np.stack([-1 / time_constants, angles], 1))
+        register("readout", readout.reshape(parts * STATES, outputs))
+        register("bias", np.zeros(outputs))
+        register("thresholds", np.zeros((THRESHOLDS, outputs)))
 
-    def forward(self, u: Tensor, elapsed: Tensor | None, memory: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    def forward(self, u: Tensor, elapsed: Tensor | None, out: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Return the outputs (outputs, n, l) at every `stride`-th step for columns u (n, L, columns), and `HIDDEN` at all steps.
 
-        memory: where the outputs are written.
+        out: buffer, as large as the outputs at all steps, into which the former are written; None for a new tensor.
         """
         x = self._states(u, elapsed)
-        few = x[:, :: int(self.stride)]
-        out = _part_of(memory, len(self.bias), few.shape[0] * few.shape[1])
-        y = torch.addmm(self.bias[:, None], self.readout.T, few.flatten(0, 1).T, out=out).view(-1, *few.shape[:2])
+        few = x[:, :: self.stride]
+        written = _part_of(out, len(self.bias), few.shape[0] * few.shape[1])
+        y = torch.addmm(self.bias[:, None], self.readout.T, few.flatten(0, 1).T, out=written).view(-1, *few.shape[:2])
         if few.shape == x.shape:
             return y, y[:HIDDEN]
         hidden = torch.addmm(self.bias[:HIDDEN, None], self.readout[:, :HIDDEN].T, x.flatten(0, 1).T)
@@ -151,13 +157,25 @@ class _Group(nn.Module):
         chosen = np.take_along_axis(ordered, (ranks * (ordered.shape[1] - 1)).astype(np.int64).T, 1)
         self.thresholds.copy_(torch.from_numpy(chosen.T.copy()))
 
-    def summarise(self, y: Tensor, weights: Tensor, padding: Tensor | None, memory: Tensor | None = None) -> list[Tensor]:
-        """Return the features of each of `KINDS`, (n, F), of outputs y (outputs, n, L).
+    def summarise(
+        self,
+        y: Tensor,
+        weights: Tensor,
+        padding: Tensor | None,
+        kinds: Sequence[str] = KINDS,
+        buffer: Tensor | None = None,
+    ) -> list[Tensor]:
+        """Return the features of each kind, (n, F), of outputs y (outputs, n, L).
 
         weights: (n, 1 + sum(INTERVALS), L), of the steps in the mean over the series and in those over its parts. padding: (n, L)
-        bool, None without. memory: for intermediate values.
+        bool, None without. kinds: `SHAPE_KINDS`, `LINEAR_KINDS` or both. buffer: as large as y, for intermediate values.
         """
-        memory = _part_of(memory, *y.shape)
+        shapes = self._shapes(y, weights, padding, buffer) if SHAPE_KINDS[0] in kinds else []
+        return [*shapes, *(_linear_summary(y, weights, padding) if LINEAR_KINDS[0] in kinds else [])]
+
+    def _shapes(self, y: Tensor, weights: Tensor, padding: Tensor | None, buffer: Tensor | None) -> list[Tensor]:
+        """Return the features of `SHAPE_KINDS`."""
+        buffer = _part_of(buffer, *y.shape)
 
         def mean(values: Tensor) -> Tensor:  # (n, outputs)
             if padding is None:
@@ -165,17 +183,28 @@ class _Group(nn.Module):
             return (weights[:, :1] @ values.permute(1, 2, 0))[:, 0]
 
         def above(threshold: Tensor) -> Tensor:
-            return torch.add(0.5 - threshold[:, None, None] / RAMP, y, alpha=1 / RAMP, out=memory).clamp_(0, 1)
+            return torch.add(0.5 - threshold[:, None, None] / RAMP, y, alpha=1 / RAMP, out=buffer).clamp_(0, 1)
 
         first = weights @ above(self.thresholds[0]).permute(1, 2, 0)  # (n, 1 + sum(INTERVALS), outputs)
         shares = [first[:, 0], *(mean(above(threshold)) for threshold in self.thresholds[1:])]
-        difference = torch.sub(y, mean(y).T[..., None], out=memory)
-        variance = mean(torch.mul(difference, difference, out=memory))
+        difference = torch.sub(y, mean(y).T[..., None], out=buffer)
+        variance = mean(torch.mul(difference, difference, out=buffer))
         deviation = variance.clamp_min(1e-30).sqrt()  # the gradient of a square root of 0 would be infinite
         largest = y if padding is None else y.masked_fill(padding, -math.inf)
         smallest = y if padding is None else y.masked_fill(padding, math.inf)
         extremes = [largest.amax(2).T, smallest.amin(2).T]
         return [torch.cat([*shares, deviation], 1), first[:, 1:].flatten(1), torch.cat(extremes, 1)]
+
+
+def _linear_summary(y: Tensor, weights: Tensor, padding: Tensor | None) -> list[Tensor]:
+    """Return the features of `LINEAR_KINDS`; the arguments are those of `_Group.summarise`."""
+    means = weights @ y.permute(1, 2, 0)  # (n, 1 + sum(INTERVALS), outputs)
+    if padding is None:
+        last = y[:, :, -1].T
+    else:
+        at = (~padding).sum(1) - 1
+        last = y.permute(1, 2, 0).take_along_dim(at[:, None, None], 1)[:, 0]
+    return [means[:, 0], means[:, 1:].flatten(1), torch.cat([y[:, :, 0].T, last], 1)]
 
 
 class StateFeatures(nn.Module):
@@ -186,18 +215,21 @@ class StateFeatures(nn.Module):
         length: of the longest series.
         outputs: number of outputs of the first layer; the second has half as many.
         random: generator of the parameters.
+        kinds: `SHAPE_KINDS`, `LINEAR_KINDS` or both.
 
     Attributes:
-        families: (n_features, 2), the group of each feature, and which of `KINDS` it is.
+        families: (n_features, 2), the group of each feature, and the place of its kind in `kinds`.
 
     `calibrate` must be called before `forward`.
     """
 
     difference_scale: Tensor
 
-    def __init__(self, channels: int, length: int, outputs: int, random: np.random.RandomState) -> None:
+    def __init__(
+        self, channels: int, length: int, outputs: int, random: np.random.RandomState, kinds: Sequence[str] = SHAPE_KINDS
+    ) -> None:
         super().__init__()
-        self.channels, self.outputs = channels, outputs
+        self.channels, self.length, self.outputs = channels, length, outputs
         self.register_buffer("difference_scale", torch.ones(channels))
         each = outputs // FIRST
         hidden = min(HIDDEN, each)
@@ -214,9 +246,16 @@ class StateFeatures(nn.Module):
 
         self.first = groups(FIRST, of_channels)
         self.second = groups(SECOND, lambda: _mixture(FIRST * hidden, random))
-        sizes = ((THRESHOLDS + 1) * each, sum(INTERVALS) * each, 2 * each)
-        kinds = np.tile(np.repeat(np.arange(len(KINDS)), sizes), FIRST + SECOND)
-        self.families = np.stack([np.repeat(np.arange(FIRST + SECOND), sum(sizes)), kinds], 1)
+        self.select(kinds)
+
+    def select(self, kinds: Sequence[str]) -> None:
+        """Set the kinds of the features."""
+        parts = sum(INTERVALS)
+        per_output = (THRESHOLDS + 1, parts, 2, 1, parts, 2)
+        self.kinds = tuple(kinds)
+        sizes = [per_output[KINDS.index(kind)] * (self.outputs // FIRST) for kind in self.kinds]
+        numbers = np.tile(np.repeat(np.arange(len(sizes)), sizes), FIRST + SECOND)
+        self.families = np.stack([np.repeat(np.arange(FIRST + SECOND), sum(sizes)), numbers], 1)
 
     @property
     def n_features(self) -> int:
@@ -227,16 +266,17 @@ class StateFeatures(nn.Module):
         """Return the features (n, n_features) of series inputs (n, L, C). valid: (n, L) bool, padding on the right."""
         padding = None if valid is None else ~valid
         weights: dict[int, Tensor] = {}
-        memory = None
-        if not (torch.is_grad_enabled() and inputs.requires_grad):  # two arrays, as new ones take longer than what is computed
-            memory = inputs.new_empty(2, self.outputs // FIRST, *inputs.shape[:2])
+        buffers: tuple[Tensor | None, Tensor | None] = (None, None)
+        if not (torch.is_grad_enabled() and inputs.requires_grad):  # as new tensors take longer than what is computed
+            of_outputs, of_values = inputs.new_empty(2, self.outputs // FIRST, *inputs.shape[:2])
+            buffers = of_outputs, of_values
         found: list[Tensor] = []
-        for group, y in self._outputs(inputs, valid, elapsed, memory=None if memory is None else memory[0]):
-            stride = int(group.stride)
+        for group, y in self._outputs(inputs, valid, elapsed, out=buffers[0]):
+            stride = group.stride
             if stride not in weights:
                 weights[stride] = _part_weights(inputs, valid, stride)
             known = None if padding is None else padding[:, ::stride]
-            found += group.summarise(y, weights[stride], known, None if memory is None else memory[1])
+            found += group.summarise(y, weights[stride], known, self.kinds, buffers[1])
         return torch.cat(found, 1)
 
     @torch.no_grad()
@@ -253,12 +293,12 @@ class StateFeatures(nn.Module):
         valid: Tensor | None,
         elapsed: Tensor | None,
         prepare: Callable[[_Group, Tensor, Tensor | None], None] | None = None,
-        memory: Tensor | None = None,
+        out: Tensor | None = None,
     ) -> Iterator[tuple[_Group, Tensor]]:
         """Yield each group of systems and its outputs (outputs, n, l), l steps of L.
 
-        prepare: called before with the group, its columns and elapsed times. memory: for the outputs, which the next ones then
-        replace.
+        prepare: called before with the group, its columns and elapsed times. out: buffer for the outputs of a group, which
+        those of the next one replace.
         """
         if valid is not None:
             inputs = inputs.where(valid[..., None], 0.0)
@@ -271,7 +311,7 @@ class StateFeatures(nn.Module):
                 times = elapsed if number % 2 else None
                 if prepare is not None:
                     prepare(group, u, times)
-                yield group, *group(u, times, memory)
+                yield group, *group(u, times, out)
 
         for group, y, some in run(self.first, u):
             hidden.append(some.clamp(0, 3))
@@ -293,7 +333,7 @@ class FeatureModel(nn.Module):
     """A linear map of standardised `StateFeatures`, which are limited to `LARGEST_FEATURE` on both sides of 0.
 
     Args:
-        channels, outputs: of the features.
+        channels, length, outputs, kinds: of the features.
         d_output: number of outputs of the map.
 
     Attributes:
@@ -303,10 +343,10 @@ class FeatureModel(nn.Module):
     mean: Tensor
     scale: Tensor
 
-    def __init__(self, *, channels: int, outputs: int, d_output: int) -> None:
+    def __init__(self, *, channels: int, length: int, outputs: int, kinds: Sequence[str], d_output: int) -> None:
         super().__init__()
-        self.config = {"channels": channels, "outputs": outputs, "d_output": d_output}
-        self.features = StateFeatures(channels, 1, outputs, np.random.RandomState(0))
+        self.config = {"channels": channels, "length": length, "outputs": outputs, "kinds": list(kinds), "d_output": d_output}
+        self.features = StateFeatures(channels, length, outputs, np.random.RandomState(0), kinds)
         size = self.features.n_features
         self.register_buffer("mean", torch.zeros(size))
         self.register_buffer("scale", torch.ones(size))
@@ -315,7 +355,13 @@ class FeatureModel(nn.Module):
     @classmethod
     def from_regression(cls, features: StateFeatures, fit: RidgeFit) -> Self:
         """Return the model of a regression from features; it contains `features`."""
-        model = cls(channels=features.channels, outputs=features.outputs, d_output=len(fit.bias))
+        model = cls(
+            channels=features.channels,
+            length=features.length,
+            outputs=features.outputs,
+            kinds=features.kinds,
+            d_output=len(fit.bias),
+        )
         model.features = features
         with torch.no_grad():
             model.mean.copy_(torch.from_numpy(fit.mean))
@@ -337,7 +383,11 @@ def choose_outputs(count: int, length: int) -> int:
 
 
 def calibrated_features(
-    series: StandardisedSeries, device: torch.device, random: np.random.RandomState, seconds: float | None = None
+    series: StandardisedSeries,
+    device: torch.device,
+    random: np.random.RandomState,
+    seconds: float | None = None,
+    kinds: Sequence[str] = SHAPE_KINDS,
 ) -> StateFeatures:
     """Return features for series, with scales and thresholds from some of them.
 
@@ -352,7 +402,7 @@ def calibrated_features(
     while True:
         own = np.random.RandomState(seed)
         start = monotonic()
-        features = StateFeatures(channels, length, outputs, own).to(device)
+        features = StateFeatures(channels, length, outputs, own, kinds).to(device)
         features.calibrate(*sample.batch(np.arange(len(sample.lengths)), device), own)
         expected = (monotonic() - start) * (1 + 1 / share)
         if seconds is None or expected <= seconds or outputs == FEWEST_OUTPUTS:
@@ -390,9 +440,9 @@ def _deviation(values: Tensor) -> Tensor:
     return deviation.where(deviation > 1e-6, 1.0)
 
 
-def _part_of(memory: Tensor | None, *shape: int) -> Tensor | None:
-    """Return a view of a shape of the start of a scratch buffer; None without a buffer."""
-    return None if memory is None else memory.flatten()[: math.prod(shape)].view(shape)
+def _part_of(buffer: Tensor | None, *shape: int) -> Tensor | None:
+    """Return a view of a shape of the start of a buffer; None without a buffer."""
+    return None if buffer is None else buffer.flatten()[: math.prod(shape)].view(shape)
 
 
 def _part_weights(inputs: Tensor, valid: Tensor | None, stride: int) -> Tensor:

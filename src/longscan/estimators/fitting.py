@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from longscan._devices import find_device
 from longscan._types import FractionBelowOne, NonNegativeFloat, PositiveFloat, PositiveInt, Rule, checked_value
 from longscan.engine import Callback, EarlyStopping, Engine, EpochLosses, NonFiniteLossError, StepResult, TimeLimit
-from longscan.estimators.features import STATES, FeatureModel, calibrated_features, rows_at_once
+from longscan.estimators.features import SHAPE_KINDS, STATES, FeatureModel, StateFeatures, calibrated_features, rows_at_once
 from longscan.estimators.reading import (
     FittedChannels,
     Layout,
@@ -257,6 +257,7 @@ class SeriesEstimator(SavedEstimator):
     n_channels_: int
     channel_names_: tuple[str, ...] | None
     has_times_: bool
+    _kinds: tuple[str, ...] = SHAPE_KINDS  # of the features
 
     def __init__(
         self,
@@ -427,17 +428,16 @@ class SeriesEstimator(SavedEstimator):
         seconds: float | None,
     ) -> None:
         """Set `model_` to a regression from random features, and the curves to its leave-one-out and validation errors."""
-        features = calibrated_features(series, device, random, seconds)
-        values = self._model_outputs(features, series).numpy()
-        fit = self._regression(values, features.families, examples)
+        features = calibrated_features(series, device, random, seconds, self._kinds)
+        fit = self._regression(self._model_outputs(features, series).numpy(), features, examples)
         model = FeatureModel.from_regression(features, fit).to(device)
         self.loss_curve_, self.validation_curve_ = [fit.error], None
         if validation is not None:
             self.validation_curve_ = [self._validation_errors(model, cast("Any", held), validation)]
         self.model_ = model
 
-    def _regression(self, features: np.ndarray, families: np.ndarray, examples: Examples) -> RidgeFit:
-        """Return the ridge regression from features (n, F) of some families (F, 2) to the targets of the examples."""
+    def _regression(self, values: np.ndarray, features: StateFeatures, examples: Examples) -> RidgeFit:
+        """Return the ridge regression from the values (n, F) of features to the targets of the examples; it may select kinds."""
         raise NotImplementedError
 
     def _train(

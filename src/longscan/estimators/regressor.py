@@ -11,11 +11,14 @@ from sklearn.utils.validation import check_array
 from torch import Tensor
 from torch.nn.functional import mse_loss
 
+from longscan.estimators.features import KINDS, LINEAR_KINDS, SHAPE_KINDS, StateFeatures
 from longscan.estimators.fitting import Examples, SeriesEstimator, read_weights
 from longscan.estimators.reading import align_targets
 from longscan.estimators.ridge import RidgeFit, fit_values
 from longscan.estimators.series import Collection, check_predictions, mean_and_deviation
 from longscan.estimators.streams import SeriesStream
+
+GAIN = 0.2  # in the leave-one-out error, for which features are used that are not linear
 
 
 class SSMRegressor(RegressorMixin, SeriesEstimator):
@@ -58,6 +61,8 @@ class SSMRegressor(RegressorMixin, SeriesEstimator):
         validation_curve_: the same with the mean squared error of standardised targets, a list of `{"loss"}`.
         target_mean_, target_scale_, target_names_: of y; names only if y was a frame.
     """
+
+    _kinds = KINDS
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -108,8 +113,15 @@ class SSMRegressor(RegressorMixin, SeriesEstimator):
     def _losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
         return mse_loss(outputs, targets, reduction="none").mean(1)
 
-    def _regression(self, features: np.ndarray, families: np.ndarray, examples: Examples) -> RidgeFit:
-        return fit_values(features, examples.targets.double().numpy(), examples.weights, families)
+    def _regression(self, values: np.ndarray, features: StateFeatures, examples: Examples) -> RidgeFit:
+        targets, families = examples.targets.double().numpy(), features.families
+        linear = families[:, 1] >= len(SHAPE_KINDS)
+        fit = fit_values(values[:, linear], targets, examples.weights, families[linear])
+        of_all = fit_values(values, targets, examples.weights, families)
+        if of_all.error < (1 - GAIN) * fit.error:
+            return of_all
+        features.select(LINEAR_KINDS)
+        return fit
 
     def predict(self, X: Any, times: Any = None) -> Any:
         """Return predictions of the shape of y in fit, (n,) or (n, K); see `output`."""

@@ -20,6 +20,7 @@ from sklearn.base import BaseEstimator
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
+from longscan import __version__
 from longscan._devices import find_device
 from longscan.estimators.covariates import CovariateEffect
 from longscan.estimators.features import FeatureModel
@@ -29,7 +30,9 @@ from longscan.models import Forecaster, SequenceModel
 from longscan.models.base import PretrainedModel
 from longscan.models.saving import tensor_checksum
 
-FORMAT = 1  # to be raised when a file of this version cannot be read by the code before it
+FORMAT = 2  # to be raised when a file of this version cannot be read by the code before it
+# Formats of the models that can be read. In format 1 a `FeatureModel` has no length, and its features are others.
+OLDEST_FORMATS = {"SequenceModel": 1, "Forecaster": 1, "FeatureModel": 2}
 HEADER = "longscan_estimator"
 SavedModel = PretrainedModel | FeatureModel
 MODELS: Mapping[str, type[SavedModel]] = {kind.__name__: kind for kind in (SequenceModel, Forecaster, FeatureModel)}
@@ -57,6 +60,7 @@ class SavedEstimator(BaseEstimator):
         tensors: dict[str, Tensor] = {}
         content = {
             "format": FORMAT,
+            "version": __version__,
             "class": type(self).__name__,
             "settings": {name: _encode(value, name, tensors) for name, value in settings.items()},
             "attributes": {name: _encode(value, name, tensors) for name, value in attributes.items()},
@@ -69,12 +73,11 @@ class SavedEstimator(BaseEstimator):
 
         device: of the model; None for the setting `device` that was saved.
 
-        Raises FileNotFoundError if there is no such file, ValueError if it is damaged or is that of another class or of a later
-        version.
+        Raises FileNotFoundError if there is no such file, ValueError if it is damaged, is that of another class or of a later
+        version, or has a model of an earlier version that this one cannot read.
         """
         content, tensors = _read(Path(path))
-        if content["format"] != FORMAT:
-            raise ValueError(f"{path} must have the format {FORMAT}, got {content['format']!r}; a later version wrote it")
+        _check_format(path, content)
         if content["class"] != cls.__name__:
             raise ValueError(f"{path} must be a saved {cls.__name__}, got a {content['class']}")
         unknown = sorted(content["settings"].keys() - cls._get_param_names())
@@ -89,6 +92,23 @@ class SavedEstimator(BaseEstimator):
         for name, value in attributes.items():
             setattr(estimator, name, _to_device(value, target))
         return estimator
+
+
+def _check_format(path: str | os.PathLike[str], content: Mapping[str, Any]) -> None:
+    """Raise ValueError for the content of a file in a format that this version cannot read; it says which version can."""
+    found, version = content["format"], content.get("version", "0.1.0 before its release")
+    if found not in range(1, FORMAT + 1):
+        raise ValueError(
+            f"{path} must have the format {FORMAT} or an earlier one, got {found!r}, which longscan {version} wrote; this is "
+            f"longscan {__version__}: load it with longscan {version} or later, or fit the estimator again"
+        )
+    oldest = OLDEST_FORMATS.get(content["attributes"]["model_"]["class"], FORMAT)
+    if found < oldest:
+        raise ValueError(
+            f"{path} must have the format {oldest} or a later one, got {found}, which longscan {version} wrote; this is longscan "
+            f"{__version__}, in which the features of estimators without settings of a stack are others: fit the estimator again "
+            f"and save it, or load the file with the version that wrote it"
+        )
 
 
 def _write(path: Path, text: str, tensors: dict[str, Tensor]) -> None:
