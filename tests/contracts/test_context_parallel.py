@@ -22,6 +22,7 @@ from longscan.distributed.context import use_split
 from longscan.layers import LAYERS, S4, SequenceModule
 from longscan.layers.state import map_state
 from longscan.models import Forecaster, LanguageModel, SequenceModel, SiameseModel
+from longscan.ops.pieces import PieceMap, scan_piece
 
 TOLERANCE = 1e-10
 PIECES = {"plain": 6, "valid": 2, "seq_idx": 2, "elapsed": 6, "all": 2}  # lengths of the pieces for each kind of masks
@@ -360,6 +361,32 @@ def test_one_process_computes_as_usual(mesh: Any) -> None:
         assert split is None
         assert torch.equal(layer(x), layer(shard_sequence(x, mesh)))
     assert current_split() is None
+
+
+@pytest.mark.parametrize("name", [name for name in LAYERS if LAYERS[name].context_parallel])
+def test_pieces_of_empty_batches_have_empty_outputs(mesh: Any, name: str) -> None:
+    layer = build(f"layer {name}", {})
+    x = torch.randn(0, 6, WIDTH, dtype=torch.float64, requires_grad=True)
+    with use_split(SequenceSplit(mesh.get_group(), 0, 1)):
+        y = layer(x)
+    y.sum().backward()
+    assert y.shape == x.shape
+    assert x.grad is not None
+    assert all(parameter.grad is None or not parameter.grad.any() for parameter in layer.parameters())
+
+
+def test_corrections_of_outputs_in_half_precision_are_added_before_the_sum_is_rounded(mesh: Any) -> None:
+    """bfloat16 rounds 1 + 2^-8 to 1, but has the number 1 + 2^-8 + 2^-8."""
+    state, correction = torch.zeros(1, 1), torch.tensor([[[1 + 2.0**-8]]])
+    with use_split(SequenceSplit(mesh.get_group(), 0, 1)):
+        y, _ = scan_piece(
+            lambda _: (torch.tensor([[[2.0**-8]]], dtype=torch.bfloat16), state),
+            state,
+            None,
+            lambda: PieceMap([], lambda state: state),
+            outputs_of=lambda _: correction,
+        )
+    assert y.bfloat16().item() == 1 + 2.0**-7
 
 
 @pytest.mark.parametrize(

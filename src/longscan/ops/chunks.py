@@ -31,15 +31,16 @@ def run_chunk(step: Callable[..., T], inputs: Sequence[Tensor | None]) -> T:
     return checkpoint(step, *inputs, use_reentrant=False, preserve_rng_state=False)
 
 
-def long_chunk(x: Tensor) -> int:
+def long_chunk(x: Tensor, elements: int | None = None) -> int:
     """Return the chunk length for operations whose memory is a small multiple of x (B, L, ...).
 
-    CHUNK steps, or more if each step has few numbers. For a symbolic batch it is that of OPEN_ROWS rows.
+    CHUNK steps, or more as long as a chunk has at most `elements` numbers, CHUNK_ELEMENTS when None. For a symbolic batch it is
+    that of OPEN_ROWS rows.
     """
     if any(is_symbolic(size) for size in x.shape[2:]):
         return CHUNK
     rows = OPEN_ROWS if is_symbolic(x.shape[0]) else x.shape[0]
-    return max(CHUNK, CHUNK_ELEMENTS // max(1, rows * math.prod(x.shape[2:])))
+    return max(CHUNK, (elements or CHUNK_ELEMENTS) // max(1, rows * math.prod(x.shape[2:])))
 
 
 def chunk_of_graph(state: Tensor) -> int:

@@ -128,7 +128,8 @@ def scan_piece(
         make_map: function that returns the linear part of this piece's map. It need not consider restarts.
         local_final: function that returns the state after the piece from a zero state; None to take it from `run`.
         native: function that returns the result by a native kernel with a `PieceExchange`, in place of all others.
-        outputs_of: function of the state before the piece that returns what it adds to the outputs; None to scan again.
+        outputs_of: function of the state before the piece that returns what it adds to the outputs, in the dtype of the state;
+            None to scan again.
     """
     split = current_split()
     if split is None:
@@ -138,7 +139,7 @@ def scan_piece(
     if outputs_of is not None:
         y, final = run(torch.zeros_like(initial_state))
         entering, last = pass_states(split, initial_state, final, make_map(), flags)
-        return y + outputs_of(entering).to(y.dtype), last
+        return y + outputs_of(entering), last  # of the wider dtype: the caller rounds
     final = run(torch.zeros_like(initial_state))[1] if local_final is None else local_final()
     entering, last = pass_states(split, initial_state, final, make_map(), flags)
     return run(entering)[0], last

@@ -22,7 +22,7 @@ from longscan.ops.arguments import (
     without_autocast,
     zero_invalid,
 )
-from longscan.ops.chunks import run_chunk
+from longscan.ops.chunks import long_chunk, run_chunk
 from longscan.ops.dispatch import NATIVE, probe, resolve
 from longscan.ops.pieces import PieceMap, scan_piece, sum_steps
 from longscan.ops.ssd_scan import eager, reference
@@ -214,13 +214,14 @@ def _outputs_of_state(
         if rotation is not None or C_bias is not None:
             C = reference.repeat_for_heads(C, state.shape[1], C_bias)
         C = C if rotation is None else rotate_pairs(C, -rotation)
-        rows = state.reshape(state.shape[0], C.shape[2], -1, state.shape[3])  # of the heads of each group
+        batch, heads, width, states = state.shape
+        rows = state.reshape(batch, C.shape[2], heads // C.shape[2] * width, states)  # of the heads of each group
         y = (C.transpose(1, 2) @ rows.mT).transpose(1, 2).reshape(*C.shape[:2], *state.shape[1:3])
         y = y * torch.exp(time * A).unsqueeze(-1)
         y = y if flags is None else torch.where(flag_masks(flags, 4)[0], 0, y)  # C_bias is not 0 there
         return y if z is None else y * silu(z)
 
-    size = max(1, PIECE_ELEMENTS // state[..., 0].numel())
+    size = long_chunk(state[..., 0].unsqueeze(1), PIECE_ELEMENTS)
     count = max(1, -(-C.shape[1] // size))
     parts = [(None,) * count if x is None else torch.split(x, size, 1) for x in (C, z, time, rotation, flags)]
     return torch.cat([run_chunk(outputs, part) for part in zip(*parts, strict=True)], 1)
