@@ -284,6 +284,20 @@ def test_several_processes_equal_one_process(tmp_path: Path, size: int, split: l
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("split", [["--training.context", "2"], ["--training.shard", "true"]], ids=str)
+def test_without_torchrun_a_process_stops_within_a_minute_and_names_the_one_that_died(tmp_path: Path, split: list[str]) -> None:
+    folder = tmp_path / "run"
+    first, second = start_processes(folder, *split, "--training.eval_every", "0", "--steps", "1000000")
+    while len(read_rows(folder / "metrics.jsonl")) < 2:
+        assert first.is_alive(), Path(f"{folder}-0.err").read_text()
+        time.sleep(0.1)
+    second.kill()
+    first.join(60)
+    assert first.exitcode == 1
+    assert f"process 1 of 2 has ended (pid {second.pid} on " in Path(f"{folder}-0.err").read_text()
+
+
+@pytest.mark.slow
 def test_torchrun_stops_the_others_and_names_the_process_that_died(tmp_path: Path) -> None:
     script = tmp_path / "command.py"
     script.write_text("import sys\n\nfrom longscan.cli import main\n\nsys.exit(main())\n")

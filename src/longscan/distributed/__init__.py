@@ -7,3 +7,4 @@ from longscan.distributed.context import SequenceSplit as SequenceSplit
 from longscan.distributed.context import context_parallel as context_parallel
 from longscan.distributed.context import current_split as current_split
 from longscan.distributed.context import shard_sequence as shard_sequence
+from longscan.distributed.watch import watch_processes as watch_processes

@@ -22,8 +22,8 @@ TIMEOUT = timedelta(minutes=1)  # after which the processes of a group stop if o
 def build_group(processes: int, context: int) -> ProcessGroup:
     """Return this process's group of `context` processes that share each sequence. All processes must call it.
 
-    Its exchanges raise an error after TIMEOUT if another process of the group has died; with NCCL the process ends. NCCL does not
-    watch exchanges inside captured steps: there only the next exchange outside, or torchrun, ends the process.
+    Its exchanges raise an error after TIMEOUT if another process of the group takes part in none; with NCCL the process ends.
+    NCCL does not watch exchanges inside captured steps. There, too, `watch_processes` notices processes that have ended.
     """
     ranks = torch.arange(processes).view(-1, context).tolist()
     group: ProcessGroup = distributed.new_subgroups_by_enumeration(ranks, timeout=TIMEOUT)[0]  # type: ignore[no-untyped-call]

@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence, Set
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from math import inf
@@ -31,6 +31,7 @@ import longscan.report
 from longscan._errors import SettingError, names_argument, one_line, setting_error
 from longscan._files import write_text
 from longscan.blocks import BatchNorm
+from longscan.distributed import watch_processes
 from longscan.engine import Callback, Engine, NonFiniteLossError, Patience, StepResult, WeightAverage, copy_weights
 from longscan.models.roles import optimizer_groups
 from longscan.ops.dispatch import NATIVE
@@ -172,7 +173,10 @@ def is_over(folder: Path, settings: Settings) -> bool:
 
 @contextmanager
 def open_accelerator(training: TrainingSettings, folder: Path) -> Iterator[Accelerator]:
-    """Yield accelerate's view of device, precision, processes and trackers. A single process resets its global state after it."""
+    """Yield accelerate's view of device, precision, processes and trackers. A single process resets its global state after it.
+
+    Several processes stop if one of them ends inside the `with` statement.
+    """
     if training.device == "cuda" and not torch.cuda.is_available():
         raise setting_error("training.device", "cuda", "cpu or auto, as torch finds no CUDA device here")
     if training.device == "mps" and not torch.backends.mps.is_available():
@@ -195,7 +199,8 @@ def open_accelerator(training: TrainingSettings, folder: Path) -> Iterator[Accel
         if accelerator.num_processes % training.context:
             needed = f"a divisor of {accelerator.num_processes}, the number of processes that torchrun or accelerate starts"
             raise setting_error("training.context", training.context, needed)
-        yield accelerator
+        with watch_processes() if accelerator.num_processes > 1 else nullcontext():
+            yield accelerator
     finally:
         if is_single:
             AcceleratorState._reset_state()

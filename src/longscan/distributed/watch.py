@@ -1,0 +1,163 @@
+"""Notice of processes that have ended: an exchange with one of them would wait for minutes, in captured steps for ever."""
+
+import logging
+import os
+import secrets
+import selectors
+import socket
+import struct
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
+from torch import distributed
+
+GRACE = 25.0  # seconds in which a process may end by itself once another one has ended
+_CONNECT = 60.0  # seconds in which all processes must have connected
+_NOTICE = 2.0  # seconds in which an exchange that has failed is explained by the end of a process
+_KEEPALIVE = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}  # of seconds, and of tries: for hosts that lose power
+_NUMBER = struct.Struct("!i")
+_LEAVES = -1  # instead of the number of a process that has ended: the process that sends this leaves the watch
+
+
+@contextmanager
+def watch_processes() -> Iterator[None]:
+    """Stop this process if another one ends inside the `with` statement, killed or by an error, while this one waits for it.
+
+    Each process holds a connection to process 0, which the system closes when the process ends, whatever it was doing. The others
+    then have 25 seconds to end by themselves; after that the process logs which one has ended, and exits with status 1. Errors of
+    exchanges inside the `with` statement get a note with the process. All processes of the default process group must call it.
+
+    Raises RuntimeError, ConnectionError or TimeoutError if the processes cannot connect to the address MASTER_ADDR of process 0.
+    """
+    if distributed.get_world_size() == 1:
+        yield
+        return
+    watch = _Watch()
+    try:
+        yield
+        watch.leave()
+    except RuntimeError as error:
+        if watch.noticed.wait(_NOTICE):
+            error.add_note(watch.describe())
+        raise
+    finally:
+        watch.close()
+
+
+class _Watch:
+    """The connections of one process, and the thread that reads them."""
+
+    def __init__(self) -> None:
+        self.rank, self.size = distributed.get_rank(), distributed.get_world_size()
+        self.ended: int | None = None  # the number of the first process that has ended
+        self.noticed, self._done = threading.Event(), threading.Event()
+        server = _listen() if self.rank == 0 else None
+        port: int = 0 if server is None else server.getsockname()[1]
+        own = (socket.gethostname(), os.getpid(), port, secrets.token_bytes(16))
+        self._processes = [own] * self.size
+        distributed.all_gather_object(self._processes, own)
+        host, _, port, token = self._processes[0]
+        if server is not None:
+            with server:
+                self._peers = self._accept(server, token)
+        else:
+            peer = socket.create_connection((os.environ.get("MASTER_ADDR", host), port), _CONNECT)
+            peer.sendall(token + _NUMBER.pack(self.rank))
+            self._peers = {peer: 0}
+        for peer in self._peers:
+            peer.settimeout(None)
+            _keep_alive(peer)
+        self._thread = threading.Thread(target=self._read, daemon=True)
+        self._thread.start()
+
+    def _accept(self, server: socket.socket, token: bytes) -> dict[socket.socket, int]:
+        """Return the connections of all other processes with their numbers."""
+        peers: dict[socket.socket, int] = {}
+        server.settimeout(_CONNECT)
+        while len(peers) < self.size - 1:
+            peer, _ = server.accept()
+            peer.settimeout(_CONNECT)
+            hello = _receive(peer, len(token) + _NUMBER.size)
+            if secrets.compare_digest(hello[: len(token)], token) and len(hello) == len(token) + _NUMBER.size:
+                peers[peer] = _NUMBER.unpack(hello[len(token) :])[0]
+            else:  # a stranger
+                peer.close()
+        return peers
+
+    def describe(self) -> str:
+        """Return which process has ended, in a sentence."""
+        assert self.ended is not None
+        host, process, *_ = self._processes[self.ended]
+        return f"process {self.ended} of {self.size} has ended (pid {process} on {host})"
+
+    def _read(self) -> None:
+        """Wait until a process has ended or this one leaves."""
+        with selectors.DefaultSelector() as selector:
+            for connection in self._peers:
+                selector.register(connection, selectors.EVENT_READ, connection)
+            while selector.get_map():
+                for key, _ in selector.select():
+                    peer: socket.socket = key.data
+                    message = _receive(peer, _NUMBER.size)
+                    if self._done.is_set():
+                        return
+                    number = _NUMBER.unpack(message)[0] if len(message) == _NUMBER.size else self._peers[peer]
+                    selector.unregister(peer)
+                    if number != _LEAVES:
+                        self._stop(number)
+                        return
+
+    def _stop(self, ended: int) -> None:
+        """Tell the others of a process that has ended, if this is process 0, and end this process if it does not do so itself."""
+        self.ended = ended
+        self.noticed.set()
+        self._send(ended)
+        if not self._done.wait(GRACE):
+            logging.getLogger(__name__).critical("%s: process %s, which waits for it, stops", self.describe(), self.rank)
+            os._exit(1)  # the main thread may be in a call that no exception ends
+
+    def _send(self, number: int) -> None:
+        """Send a number to process 0, or from there to all others."""
+        for peer in self._peers:
+            with suppress(OSError):  # the other end may have been closed
+                peer.sendall(_NUMBER.pack(number))
+
+    def leave(self) -> None:
+        """Tell the others that this process has done its work."""
+        self._done.set()
+        self._send(_LEAVES)
+
+    def close(self) -> None:
+        """Close the connections. Where `leave` was not called before, the others are told that this process has ended."""
+        self._done.set()
+        for peer in self._peers:
+            with suppress(OSError):
+                peer.shutdown(socket.SHUT_RDWR)  # which ends the waiting of the thread
+        self._thread.join()
+        for peer in self._peers:
+            peer.close()
+
+
+def _listen() -> socket.socket:
+    """Return a socket at a free port of all addresses of this host."""
+    if socket.has_dualstack_ipv6():
+        return socket.create_server(("", 0), family=socket.AF_INET6, dualstack_ipv6=True)
+    return socket.create_server(("", 0))
+
+
+def _receive(peer: socket.socket, size: int) -> bytes:
+    """Return `size` bytes, or those that came before the other end was closed, none if that was not in good order."""
+    received = b""
+    with suppress(OSError):
+        while len(received) < size and (part := peer.recv(size - len(received))):
+            received += part
+    return received
+
+
+def _keep_alive(peer: socket.socket) -> None:
+    """Let the system close a connection whose other host no longer answers."""
+    peer.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in _KEEPALIVE.items():
+        if hasattr(socket, name):  # not on every system
+            peer.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
