@@ -62,10 +62,16 @@ SUCCESS = 0.99  # scaled accuracy from which a seed counts as having found the s
 
 
 class Stacked(nn.Module):
-    """The parameters of several models of one shape, stacked on a leading axis, and the forward pass of all models."""
+    """The parameters of several models of one shape, stacked on a leading axis, and the forward pass of all models.
 
-    def __init__(self, models: list[nn.Module]) -> None:
+    fused: run one model after the other with torch's fused recurrent kernels, on a GPU each on its own stream, and read padding
+    as other steps. The scored outputs are the same, because they precede the padding and the models are causal.
+    """
+
+    def __init__(self, models: list[nn.Module], *, fused: bool = False) -> None:
         super().__init__()
+        self.fused = fused
+        self.streams: list[torch.cuda.Stream] = []
         self.template = [models[0].to("meta")]  # in a list, so that its parameters are not this module's
         self.names = {}
         for name, parameter in models[0].named_parameters():
@@ -81,7 +87,36 @@ class Stacked(nn.Module):
             return functional_call(self.template[0], parameters, (inputs,), {"valid": valid})
 
         parameters = {name: getattr(self, key) for key, name in self.names.items()}
+        if self.fused:
+            return self.run_fused({name: value.unbind() for name, value in parameters.items()}, inputs)
         return torch.vmap(one)(parameters, inputs, valid)
+
+    def run_fused(self, parameters: dict[str, tuple[Tensor, ...]], inputs: Tensor) -> Tensor:
+        """Return the outputs of the models for inputs (K, B, L), or (1, B, L) that all read."""
+        count = len(next(iter(parameters.values())))
+        inputs = inputs.expand(count, -1, -1)
+        if inputs.is_cuda and not self.streams:
+            self.streams = [torch.cuda.Stream() for _ in range(count)]
+        outputs = []
+        for i in range(count):
+            with self.beside(i):
+                values = {name: each[i] for name, each in parameters.items()}
+                outputs.append(functional_call(self.template[0], values, (inputs[i],)))
+        if self.streams:
+            for stream, output in zip(self.streams, outputs, strict=True):
+                torch.cuda.current_stream().wait_stream(stream)
+                output.record_stream(torch.cuda.current_stream())
+        return torch.stack(outputs)
+
+    @contextmanager
+    def beside(self, i: int) -> Iterator[None]:
+        """Work on the stream of model `i`, after what the current stream has begun."""
+        if not self.streams:
+            yield
+            return
+        self.streams[i].wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self.streams[i]):
+            yield
 
 
 class TrainingBatches(IterableDataset):
@@ -199,16 +234,22 @@ class Seeds(Callback):
     """Trains all seeds of one stack, with a record from which it resumes.
 
     out: file of the record. command: the command line, for the record. every: steps between two evaluations.
+    fused: see `Stacked`.
     """
 
-    def __init__(self, settings: Settings, seeds: list[int], out: Path, command: str, every: int = 500) -> None:
+    def __init__(
+        self, settings: Settings, seeds: list[int], out: Path, command: str, every: int = 500, *, fused: bool = False
+    ) -> None:
         self.settings, self.training, self.seeds, self.out, self.every = settings, settings.training, seeds, out, every
         self.device = "cuda" if torch.cuda.is_available() else "cpu"
         models = []
         for seed in [seeds[0], *seeds]:
             torch.manual_seed(seed)
             models.append(first_model(settings))
-        self.model = Stacked(models).to(self.device)
+        layers = {block["layer"] for block in parse_spec(settings.model.spec)}
+        if fused and not (layers <= {"gru", "lstm"} and settings.model.norm != "batch" and models[0].pooling == "none"):
+            raise SettingError("--fused: the spec must have only gru and lstm blocks, without batch norm and pooling")
+        self.model = Stacked(models, fused=fused).to(self.device)
         self.average: WeightAverage | None = None
         if self.training.average:
             self.average = WeightAverage(self.model, self.training.average, self.training.average_start * self.training.steps)
@@ -543,6 +584,7 @@ def main(given: list[str] | None = None) -> None:
     parser.add_argument("--held", type=int, default=0, help="end after this number of evaluations at 1.00 of all seeds; 0: never")
     parser.add_argument("--limit", type=float, default=1e9, help="seconds after which this call stops")
     parser.add_argument("--workers", type=int, default=4, help="loader processes")
+    parser.add_argument("--fused", action="store_true", help="one seed after the other with the fused kernels of GRU and LSTM")
     parser.add_argument("--backend", default="eager", help="backend of the scans")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--draw", nargs=2, type=Path, metavar=("FOLDER", "PNG"))
@@ -563,7 +605,9 @@ def main(given: list[str] | None = None) -> None:
         if words.stacks and settings.training.curriculum.start:
             parser.error("--stacks: with a curriculum every stack needs other batches; train each in a separate call")
         planned = [(with_spec(settings, spec), words.out.with_stem(f"{words.out.stem}-{spec}")) for spec in words.stacks]
-        stacks = [Seeds(one, seeds, out, command, words.every) for one, out in planned or [(settings, words.out)]]
+        stacks = [
+            Seeds(one, seeds, out, command, words.every, fused=words.fused) for one, out in planned or [(settings, words.out)]
+        ]
     except SettingError as error:
         parser.exit(2, f"seeds.py: {error}\n")
     try:

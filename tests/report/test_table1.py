@@ -4,6 +4,8 @@ import json
 import sys
 from pathlib import Path
 
+import pytest
+
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 
 import seeds
@@ -120,3 +122,29 @@ def test_solved_seed_selects_the_weights_that_solved_it(tmp_path: Path) -> None:
     assert record["selected"]["step"] == [4, 4]
     assert record["selected"]["valid"] == record["rows"][-1]["last"]
     assert record["steps"] == 4
+
+
+def test_fused_seeds_train_and_score_as_seeds_under_vmap(tmp_path: Path) -> None:
+    options = (
+        "--seeds 2 --every 4 --workers 0 --training.steps 8 --training.batch_size 6 --task.valid_size 20 --task.test_size 40 "
+        "--model.spec gru --model.d_model 8 --training.average 0.9 --task.eval_lengths [41,48]"
+    )
+    records = []
+    for name, words in (("vmap", []), ("fused", ["--fused"])):
+        path = tmp_path / f"{name}.json"
+        seeds.main([RECIPE, *options.split(), "--model.block_options", "{}", *words, "--out", str(path)])
+        records.append(json.loads(path.read_text()))
+    vmap, fused = records
+    assert vmap["rows"][-1]["loss"] == pytest.approx(fused["rows"][-1]["loss"], rel=1e-4)
+    assert vmap["rows"][-1]["loss"][0] != pytest.approx(vmap["rows"][-1]["loss"][1], rel=1e-2)
+    assert vmap["selected"]["test"] == pytest.approx(fused["selected"]["test"], abs=0.03)
+
+
+@pytest.mark.parametrize("options", [["--model.spec", "ma"], ["--model.norm", "batch"]])
+def test_fused_seeds_need_outputs_that_padding_cannot_change(
+    tmp_path: Path, options: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    argv = [RECIPE, "--model.spec", "gru", "--model.block_options", "{}", *options, "--fused"]
+    with pytest.raises(SystemExit):
+        seeds.main([*argv, "--seeds", "1", "--out", str(tmp_path / "one.json")])
+    assert capsys.readouterr().err.startswith("seeds.py: --fused: ")
