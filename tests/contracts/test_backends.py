@@ -114,7 +114,7 @@ def test_layers_run_on_their_backend_or_raise(name: str, backend: str, op_calls:
     if "backend" not in inspect.signature(layer).parameters:  # the layer has no op
         with pytest.raises(TypeError, match="backend"):
             layer(WIDTH, backend=backend)
-        assert_runs_or_raises(lambda _: layer(WIDTH), "auto", op_calls)
+        assert_runs_or_raises(lambda chosen: make_layer(name, WIDTH, {}, chosen), backend, op_calls)
     else:
         assert_runs_or_raises(lambda chosen: layer(WIDTH, backend=chosen), backend, op_calls)
 

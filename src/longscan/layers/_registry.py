@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from longscan._registry import Registry
-from longscan.layers._settings import building_parts
+from longscan.layers._settings import building_parts, check_backend
 from longscan.layers.base import SequenceLayer
 from longscan.ops.dispatch import Backend
 
@@ -22,12 +22,15 @@ def parameter_names(made: Callable[..., object]) -> frozenset[str]:
 def make_layer(name: str, d_model: int, options: Mapping[str, Any], backend: Backend = "auto") -> SequenceLayer:
     """Return a new layer of this name and width; `backend` is passed to layers that take one.
 
-    Raises KeyError, naming the layers, for an unknown name, and TypeError for an option that the layer does not have.
+    Raises KeyError, naming the layers, for an unknown name, TypeError for an option that the layer does not have, and ValueError
+    for a native backend without kernels for the layer.
     """
     layer: Callable[..., SequenceLayer] = LAYERS[name]
     if "backend" in parameter_names(layer):
         return layer(d_model, **options, backend=backend)
-    return layer(d_model, **options)
+    made = layer(d_model, **options)
+    check_backend(made, backend)
+    return made
 
 
 def make_inner_layer(name: str, d_model: int, options: Mapping[str, Any], backend: Backend = "auto") -> SequenceLayer:
