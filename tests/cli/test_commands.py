@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import re
+import runpy
 import shlex
 import subprocess
 import sys
@@ -243,6 +244,14 @@ def test_report_writes_the_page_of_a_run_and_of_results(run_command: Callable[..
     assert "parity" in page.read_text()
     run_command("report", tmp_path / "results")
     assert (tmp_path / "results" / "report.html").exists()
+
+
+def test_package_runs_as_a_module(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(sys, "argv", ["longscan", "layers"])
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_module("longscan", run_name="__main__")
+    assert ended.value.code == 0
+    assert "aussm" in capsys.readouterr().out
 
 
 def test_help_names_every_command_and_setting(run_command: Callable[..., str]) -> None:

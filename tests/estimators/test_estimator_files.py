@@ -104,6 +104,10 @@ def test_files_of_others_and_damaged_files_raise(tmp_path):
         SSMRegressor.load(path)
     with pytest.raises(FileNotFoundError, match="missing does not exist; an estimator is saved as one file"):
         SSMClassifier.load(tmp_path / "missing")
+    with pytest.raises(IsADirectoryError, match="got a folder; `from_pretrained` of the classes in longscan"):
+        SSMClassifier.load(tmp_path)
+    with pytest.raises(NotADirectoryError, match="got a file; `load` of the classes in longscan"):
+        SequenceModel.from_pretrained(path)
     with pytest.raises(ValueError, match=r"`device` must be one of the devices that torch finds here \(cpu\), got 'cuda:7'"):
         SSMClassifier.load(path, device="cuda:7")
     whole = path.read_bytes()

@@ -73,8 +73,8 @@ class SavedEstimator(BaseEstimator):
 
         device: of the model; None for the setting `device` that was saved.
 
-        Raises FileNotFoundError if there is no such file, ValueError if it is damaged, is that of another class or of a later
-        version, or has a model of an earlier version that this one cannot read.
+        Raises FileNotFoundError if there is no such file and IsADirectoryError if it is a folder, ValueError if it is damaged, is
+        that of another class or of a later version, or has a model of an earlier version that this one cannot read.
         """
         content, tensors = _read(Path(path))
         _check_format(path, content)
@@ -127,9 +127,17 @@ def _write(path: Path, text: str, tensors: dict[str, Tensor]) -> None:
 
 
 def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Return the content of the header and the tensors. Raises ValueError for a damaged file and for one of something else."""
+    """Return the content of the header and the tensors.
+
+    Raises ValueError for a damaged file and for one of something else, FileNotFoundError and IsADirectoryError for no file.
+    """
     from safetensors import SafetensorError, safe_open
 
+    if path.is_dir():
+        raise IsADirectoryError(
+            f"{path} must be a file, as an estimator is saved as one, got a folder; `from_pretrained` of the classes in "
+            "longscan.models reads a saved model, and longscan.training.Run a run"
+        )
     if not path.is_file():
         raise FileNotFoundError(f"{path} does not exist; an estimator is saved as one file")
     try:

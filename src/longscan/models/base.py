@@ -85,8 +85,8 @@ class PretrainedModel(Marked):
 
         backend: backend of its ops, in place of the saved one; None for the saved one.
 
-        Raises FileNotFoundError naming a missing file, ValueError naming a damaged one or an argument that this class does not
-        have or needs.
+        Raises FileNotFoundError naming a missing file, NotADirectoryError for a file in place of the folder, ValueError naming a
+        damaged file or an argument that this class does not have or needs.
         """
         config, tensors = read_model(Path(folder))
         path, parameters = Path(folder) / CONFIG, inspect.signature(cls).parameters

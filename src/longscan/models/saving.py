@@ -67,11 +67,16 @@ def read_model(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Return the configuration and the tensors of a saved model.
 
     Weights of version 0.1 have no checksum, so they are not checked. If a save was killed between the moves of its two files, the
-    configuration is the one in the header of the weights. Raises FileNotFoundError naming a missing file, and ValueError naming a
-    damaged one.
+    configuration is the one in the header of the weights. Raises FileNotFoundError naming a missing file, NotADirectoryError for
+    a file in place of the folder, and ValueError naming a damaged one.
     """
     from safetensors import SafetensorError, safe_open
 
+    if folder.is_file():
+        raise NotADirectoryError(
+            f"{folder} must be a folder with {CONFIG} and {WEIGHTS}, got a file; `load` of the classes in longscan.estimators "
+            "reads a saved estimator"
+        )
     for name in (CONFIG, WEIGHTS):
         if not (folder / name).is_file():
             text = f"{folder / name} does not exist; a saved model is a folder with {CONFIG} and {WEIGHTS}"

@@ -360,14 +360,14 @@ class SeriesForecast(SeriesFile, RegressionTask):
         parts = ", ".join(f"{len(starts):,} {part}" for part, starts in data.starts.items())
         test, valid = self.test_fraction, self.valid_fraction
         scales = zip(self.variables[:3], data.statistics.scale[data.targets], strict=False)
-        units = ", ".join(f"{scale:.4g} of {name}" for name, scale in scales) + (", ..." if len(self.variables) > 3 else "")
+        units = ", ".join(f"{scale:.4g} for {name}" for name, scale in scales) + (", ..." if len(self.variables) > 3 else "")
         known = [("known", f"at the steps of the forecast: {', '.join(data.known.names)}")] if data.known.names else []
         return [
             ("file", f"{self.path}, {len(store.values):,} rows"),
             *self._common_summary(store, data.statistics),
             ("time", ends),
             ("target", f"{', '.join(self.variables)}, {self.horizon} steps from a context of {data.context}"),
-            ("errors", f"of standardised values: 1 stands for {units}"),
+            ("errors", f"divided by the standard deviation of the training rows, {units}"),
             *known,
             ("season", f"{data.season} steps" if data.season > 1 else "none known (`--task.season`)"),
             ("split", f"in time: the last {test:.0%} of each series is test, {valid:.0%} before it valid; windows: {parts}"),
