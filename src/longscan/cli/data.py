@@ -25,10 +25,14 @@ def data(
 
     if name is None:
         raise SettingError("`name` must be a data set of `longscan data list`, got nothing")
-    if folder is None:
-        raise SettingError("`--root` must be the folder of all data, got nothing; or set LONGSCAN_DATA to this folder")
     with errors_as_lines():
         data_set = find_data_set(name)
+        if folder is None:
+            by_hand = f"{data_set.name} must be downloaded by hand from {data_set.page}, and --root says where to"
+            raise SettingError(
+                "`--root` must be the folder of all data, got nothing; or set LONGSCAN_DATA to this folder"
+                + (f"; {by_hand}" if data_set.is_by_hand else "")
+            )
         place = fetch(data_set, Path(folder))
     echo(f"{data_set.name}: {place}, licence: {data_set.licence}, {data_set.page}")
     if data_set.use:
