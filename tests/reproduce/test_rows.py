@@ -71,6 +71,9 @@ def test_list_is_at_most_100_columns_wide_and_shows_each_row(
     assert line.split() == ["parity/ma", "1.00", "parity", "generated", "10", "100,000", "30", "not", "run"]
     line, _ = [line for line in lines if line.startswith("parity/aa ")]
     assert line.split()[-6:] == ["generated", "5", "100,000", "135", "not", "run"], "one line with the minutes of nine settings"
+    heartbeat = next(line for line in lines if line.startswith("heartbeat "))
+    minutes = next(row for row in ROWS if row.id == "aussm/table2/heartbeat").gpu_minutes
+    assert heartbeat.split()[-3] == ("–" if minutes is None else f"{20 * minutes:.0f}"), "no cell of minutes is empty"
     assert sum(line.startswith("heartbeat ") and "missing" in line for line in lines) <= 1
     own = {row.published for row in ROWS if row.status not in ("cited", "repeated")}
     assert any(line.startswith(f"{len(published_ids())} figures: {len(own)} of the papers' own, ") for line in lines)

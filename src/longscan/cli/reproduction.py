@@ -93,7 +93,8 @@ def _list(folder: Path, paper: str | None) -> int:
     own = {row.published for row in rows if row.status not in ("cited", "repeated")}
     runnable = {row.published for row in rows if row.status == "recipe"}
     echo(f"{len({row.published for row in rows})} figures: {len(own)} of the papers' own, {len(runnable)} with a recipe")
-    echo("recipe: the file in the paper's folder; min: GPU minutes of all seeds and settings, expected")
+    echo("recipe: the file in the paper's folder")
+    echo("min: GPU minutes of all seeds and settings, expected; –: no rate of its updates is measured")
     if paper is None:
         found = len(read_tracking(folder))
         echo(f"`longscan reproduce {TRACKING}`: word problems of seven groups, {found} rows in {folder}")

@@ -245,7 +245,7 @@ def _line(name: str, one: Outcome) -> list[str]:
     row = one.row
     data = "generated" if row.data is None else row.data if row.has_data else f"{row.data}, missing"
     recipe = Path(row.recipe or "").stem
-    minutes = "" if row.gpu_minutes is None else f"{row.gpu_minutes * row.seeds:.0f}"
+    minutes = "–" if row.gpu_minutes is None else f"{row.gpu_minutes * row.seeds:.0f}"
     return [name, figure_text(row), recipe, data, str(row.seeds), f"{row.updates:,}", minutes, one.state]
 
 
