@@ -192,6 +192,10 @@ def test_quick_without_recipe_or_section_fails(run_failing_command: Callable[...
     path.write_text(yaml.safe_dump(RECIPE))
     line = run_failing_command("train", "--config", path, "--quick", "--out", tmp_path / "run")
     assert line == f"longscan: `--config` must be a recipe with a section 'quick' for --quick, got {path}"
+    other = tmp_path / "other.yaml"
+    other.write_text(path.read_text())
+    line = run_failing_command("train", "--config", path, "--config", other, "--quick", "--out", tmp_path / "run")
+    assert line.endswith(f"a section 'quick' for --quick, got {other}"), "the last file"
     line = run_failing_command("train", "--task", "parity", "--quick", "--out", tmp_path / "run")
     assert line == "longscan: `--config` must be the recipe whose quick section --quick takes, got nothing"
 

@@ -5,6 +5,7 @@ import pandas as pd
 import pytest
 
 from longscan.estimators.clock import next_stamps, regular_step
+from longscan.estimators.forecast_series import usual_step
 
 FREQUENCIES = [
     "s", "15min", "30min", "h", "6h", "12h", "D", "2D", "B", "W", "W-MON", "W-WED", "2W-FRI", "ME", "MS", "2MS", "BME", "BMS",
@@ -43,3 +44,13 @@ def test_periods_continue_as_in_period_range(frequency):
 def test_numbers_continue_with_their_step(step):
     numbers = pd.Index(10 + step * np.arange(12))
     np.testing.assert_allclose(next_stamps(numbers[7], regular_step(numbers[:8], "`y`"), 4), numbers[8:])
+
+
+def test_usual_step_of_periods_is_their_median_and_one_period_for_a_single_one():
+    months = pd.PeriodIndex(["2024-01", "2024-03", "2024-05", "2024-06"], freq="M")
+    assert usual_step(months, 1.0) == 2 * months.freq
+    assert usual_step(months[:1], 1.0) == months.freq
+    pairs = pd.PeriodIndex(["2024-01", "2024-05", "2024-09"], freq="2M")
+    assert usual_step(pairs, 1.0) == 2 * pairs.freq
+    assert usual_step(pd.DatetimeIndex(["2024-01-01"]), 60.0) == pd.Timedelta(60, unit="s")
+    assert usual_step(pd.Index([1.0, 2.0]), 0.5) == 0.5

@@ -10,7 +10,8 @@ from sklearn.base import clone
 from sklearn.model_selection import cross_val_score
 
 from longscan.engine import Callback
-from longscan.estimators import SSMClassifier, SSMForecaster, SSMRegressor, split_cases
+from longscan.estimators import SSMClassifier, SSMForecaster, SSMRegressor, fitting, forecaster, split_cases
+from longscan.estimators.features import STATES, rows_at_once
 from longscan.estimators.threads import LARGE_BATCH, choose_threads, limited_threads
 
 KINDS = [SSMClassifier, SSMRegressor]
@@ -339,6 +340,32 @@ def test_number_of_threads_follows_the_work(monkeypatch):
         assert choose_threads(None, LARGE_BATCH - 1) == 1
         assert choose_threads(None, LARGE_BATCH) == 2
     assert [choose_threads(n_jobs, 1) for n_jobs in (1, 5, -1, -2, -9)] == [1, 5, 4, 3, 1]
+
+
+def test_threads_are_chosen_by_steps_and_width_of_a_batch(monkeypatch):
+    """The width of a stack is d_model, and its batches have at most batch_size series; features have that of their states."""
+    found = []
+
+    def choose(n_jobs, values):
+        found.append((n_jobs, values))
+        return 1
+
+    monkeypatch.setattr(fitting, "choose_threads", choose)
+    monkeypatch.setattr(forecaster, "choose_threads", choose)
+    X, y = make_series()
+    n, length, _ = X.shape
+    model = SSMClassifier(**BRIEF, batch_size=5, n_jobs=2).fit(X, y)
+    found.clear()
+    model.predict(X)
+    assert set(found) == {(2, 5 * length * 4)}
+    features = SSMClassifier(device="cpu", n_jobs=2, random_state=0).fit(X, y)
+    found.clear()
+    features.predict(X)
+    assert set(found) == {(2, min(n, rows_at_once(length)) * length * 2 * STATES)}
+    series = SSMForecaster(horizon=2, window=8, **BRIEF).fit(np.sin(np.arange(60.0)))
+    found.clear()
+    series.predict()
+    assert found == [(None, 8 * 4)]
 
 
 def test_long_frames_are_cross_validated_by_case():

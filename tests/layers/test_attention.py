@@ -5,7 +5,7 @@ import torch
 from torch.nn.functional import linear
 
 from longscan import SequenceModel
-from longscan.layers import Attention
+from longscan.layers import Attention, attention
 from longscan.numerics.rotary import frequencies, rotate_pairs
 
 
@@ -83,6 +83,25 @@ def test_memory_with_window_is_linear_in_the_length():
         return max(sizes)
 
     assert largest_tensor(4000) <= 4.5 * largest_tensor(1000)
+
+
+def test_scores_of_packed_rows_are_computed_in_parts_of_bounded_size(monkeypatch):
+    """Queries are taken together up to the number of scores allowed, and one at a time if one has more."""
+    layer, u = Attention(4, head_dim=2, causal=False), torch.randn(3, 20, 4)
+    seq_idx = torch.arange(20).expand(3, -1) // 7
+    whole, sizes, masked = layer(u, seq_idx=seq_idx), [], attention.masked_products
+
+    def record(queries, keys, mask):
+        sizes.append(queries.shape[2])
+        return masked(queries, keys, mask)
+
+    monkeypatch.setattr(attention, "masked_products", record)
+    for limit, expected in ((3 * 2 * 20 * 6, [6, 6, 6, 2]), (3 * 2 * 20 * 6 - 1, [5] * 4), (7, [1] * 20), (2400, [20])):
+        monkeypatch.setattr(attention, "SCORES", limit)
+        sizes.clear()
+        with torch.no_grad():
+            torch.testing.assert_close(layer(u, seq_idx=seq_idx), whole)
+        assert sizes == expected
 
 
 def test_cache_grows_by_one_entry_a_step_without_window_only():

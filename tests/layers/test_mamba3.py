@@ -5,6 +5,7 @@ import torch
 from torch.nn.functional import linear, sigmoid, silu, softplus
 
 from longscan.layers import Mamba3, parameter_options
+from longscan.layers.base import SequenceInfo
 from longscan.numerics.rotary import rotate_pairs
 
 
@@ -35,6 +36,20 @@ def apply_published_recurrence(layer: Mamba3, u: torch.Tensor, gate: torch.Tenso
         previous_input = new_input
         outputs.append(torch.einsum("bhpn,bhn->bhp", h, C[:, t]) + heads.D[:, None] * x[:, t])
     return torch.stack(outputs, 1).flatten(2) * silu(gate)
+
+
+def test_rates_have_finite_gradients_on_both_sides_of_zero():
+    """The half of the rate's formula that does not apply divides by zero at 1."""
+    layer = Mamba3(4, d_state=4, head_dim=2).double()
+    heads, sizes = layer.heads, layer.heads.groups * layer.heads.d_state
+    for value in (-3.0, -1.0, 0.0, 0.5, 1.0, 2.0):
+        x = torch.randn(1, 3, 4, dtype=torch.float64)
+        selected = torch.zeros(1, 3, layer.x_proj.shape[0], dtype=torch.float64)
+        selected[..., 2 * sizes + heads.heads : 2 * sizes + 2 * heads.heads] = value
+        selected.requires_grad_()
+        y, _ = heads(x, selected, layer.initial_state(1), SequenceInfo())
+        y.square().sum().backward()
+        assert selected.grad.isfinite().all(), value
 
 
 @pytest.mark.parametrize("options", [{}, {"groups": 3}, {"rope_fraction": 1.0, "d_state": 5}, {"head_dim": 6}], ids=str)

@@ -93,6 +93,12 @@ def test_fft_length_is_a_sufficient_product_of_small_primes(needed):
     assert odd in (1, 3, 5, 9, 15)
 
 
+def test_fft_length_is_the_smallest_such_product():
+    products = sorted(odd << power for odd in (1, 3, 5, 9, 15) for power in range(11))
+    for needed in range(1, 400):
+        assert fft_length(needed) == next(size for size in products if size >= needed)
+
+
 def test_long_conv_with_kernel_of_powers_equals_linear_scan():
     u = torch.randn(2, 200, 3, dtype=torch.float64)
     a = torch.tensor([0.9, -0.5, 0.999], dtype=torch.float64)

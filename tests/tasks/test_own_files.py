@@ -293,6 +293,15 @@ def test_groups_are_in_one_part(tmp_path):
     assert data.store.channels == ("x", "y")
 
 
+def test_summary_says_how_series_without_times_are_read(tmp_path):
+    path = tmp_path / "mine.csv"
+    path.write_text(text_of([[*row[:1], *row[2:]] for row in long_rows()], ("unit", "x", "y", "kind")))
+    assert ("time", "no column of times; a row is a step") in SeriesClasses(path=str(path), **PLAIN).summary()
+    path.write_text(text_of([[float(i + j % 3) for j in range(6)] + ["ab"[i % 2]] for i in range(12)], (*"uvwxyz", "kind")))
+    options = {**PLAIN, "id": None, "time": None, "layout": "wide"}
+    assert ("time", "none") in SeriesClasses(path=str(path), **options).summary()
+
+
 def test_constant_channel_is_zero_and_reported(tmp_path):
     (tmp_path / "mine.csv").write_text(text_of([[*row[:2], 0.1, *row[3:]] for row in long_rows()]))
     task = SeriesClasses(path=str(tmp_path / "mine.csv"), **PLAIN)

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from longscan.training import CurriculumSettings, LateLengthSettings
+from longscan.training import batches as module
 from longscan.training.batches import LengthSchedule, prefetch_batches
 
 
@@ -46,6 +47,16 @@ def test_prefetched_batches_follow_the_schedule_at_the_time_of_use(tiny: Any, de
         assert torch.equal(batch.inputs, expected.inputs)
         assert torch.equal(batch.targets, expected.targets)
     assert next(batches, None) is None
+
+
+def test_a_depth_of_zero_starts_no_thread(tiny: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def start(*_: Any, **__: Any) -> None:
+        raise AssertionError("no thread is needed")
+
+    monkeypatch.setattr(module, "ThreadPoolExecutor", start)
+    assert len(list(prefetch_batches(LengthSchedule(tiny()).task, range(3), 8, 5, depth=0))) == 3
+    with pytest.raises(AssertionError, match="no thread"):
+        next(prefetch_batches(LengthSchedule(tiny()).task, range(3), 8, 5, depth=1))
 
 
 def test_error_in_a_prefetched_batch_is_raised(tiny: Any) -> None:

@@ -12,6 +12,7 @@ import torch
 from longscan.inspection import InspectedLayer, ablate_state, gradient_times_input, inspect, time_scales
 from longscan.training import parse_settings
 from longscan.training import pictures as module
+from longscan.training.batches import pad_batch
 from longscan.training.pictures import draw_inspection, find_example
 from longscan.training.run import build_model
 
@@ -183,6 +184,17 @@ def test_examples_are_numbers_of_the_split() -> None:
     with pytest.raises(ValueError, match="split"):
         find_example(model, settings.task, "other", 0, 0)  # type: ignore[arg-type]
     assert find_example(model, settings.task, "test", 3, 0).inputs.shape[0] == 1
+
+
+@pytest.mark.parametrize("padding", ["masked", "read"])
+def test_steps_of_padding_are_shown_where_the_model_reads_them(padding: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes = ["--task.longer_than", "0", "--task.shorter_than", "20", "--task.train_size", "2", "--task.valid_size", "2"]
+    settings = parse_settings(["--task", "listops", *sizes, "--task.test_size", "2", "--model.padding", padding, *SMALL])
+    batch = settings.task.batch("train", 0, 1, 0)
+    steps = batch.inputs.shape[1]
+    monkeypatch.setattr(type(settings.task), "batch", lambda *_: pad_batch(batch, steps + 3))
+    example = find_example(build_model(settings).eval(), settings.task, "train", 0, 0)
+    assert example.inputs.shape == (1, steps + (3 if padding == "read" else 0))
 
 
 def test_reasons_for_missing_panels_are_wrapped_at_the_width_of_the_figure(

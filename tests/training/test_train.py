@@ -311,6 +311,13 @@ def test_training_into_the_directory_of_a_run_without_overwrite_raises(tiny: Any
     assert max(row["step"] for row in read_log(tmp_path)) == 2
 
 
+def test_overwrite_removes_nothing_from_a_folder_without_a_run(tiny: Any, tmp_path: Path) -> None:
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "checkpoints" / "notes.txt").write_text("mine")
+    train(tiny(steps=2), tmp_path, overwrite=True)
+    assert (tmp_path / "checkpoints" / "notes.txt").read_text() == "mine"
+
+
 def test_run_whose_loss_is_not_finite_fails(tiny: Any, tmp_path: Path) -> None:
     run = train(tiny(lr=1e30, steps=20, clip=0.0, checkpoint_every=1), tmp_path)
     result = run.result
