@@ -160,6 +160,7 @@ def test_sharding_in_one_process_raises(tiny: Any, tmp_path: Path) -> None:
 
 
 STEPS = 12
+NO_GPU = "cpu" if torch.accelerator.is_available() else "auto"
 ARGUMENTS = [
     *("train", "--task", "bucket_sort", "--task.train_lengths", "[6, 12]", "--task.eval_lengths", "[13, 20]"),
     *("--task.valid_size", "16", "--task.test_size", "16", "--model.d_model", "8", "--model.d_state", "4"),
@@ -261,7 +262,7 @@ def test_a_run_goes_on_with_each_other_mesh(tmp_path: Path) -> None:
     ("size", "split"),
     [
         (2, ["--training.shard", "true"]),
-        (2, ["--training.context", "2"]),
+        (2, ["--training.context", "2", "--training.device", NO_GPU]),
         pytest.param(4, ["--training.context", "2", "--training.shard", "true"], marks=pytest.mark.slow),
         pytest.param(4, ["--training.context", "2"], marks=pytest.mark.slow),
         pytest.param(2, ["--training.context", "2", "--training.capture", "true"], marks=pytest.mark.slow),

@@ -182,7 +182,7 @@ def open_accelerator(training: TrainingSettings, folder: Path) -> Iterator[Accel
     if training.device == "mps" and not torch.backends.mps.is_available():
         raise setting_error("training.device", "mps", "cpu or auto, as torch finds no Apple GPU here")
     accelerator = Accelerator(
-        cpu=training.device == "cpu",
+        cpu=training.device == "cpu" or not torch.accelerator.is_available(),  # without it every process believes to be alone
         mixed_precision="bf16" if training.precision == "bfloat16" else "no",
         step_scheduler_with_optimizer=False,
         log_with=build_trackers(training.trackers, folder) or None,
