@@ -142,6 +142,18 @@ def recorded_keys(path: Path, fields: tuple[str, ...]) -> frozenset[tuple[Any, .
     return frozenset(tuple(row[name] for name in fields) for row in read_records(path)) if path.exists() else frozenset()
 
 
+def mark_uncommitted(rows: Sequence[Record], name: str) -> str:
+    """Return a line below a table with what its rows from trees with uncommitted changes are of; "" if there are none.
+
+    name: the field with the name of a row's method.
+    """
+    found: dict[str, list[bool]] = {}
+    for row in rows:
+        found.setdefault(row[name], []).append(row["commit"].endswith("+changes"))
+    shares = [f"{method} ({sum(changed)} of {len(changed)} rows)" for method, changed in found.items() if any(changed)]
+    return f"\nFrom trees with uncommitted changes: {', '.join(shares)}.\n" if shares else ""
+
+
 def section_marks(name: str) -> tuple[str, str]:
     """Return the comments at the beginning and at the end of a section of a page."""
     return f"<!-- {name} -->", f"<!-- end of {name} -->"

@@ -25,7 +25,7 @@ from harness import CPU, ROOT, Measurement, Row, provenance
 from longscan.estimators import SSMClassifier
 from longscan.report.records import Record, read_records
 from longscan.tasks.timeseries.files import Recordings, read_arff, read_arff_dimensions, read_ts
-from page import recorded_keys, write_section
+from page import mark_uncommitted, recorded_keys, write_section
 
 SETS = (
     "AtrialFibrillation",
@@ -222,7 +222,7 @@ def table(rows: Sequence[Record]) -> str:
             f"{np.mean([_mean(of_seed, 'predict_seconds') for of_seed in of_set.values()]):.1f}",
         ]
         lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join(lines) + "\n"
+    return "\n".join(lines) + "\n" + mark_uncommitted(rows, "method")
 
 
 def _mean(of_seed: dict[int, Record], field: str) -> float:

@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from harness import CPU, ROOT, Measurement, Row, provenance
 from longscan.estimators import SSMForecaster
 from longscan.report.records import Record, read_records
-from page import recorded_keys, write_section
+from page import mark_uncommitted, recorded_keys, write_section
 
 HORIZONS = (24, 96, 336, 720)
 WINDOWS = (24, 96, 192, 336, 720)  # of the ridge regression
@@ -351,7 +351,7 @@ def tables(rows: Sequence[Record]) -> str:
     for (data, channels, horizon), found in _by_case(latest).items():
         cells = [_cost(found.get(name, [])) for name in names]
         lines.append(f"| {data} | {channels} | {horizon} | " + " | ".join(cells) + " |")
-    return "\n".join(lines) + "\n"
+    return "\n".join(lines) + "\n" + mark_uncommitted(list(latest.values()), "model")
 
 
 def _header(names: Sequence[str]) -> list[str]:

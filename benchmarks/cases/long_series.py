@@ -32,7 +32,7 @@ from harness import CPU, ROOT, Measurement, Row, provenance
 from longscan.report.records import Record, read_records
 from longscan.tasks.dna.fasta import read_fasta
 from longscan.tasks.events.files import read_nmnist, read_sample_list
-from page import recorded_keys, write_section
+from page import mark_uncommitted, recorded_keys, write_section
 
 EVENTS_EACH = 100  # recordings of each part
 SPECIES = ("human", "mouse", "dog", "cow")
@@ -213,7 +213,7 @@ def table(rows: Sequence[Record]) -> str:
                 f"{np.mean([row['accuracy'] for row in of_seed]):.3f} | {means[SECONDS[0]]:.1f} | "
                 f"{means[SECONDS[1]]:.1f} | {max(row['peak_mib'] for row in of_seed):,.0f} |"
             )
-    return "\n".join(lines) + "\n"
+    return "\n".join(lines) + "\n" + mark_uncommitted(rows, "method")
 
 
 CASES = tuple(

@@ -28,7 +28,7 @@ from sklearn.preprocessing import StandardScaler
 from harness import CPU, ROOT, Measurement, Row, provenance
 from longscan.estimators import SSMRegressor
 from longscan.report.records import Record, read_records
-from page import recorded_keys, write_section
+from page import mark_uncommitted, recorded_keys, write_section
 
 WEEK, DAY, STRIDE = 168, 24, 72  # hours
 TARGET = "WetBulbCelsius"
@@ -194,7 +194,7 @@ def table(rows: Sequence[Record]) -> str:
             for of_seed in of_set.values()
         ]
         lines.append(f"| {name} | {max(map(len, of_set.values()))} | " + " | ".join(cells) + " |")
-    return "\n".join(lines) + "\n"
+    return "\n".join(lines) + "\n" + mark_uncommitted(rows, "method")
 
 
 CASES = tuple(

@@ -1,5 +1,6 @@
 """benchmarks/run.py with small sizes: selection of cases, rows, pages, figures, and rows of failed measurements."""
 
+import re
 import sys
 from pathlib import Path
 
@@ -308,6 +309,19 @@ def test_tables_have_the_recorded_rows(case, file):
     path = ROOT / "results" / file
     written = page.read_section(case.PAGE, case.SECTION)
     assert written.strip() == (case.table(read_records(path)).strip() if path.exists() else "")
+    methods = {row["method"] for row in read_records(path) if row["commit"].endswith("+changes")} if path.exists() else set()
+    marked = written.partition("From trees with uncommitted changes: ")[2]
+    assert set(re.findall(r"(?:^|, )([^,]+) \(\d+ of \d+ rows\)", marked)) == methods
+
+
+@pytest.mark.parametrize(
+    ("name", "file"), [("docs/howto/scale.md", "context_parallel.jsonl"), ("docs/automata.md", "automata/random.jsonl")]
+)
+def test_pages_name_rows_from_trees_with_uncommitted_changes(name, file):
+    rows = (ROOT / "results" / file).read_text("utf-8").splitlines()
+    count, text = sum("+changes" in row for row in rows), " ".join((ROOT / name).read_text("utf-8").split())
+    words = "uncommitted changes"
+    assert count == 0 or re.search(rf"\b{count} of [^.]*{words}|{words}[^.]*\b{count} of", text)
 
 
 def test_share_of_a_stack_is_large_where_it_is_right_and_zero_where_it_is_wrong():
