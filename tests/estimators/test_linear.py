@@ -10,14 +10,18 @@ import torch
 from longscan.estimators import SSMForecaster, linear
 from longscan.estimators.linear import (
     EVENNESS,
+    FEW_FOLDS,
+    FOLDS,
     PENALTIES,
+    SMALLEST_UNIT,
     Regression,
-    Repetition,
     _combine,
     _Fold,
     _folds,
     _regress,
+    _units,
     fit_linear,
+    fold_shares,
     usable_windows,
     window_sums,
 )
@@ -72,15 +76,14 @@ def test_regressions_are_those_of_the_table(reference):
     np.testing.assert_allclose(coefficients[0] + past @ coefficients[1:], expected, rtol=1e-6, atol=1e-9)
 
 
-def test_regressions_and_seasons_have_the_errors_of_the_table():
+def test_regressions_have_the_errors_of_the_table():
     """Each later part of the series is forecast from the steps before it."""
     x = make_waves(400)[:, :1]
     fit = fit_linear([x], 6, [12])
     best = np.inf
     for reference, penalty in product(("last", "mean", "constant"), PENALTIES):
         errors = []
-        for share, end in ((0.6, 320), (0.8, 400)):
-            start = round(share * 400)
+        for start, end in ((240, 280), (280, 320), (320, 360), (360, 400)):
             past, ahead = table_of_windows(x[start - 12 : end, 0], 12, 6)
             errors.append(ridge_forecast(x[:start, 0], 12, 6, reference, penalty, past) - ahead)
         best = min(best, float(np.concatenate(errors).var() + np.concatenate(errors).mean() ** 2))
@@ -88,24 +91,41 @@ def test_regressions_and_seasons_have_the_errors_of_the_table():
 
 
 def test_weights_of_members_are_those_of_lowest_error_with_a_penalty_on_uneven_ones():
-    members = {Repetition(1, 1): [np.eye(3)[:, :1]], Repetition(2, 1): [np.eye(3)[:, 1:2]], Repetition(2, 2): [np.eye(3)[:, 2:]]}
+    """Coefficients are those of a constant and one step; the sums of products make the errors independent."""
+    members = {Regression(1, "last", 10.0**k, shared=True): [np.eye(3)[:, k : k + 1]] for k in range(3)}
     products = np.diag([1.0, 2.0, 50.0])
-    plan, error = _combine(members, [_Fold(np.zeros((4, 4)), np.pad(products, (0, 1)), 0.0)])
+    fold = _Fold(np.zeros((4, 4)), np.pad(products, (0, 1)), 0.0)
+    plan, error = _combine(members, [fold], 2)
     inverse = 1 / (np.diag(products) + EVENNESS)
     expected = inverse / inverse.sum()
     np.testing.assert_allclose(list(plan.values()), expected, rtol=1e-4)
     assert error == pytest.approx(expected @ products @ expected, rel=1e-4)
 
 
+def test_parts_count_in_units_of_the_error_of_the_last_step():
+    """In the second part the series varies ten times as much; the error there is as important as in the first."""
+    walk = np.random.default_rng(0).normal(size=(2, 50)).cumsum(1) * np.array([[1.0], [10.0]])
+    folds = [_Fold(np.zeros((7, 7)), window_sums(x, 6, 0, 45), 0.0) for x in walk]
+    table = [np.array([x[first : first + 6] for first in range(45)]) for x in walk]
+    errors = [float(np.sum((windows[:, 4:] - windows[:, 3:4]) ** 2)) for windows in table]
+    expected = np.array(errors) + SMALLEST_UNIT * np.mean(errors)
+    np.testing.assert_allclose(_units(folds, 4), expected, rtol=1e-9)
+
+
+def test_four_parts_are_forecast_if_each_has_two_horizons():
+    assert fold_shares(240, 12) == FOLDS
+    assert fold_shares(239, 12) == FEW_FOLDS
+
+
 def test_short_series_take_turns():
     """A series of 40 steps is too short to be divided for a window of 24; in each fold, other series are forecast."""
-    folds = [_folds(40, number, 24, 6) for number in range(3)]
+    folds = [_folds(40, number, 24, 6, FEW_FOLDS) for number in range(3)]
     assert [[len(forecast) > 0 for _, forecast in fold] for fold in folds] == [[False, False], [True, False], [False, True]]
     assert all((len(fitted) > 0) != (len(forecast) > 0) for fold in folds for fitted, forecast in fold)
 
 
 def test_divided_series_are_forecast_from_earlier_steps():
-    for (fitted, forecast), end in zip(_folds(200, 0, 24, 6), (160, 200), strict=True):
+    for (fitted, forecast), end in zip(_folds(200, 0, 24, 6, FEW_FOLDS), (160, 200), strict=True):
         assert fitted[-1] + 24 + 6 == forecast[0] + 24, "the last step fitted to precedes the first forecast"
         assert forecast[-1] + 24 + 6 == end
 

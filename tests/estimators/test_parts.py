@@ -11,7 +11,7 @@ import torch
 from longscan.estimators import features, forecaster, limits, threads
 from longscan.estimators.backtesting import find_cutoffs
 from longscan.estimators.forecast_series import find_form
-from longscan.estimators.linear import Repetition, _compared_steps, _folds, _repeat, usable_windows
+from longscan.estimators.linear import FEW_FOLDS, _compared_steps, _folds, usable_windows
 from longscan.estimators.series import Collection, StandardisedSeries, pad_arrays
 
 
@@ -70,7 +70,7 @@ def test_threads_of_n_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_long_series_are_divided_at_three_fifths_and_four_fifths() -> None:
-    assert _folds(200, 0, 24, 6) == [(range(91), range(96, 131)), (range(131), range(136, 171))]
+    assert _folds(200, 0, 24, 6, FEW_FOLDS) == [(range(91), range(96, 131)), (range(131), range(136, 171))]
 
 
 @pytest.mark.parametrize(
@@ -80,11 +80,11 @@ def test_series_are_divided_if_each_part_has_a_window(length: int, window: int, 
     """Up to the first cut there must be a window and two horizons, and after the last one a horizon."""
     every = range(length - window - horizon + 1)
     turns = [(every, range(0)), (every, range(0))]
-    assert (_folds(length, 0, window, horizon) != turns) == divided
+    assert (_folds(length, 0, window, horizon, FEW_FOLDS) != turns) == divided
     if not divided:
-        assert _folds(length, 1, window, horizon) == [(range(0), every), (every, range(0))]
-        assert _folds(length, 2, window, horizon) == [(every, range(0)), (range(0), every)]
-        assert _folds(length, 3, window, horizon) == turns
+        assert _folds(length, 1, window, horizon, FEW_FOLDS) == [(range(0), every), (every, range(0))]
+        assert _folds(length, 2, window, horizon, FEW_FOLDS) == [(every, range(0)), (range(0), every)]
+        assert _folds(length, 3, window, horizon, FEW_FOLDS) == turns
 
 
 def test_windows_need_as_many_examples_as_weights() -> None:
@@ -101,14 +101,6 @@ def test_compared_steps_are_evenly_spaced() -> None:
     steps = _compared_steps(100)
     assert (len(steps), steps[0], steps[-1]) == (24, 0, 99)
     assert set(np.diff(steps)) == {4, 5}
-
-
-def test_repetitions_are_means_of_seasons() -> None:
-    x = np.array([1.0, 10, 11, 12, 20, 21, 22])  # 1 for the constant, then six steps
-    forecast = x @ _repeat(6, np.array([0, 1, 2, 3, 7]), Repetition(3, 2))
-    assert forecast.tolist() == [15, 16, 17, 15, 16]
-    assert (x @ _repeat(6, np.array([0, 4]), Repetition(1, 1))).tolist() == [22, 22]
-    assert (x @ _repeat(6, np.array([0, 1, 2]), Repetition(3, 1))).tolist() == [20, 21, 22]
 
 
 def test_cutoffs_leave_a_horizon_and_at_least_one_step() -> None:

@@ -57,6 +57,7 @@ COMPARED = 500  # windows of the part that is held back, evenly spaced
 EPOCH_WINDOWS = 512  # that an epoch shows at most
 SMALLEST_GAIN = 0.005  # in the error on later steps, for which covariates are used
 BLOCK_GAIN = 0.1  # in the error on the part that is held back, for which the blocks are used; less of it does not last
+FEWEST_FORECASTS = 10  # without common steps in the part that is held back, for which the blocks are trained
 BLOCK_WINDOW = 96  # steps that the blocks read at most next to a linear forecast
 
 _log = logging.getLogger("longscan")
@@ -255,8 +256,9 @@ class SSMForecaster(SavedEstimator):
             )
             limit = seconds(SEARCH_TIME)
             begin = monotonic()
+            epochs = self.epochs if _count_independent(held, self.horizon)[-1] >= FEWEST_FORECASTS else 0
             partial_model, losses = self._train(
-                early, linear, self.epochs, seed, copy.deepcopy(random), validation.evaluate, seconds=limit
+                early, linear, epochs, seed, copy.deepcopy(random), validation.evaluate, seconds=limit
             )
             spent = 0.0 if limit is None else min(1.0, (monotonic() - begin) / max(limit, 1e-9))
             schedule = self.epochs if spent == 0 else max(1, min(self.epochs, round(len(losses) / spent)))

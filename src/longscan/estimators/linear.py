@@ -1,14 +1,15 @@
-"""Linear forecasts: averages of ridge regressions and of repeated seasons, weighted by their errors in later parts of the series.
+"""Linear forecasts: averages of ridge regressions, weighted by their errors in later parts of the series.
 
 A regression forecasts step k after the last W steps x_1 ... x_W of a channel, relative to a reference r, by
 
     y_k = r + sum_j weight_kj (x_j - r).
 
 The reference is the last step, the mean of the W steps, or the mean of the whole series, towards which a large penalty pulls the
-forecast. Next to the regressions there are simple forecasts, see `Repetition`. Which of them is best depends on the series and
-on the horizon, and validation tells close ones apart only roughly. Each channel is therefore forecast by a convex combination of
-them. Its weights minimise the squared error in two later parts of the series, each forecast from the steps before it, plus a
-penalty on uneven weights. The combination is a linear map of the longest window again.
+forecast. Which regression is best depends on the series and on the horizon, and validation tells close ones apart only roughly.
+Each channel is therefore forecast by a convex combination of them. Its weights minimise the squared error in two or four later
+parts of the series, each forecast from the steps before it, plus a penalty on uneven weights. The errors in a part are in units
+of that of repeating the last step there, so that parts in which a series varies more do not count more. The combination is a
+linear map of the longest window again.
 
 All of this needs only the sums of products x_s x_t over windows (`window_sums`): the regressions, their squared errors on other
 windows, and the products of the errors of two members, which give the squared error of any combination. There is no table of
@@ -24,10 +25,12 @@ from scipy.optimize import nnls
 from scipy.signal import correlate
 
 WINDOWS = (12, 24, 96, 336, 720)  # candidates: up to a month of hours
-PENALTIES = (1e-3, 1e-2, 1e-1, 1.0, 10.0)  # in units of the mean variance of the features
-FOLDS = (0.6, 0.8)  # shares of each series before the parts that are forecast
+PENALTIES = (1e-4, 1e-3, 1e-2, 1e-1, 1.0, 10.0)  # in units of the mean variance of the features
+FOLDS = (0.6, 0.7, 0.8, 0.9)  # shares of each series before the parts that are forecast
+FEW_FOLDS = (0.6, 0.8)  # if the longest series has fewer than `HORIZONS` horizons
+HORIZONS = 20
 COMPARED_STEPS = 24  # of the horizon, evenly spaced, on which members are compared
-MOST_SEASONS = 7  # that are averaged at most
+SMALLEST_UNIT = 0.1  # of the error of repeating the last step in a part, in units of its mean over the parts
 EVENNESS = 0.2  # penalty on the sum of the squared weights, in units of the error of the best member
 SMALLEST_WEIGHT = 0.01  # of a member
 MAX_OWN = 32  # channels of series whose channels may have separate regressions; bounds the time
@@ -64,16 +67,6 @@ class Regression(NamedTuple):
     shared: bool
 
 
-class Repetition(NamedTuple):
-    """A repetition of the mean of the last `seasons` seasons of `period` steps; with 1 and 1, of the last step."""
-
-    period: int
-    seasons: int
-
-
-Member = Regression | Repetition
-
-
 class _Fold(NamedTuple):
     """Sums of products over the windows to fit and over those to forecast, (n, n) each, and a bound of their rounding errors."""
 
@@ -82,12 +75,19 @@ class _Fold(NamedTuple):
     rounding: float
 
 
+def fold_shares(length: int, horizon: int) -> tuple[float, ...]:
+    """Return the shares of each series before the parts that are forecast, for a longest series of `length` steps."""
+    return FOLDS if length >= HORIZONS * horizon else FEW_FOLDS
+
+
 def usable_windows(lengths: Array, horizon: int, candidates: Sequence[int] = WINDOWS) -> list[int]:
     """Return the candidates for which series of these lengths have enough windows to fit and to compare regressions."""
 
+    shares = fold_shares(int(lengths.max(initial=0)), horizon)
+
     def is_usable(window: int) -> bool:
         long_enough = [int(length) for length in lengths if length >= window + horizon]
-        ranges = [_folds(length, number, window, horizon) for number, length in enumerate(long_enough)]
+        ranges = [_folds(length, number, window, horizon, shares) for number, length in enumerate(long_enough)]
         fitted, forecast = np.array([[[len(part) for part in fold] for fold in folds] for folds in ranges]).sum(0).T
         return bool(fitted.min() >= window and forecast.min() > 0)
 
@@ -97,19 +97,20 @@ def usable_windows(lengths: Array, horizon: int, candidates: Sequence[int] = WIN
 def fit_linear(series: Sequence[Array], horizon: int, windows: Sequence[int]) -> LinearForecast:
     """Fit a linear forecast to series (L_i, C): the combination of members of lowest error, as the module's docstring describes.
 
-    Series that are too short to be divided in time take turns: of three, the first is only fitted to, and each other is forecast
-    from the rest. Channels have separate combinations, of regressions fitted to the channel and to all channels, unless there are
-    more than `MAX_OWN`. windows: as returned by `usable_windows`; the forecast reads the longest.
+    Series that are too short to be divided in time take turns: of three, with two parts to forecast, the first is only fitted to,
+    and each other is forecast from the rest. Channels have separate combinations, of regressions fitted to the channel and to all
+    channels, unless there are more than `MAX_OWN`. windows: as returned by `usable_windows`; the forecast reads the longest.
     """
     largest, channels = max(windows), series[0].shape[1]
     series = [values for values in series if len(values) >= largest + horizon]
     grouped = 1 < channels <= MAX_OWN
-    total = _add(_fold_sums(series, channel, largest, horizon) for channel in range(channels))
+    shares = fold_shares(max(map(len, series)), horizon)
+    total = _add(_fold_sums(series, channel, largest, horizon, shares) for channel in range(channels))
     shared = _best_regressions(total, largest, windows, shared=True)
     plans, error = [], 0.0
-    for folds in (_fold_sums(series, channel, largest, horizon) for channel in range(channels)) if grouped else (total,):
+    for folds in (_fold_sums(series, channel, largest, horizon, shares) for channel in range(channels)) if grouped else (total,):
         members = shared | (_best_regressions(folds, largest, windows, shared=False) if grouped else {})
-        plan, of_channel = _combine(members | _repetitions(folds, largest, horizon), folds)
+        plan, of_channel = _combine(members, folds, largest)
         plans.append(plan)
         error += of_channel
     count = sum(fold.forecast[0, 0] for fold in total) * len(_compared_steps(horizon))
@@ -136,29 +137,30 @@ def window_sums(x: Array, size: int, start: int, end: int) -> Array:
     return np.triu(result) + np.triu(result, 1).T
 
 
-def _folds(length: int, number: int, window: int, horizon: int) -> list[tuple[range, range]]:
+def _folds(length: int, number: int, window: int, horizon: int, shares: Sequence[float]) -> list[tuple[range, range]]:
     """Return for each fold the first steps of the windows of a series to fit and of those to forecast.
 
-    number: of the series; one too short to be divided is forecast as a whole in fold `number % 3 - 1`, and else fitted to.
+    number: of the series; one too short to be divided is forecast as a whole in fold `number % (1 + folds) - 1`, and else fitted
+    to. shares: of the series before each part to forecast.
     """
     count = length - window - horizon + 1
-    if FOLDS[0] * length < window + 2 * horizon or (1 - FOLDS[-1]) * length < horizon:
-        turn, every, none = number % (1 + len(FOLDS)) - 1, range(count), range(0)
-        return [(none, every) if turn == fold else (every, none) for fold in range(len(FOLDS))]
-    cuts = [round(share * length) for share in (*FOLDS, 1)]
+    if shares[0] * length < window + 2 * horizon or (1 - shares[-1]) * length < horizon:
+        turn, every, none = number % (1 + len(shares)) - 1, range(count), range(0)
+        return [(none, every) if turn == fold else (every, none) for fold in range(len(shares))]
+    cuts = [round(share * length) for share in (*shares, 1)]
     fitted = [range(cut - window - horizon + 1) for cut in cuts[:-1]]
     return [(part, range(cuts[i] - window, cuts[i + 1] - window - horizon + 1)) for i, part in enumerate(fitted)]
 
 
-def _fold_sums(series: Sequence[Array], channel: int, window: int, horizon: int) -> list[_Fold]:
+def _fold_sums(series: Sequence[Array], channel: int, window: int, horizon: int, shares: Sequence[float]) -> list[_Fold]:
     """Return the sums over the windows of a channel in each fold; of the steps ahead they have only the compared ones."""
     kept = np.r_[0 : 1 + window, 1 + window + _compared_steps(horizon)]
-    sums = np.zeros((len(FOLDS), 2, len(kept), len(kept)))
+    sums = np.zeros((len(shares), 2, len(kept), len(kept)))
     rounding = 0.0
     for number, values in enumerate(series):
         x = np.ascontiguousarray(values[:, channel])
         rounding += ROUNDING * float(x @ x)
-        for fold, parts in enumerate(_folds(len(x), number, window, horizon)):
+        for fold, parts in enumerate(_folds(len(x), number, window, horizon, shares)):
             for part, starts in enumerate(parts):
                 if len(starts):
                     sums[fold, part] += window_sums(x, window + horizon, starts.start, starts.stop)[np.ix_(kept, kept)]
@@ -182,9 +184,10 @@ def _compared_steps(horizon: int) -> Steps:
 
 def _best_regressions(
     folds: Sequence[_Fold], largest: int, windows: Sequence[int], *, shared: bool
-) -> dict[Member, list[Array]]:
+) -> dict[Regression, list[Array]]:
     """Return for each window and reference the regression of the best penalty, with its coefficients in each fold."""
-    found: dict[Member, list[Array]] = {}
+    found: dict[Regression, list[Array]] = {}
+    units = _units(folds, largest)
     references: tuple[Literal["last", "mean", "constant"], ...] = ("last", "mean", "constant")
     for window in windows:
         for reference in references:
@@ -192,32 +195,9 @@ def _best_regressions(
             for penalty in PENALTIES:
                 member = Regression(window, reference, penalty, shared)
                 solved[member] = [_regress(fold.fitted, largest, member, fold.rounding) for fold in folds]
-            best = min(solved, key=lambda member: _squared_error(solved[member], folds))
+            best = min(solved, key=lambda member: _relative_error(solved[member], folds, units))
             found[best] = solved[best]
     return found
-
-
-def _repetitions(folds: Sequence[_Fold], largest: int, horizon: int) -> dict[Member, list[Array]]:
-    """Return the simple forecasts: the last step, and the last season and the mean of several, of the period of lowest error."""
-    steps = _compared_steps(horizon)
-    total = np.sum([fold.forecast for fold in folds], axis=0)
-    squares, ahead = np.diag(total), 1 + largest + np.arange(len(steps))
-
-    def error(period: int) -> float:
-        repeated = 1 + largest - period + steps % period
-        return float(np.sum(squares[repeated] - 2 * total[ahead, repeated]))
-
-    period = min(range(1, largest + 1), key=error)
-    members = (Repetition(1, 1), Repetition(period, 1), Repetition(period, min(MOST_SEASONS, largest // period)))
-    return {member: [_repeat(largest, steps, member)] * len(folds) for member in members}
-
-
-def _repeat(largest: int, steps: Steps, member: Repetition) -> Array:
-    """Return the coefficients (1 + largest, K) of simple forecasts of these steps."""
-    coefficients = np.zeros((1 + largest, len(steps)))
-    for back in range(1, 1 + member.seasons):
-        coefficients[1 + largest - back * member.period + steps % member.period, np.arange(len(steps))] = 1 / member.seasons
-    return coefficients
 
 
 def _regress(sums: Array, largest: int, member: Regression, rounding: float) -> Array:
@@ -247,9 +227,23 @@ def _regress(sums: Array, largest: int, member: Regression, rounding: float) -> 
     return coefficients
 
 
-def _squared_error(coefficients: Sequence[Array], folds: Sequence[_Fold]) -> float:
-    """Return the squared error of a member, summed over the windows to forecast of all folds."""
-    return float(sum(_error_products([of_fold], fold)[0, 0] for of_fold, fold in zip(coefficients, folds, strict=True)))
+def _units(folds: Sequence[_Fold], largest: int) -> Array:
+    """Return for each fold the squared error of repeating the last step of a window of `largest` steps.
+
+    A share of the mean over the folds is added, as a series may be constant in one of them.
+    """
+    last, ahead = largest, slice(1 + largest, None)
+    errors = []
+    for _, forecast, rounding in folds:
+        squares = np.diag(forecast)
+        errors.append(max(0.0, float(np.sum(squares[ahead] - 2 * forecast[last, ahead] + squares[last]))) + rounding + 1e-30)
+    return np.asarray(errors) + SMALLEST_UNIT * np.mean(errors)
+
+
+def _relative_error(coefficients: Sequence[Array], folds: Sequence[_Fold], units: Array) -> float:
+    """Return the sum over the folds of the squared error of a member in units of each fold."""
+    triples = zip(coefficients, folds, units, strict=True)
+    return float(sum(_error_products([of_fold], fold)[0, 0] / unit for of_fold, fold, unit in triples))
 
 
 def _error_products(members: Sequence[Array], fold: _Fold) -> Array:
@@ -266,11 +260,15 @@ def _error_products(members: Sequence[Array], fold: _Fold) -> Array:
     return np.asarray(flat @ by_member(with_sums).T - crossed[:, None] - crossed + np.trace(fold.forecast[n:, n:]))
 
 
-def _combine(members: dict[Member, list[Array]], folds: Sequence[_Fold]) -> tuple[dict[Member, float], float]:
+def _combine(
+    members: dict[Regression, list[Array]], folds: Sequence[_Fold], largest: int
+) -> tuple[dict[Regression, float], float]:
     """Return the weights of the members, which sum to 1, and the squared error, summed over the windows to forecast."""
-    products = sum(_error_products([member[i] for member in members.values()], fold) for i, fold in enumerate(folds))
-    products = np.asarray(products)
-    unit = max(float(np.diag(products).min()), folds[0].rounding + 1e-30)
+    of_fold = [_error_products([member[i] for member in members.values()], fold) for i, fold in enumerate(folds)]
+    units = _units(folds, largest)
+    products = np.sum([errors / own for errors, own in zip(of_fold, units, strict=True)], axis=0)
+    rounding = sum(fold.rounding / own for fold, own in zip(folds, units, strict=True))
+    unit = max(float(np.diag(products).min()), rounding + 1e-30)
     values, vectors = np.linalg.eigh(products / unit + EVENNESS * np.eye(len(products)))
     root = np.sqrt(np.maximum(values, 1e-9 * values.max()))[:, None] * vectors.T
     strict = 1e3 * np.sqrt(values.max())  # the weight of the equation that the weights sum to 1
@@ -278,29 +276,24 @@ def _combine(members: dict[Member, list[Array]], folds: Sequence[_Fold]) -> tupl
     weights = np.where(weights > SMALLEST_WEIGHT * weights.sum(), weights, 0)
     weights /= weights.sum()
     plan = {member: float(weight) for member, weight in zip(members, weights, strict=True) if weight}
-    return plan, max(0.0, float(weights @ products @ weights))
+    return plan, max(0.0, float(weights @ np.sum(of_fold, axis=0) @ weights))
 
 
 def _solve(
-    series: Sequence[Array], horizon: int, largest: int, plans: Sequence[dict[Member, float]], error: float
+    series: Sequence[Array], horizon: int, largest: int, plans: Sequence[dict[Regression, float]], error: float
 ) -> LinearForecast:
     """Return the combinations of the channels, or one of all, with regressions fitted to all windows."""
-    channels, steps = series[0].shape[1], np.arange(horizon)
+    channels = series[0].shape[1]
     roundings = ROUNDING * sum(np.square(values).sum(0) for values in series)
 
     def sums_of(channel: int) -> Array:
         parts = (window_sums(x[:, channel], largest + horizon, 0, len(x) - largest - horizon + 1) for x in series)
         return np.asarray(sum(parts))
 
-    def solve(members: Iterable[Member], sums: Array, rounding: float) -> dict[Member, Array]:
-        return {
-            member: _repeat(largest, steps, member)
-            if isinstance(member, Repetition)
-            else _regress(sums, largest, member, rounding)
-            for member in members
-        }
+    def solve(members: Iterable[Regression], sums: Array, rounding: float) -> dict[Regression, Array]:
+        return {member: _regress(sums, largest, member, rounding) for member in members}
 
-    shared = dict.fromkeys(member for plan in plans for member in plan if isinstance(member, Repetition) or member.shared)
+    shared = dict.fromkeys(member for plan in plans for member in plan if member.shared)
     solved = solve(shared, np.asarray(sum(sums_of(channel) for channel in range(channels))), float(np.sum(roundings)))
     weight, level, bias = [], [], []
     for channel, plan in enumerate(plans):
