@@ -7,27 +7,17 @@ from latex2mathml.converter import convert
 
 _FORMULA = re.compile(r'<(span|div) class="arithmatex">\\[(\[](.*?)\\[)\]]</\1>', re.DOTALL)
 _NUMBER = re.compile(r"\\tag\{(\d+)\}")
+_SIGN = re.compile(r"(<mo[^>]*>(?:&#x0003D;|&#x00028;|&#x0002C;|&#x02208;|&#x0003C;|\[)</mo>)<mo>&#x02212;</mo>")  # = ( , ∈ < [
 
 
 def _convert(formula: str, display: str) -> str:
-    """Convert a formula, and mend its bars and its colons before equals signs."""
+    """Convert a formula, without the spaces of a difference around bars of an absolute value and behind a sign."""
     mathml = convert(formula, display=display).replace("<mo>&#x0003A;</mo><mo>&#x0003D;</mo>", "<mo>:=</mo>")
     for bar in ("&#x0007C;", "&#x02016;"):
-        mathml = _pair_bars(mathml, f"<mo>{bar}</mo>", bar)
-    return mathml
-
-
-def _pair_bars(mathml: str, element: str, bar: str) -> str:
-    """Make bars fences in turn opening and closing, for the space beside them; one that is alone stays an operator.
-
-    Without a fixed height one of a pair can be stretched and the other not.
-    """
-    n_bars = mathml.count(element)
-    for index in range(n_bars):
-        form = ("prefix", "postfix")[index % 2]
-        fence = f' form="{form}"' if n_bars % 2 == 0 else ""
-        mathml = mathml.replace(element, f'<mo stretchy="false"{fence}>{bar}</mo>', 1)
-    return mathml
+        element = re.compile(rf'<mo(?: fence="false")?(?: stretchy="false")?>{bar}</mo>')
+        if len(element.findall(mathml)) % 2 == 0:  # a bar that is alone is a relation or a separator
+            mathml = element.sub(f'<mo stretchy="false" lspace="0" rspace="0">{bar}</mo>', mathml)
+    return _SIGN.sub(r'\1<mo form="prefix">&#x02212;</mo>', mathml)
 
 
 def _pieces(formula: str) -> list[str]:
