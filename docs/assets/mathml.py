@@ -12,7 +12,7 @@ _SIGN = re.compile(r"(<mo[^>]*>(?:&#x0003D;|&#x00028;|&#x0002C;|&#x02208;|&#x000
 
 def _convert(formula: str, display: str) -> str:
     """Convert a formula, without the spaces of a difference around bars of an absolute value and behind a sign."""
-    mathml = convert(formula, display=display).replace("<mo>&#x0003A;</mo><mo>&#x0003D;</mo>", "<mo>:=</mo>")
+    mathml = convert(formula, display=display).replace("<mi>:</mi><mo>&#x0003D;</mo>", "<mo>:=</mo>")
     for bar in ("&#x0007C;", "&#x02016;"):
         element = re.compile(rf'<mo(?: fence="false")?(?: stretchy="false")?>{bar}</mo>')
         if len(element.findall(mathml)) % 2 == 0:  # a bar that is alone is a relation or a separator

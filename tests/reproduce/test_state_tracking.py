@@ -12,7 +12,7 @@ from longscan import automata
 from longscan.cli import main
 from longscan.report.records import read_records
 from longscan.reproduce import state_tracking, word_problems
-from longscan.reproduce.state_tracking import MAX_PARAMETERS, MODELS, RECORDS, Training, find_targets, report_lines
+from longscan.reproduce.state_tracking import MAX_PARAMETERS, MODELS, RECORDS, Training, _error_line, find_targets, report_lines
 from longscan.reproduce.word_problems import random_words, word_problem
 
 ORDERS = {"Z2": 2, "Z5": 5, "S3": 6, "A4": 12, "S4": 24, "A5": 60, "S5": 120}
@@ -127,6 +127,20 @@ def test_a_process_trains_a_model_and_its_row_is_reported(
     monkeypatch.setattr(sys, "executable", "no such program")  # nothing is trained twice
     assert main(argv) == 0
     assert len(read_records(tmp_path / RECORDS)) == 1
+
+
+def test_the_table_has_the_range_of_seeds_that_differ() -> None:
+    states = [{"40": 1.0, "128": share, "512": 0.25} for share in (0.5, 0.75)]
+    shared = {"case": "Z2", "blocks": "gru", "steps": 5, "parameters": 7, "device": "cpu", "exact": {"512": 0.0}}
+    page = report_lines([{**shared, "seed": seed, "states": shares} for seed, shares in enumerate(states)])
+    assert "| Z2 | `gru` | 7 | 5 | 2 | 1.000 | 0.625 (0.500 to 0.750) | 0.250 | 0.000 |" in page
+
+
+def test_the_line_of_an_error_is_found_above_advice() -> None:
+    text = "Traceback\n  File\ntorch.AcceleratorError: CUDA error: out of memory\nFor debugging consider passing\n\n"
+    assert _error_line(text) == "torch.AcceleratorError: CUDA error: out of memory"
+    assert _error_line("killed\n\n") == "killed"
+    assert _error_line("") == ""
 
 
 def test_targets_name_groups_models_or_both() -> None:

@@ -17,6 +17,7 @@ state-tracking/GROUP/MODEL/UPDATES/seed_0.txt what its processes printed
 import json
 import math
 import os
+import re
 import signal
 import sys
 import time
@@ -449,8 +450,7 @@ def run(
             echo(f"{one.name}: stopped before update {updates:,}")
         else:
             log = one.path(out, ".txt")
-            lines = log.read_text("utf-8", errors="replace").splitlines()
-            echo(f"{one.name}: ended with code {ended.status}: {lines[-1] if lines else ''} ({log})")
+            echo(f"{one.name}: ended with code {ended.status}: {_error_line(log.read_text('utf-8', errors='replace'))} ({log})")
 
     jobs = [Job(one.name, one.path(out, ".txt"), partial(_command, one, out)) for one in plan]
     gpus = visible_gpus()
@@ -458,6 +458,13 @@ def run(
     run_jobs(jobs, gpus or [""], per_device or (8 if gpus else os.cpu_count() or 1), limit, on_end)
     rows = read_rows(out)
     return [one for one in plan if not one.is_recorded(rows)]
+
+
+def _error_line(text: str) -> str:
+    """Return the last line of an output that names an error, else its last line with text; errors of CUDA end with advice."""
+    lines = [line.strip() for line in reversed(text.splitlines()) if line.strip()]
+    errors = [line for line in lines if re.match(r"[\w.]+(Error|Exception|Interrupt)\b", line)]
+    return next(iter(errors + lines), "")
 
 
 def _result_text(row: Record) -> str:
@@ -477,14 +484,15 @@ def read_rows(out: str | Path) -> list[Record]:
 
 def report_lines(rows: Sequence[Record]) -> list[str]:
     """Return the section of the report: the protocol, the table of the rows with all seeds, and what has no row."""
-    devices = ", ".join(sorted({row["device"] for row in rows if row.get("change") != COMPILED})) or "no device yet"
+    devices = "; ".join(sorted({row["device"] for row in rows if row.get("change") != COMPILED})) or "no device yet"
     words, longest = rows[0].get("words", [[500, LONGEST]])[0]
     lines = [
         "Word problems of seven groups: a model reads letters, the generators of the group, and predicts after each letter the",
         f"product so far (`longscan reproduce {NAME}`; the words are those of `longscan.reproduce.word_problems`).",
         "The columns 40, 128 and 512 have the share of right products over all prefixes up to this length, the last column",
         f"the share of the {words} test words of {longest} letters without a single error: the mean of the seeds, and their",
-        "range. A constant answer is right on 1 / order of the group.",
+        f"range. A constant answer is right on 1 / order of the group. The command trains {SEEDS} seeds; where fewer are",
+        "counted, the others have not been trained.",
         "",
         f"Every model has `d_model` {WIDTH} and at most {MAX_PARAMETERS:,} parameters, and learns from the same words:",
         f"batches of {BATCH_SIZE} words of {TRAIN_LENGTH} letters, AdamW, rate {RATE} with a warm-up and a cosine to 0.",
@@ -537,8 +545,8 @@ def _score_cells(rows: Sequence[Record]) -> str:
 
 
 def _range(values: Sequence[float]) -> str:
-    """Return the mean of the seeds, with the smallest and the largest value if there are several; a dash for none."""
+    """Return the mean of the seeds, with the smallest and the largest value if they differ; a dash for none."""
     if not values:
         return "–"
-    mean = sum(values) / len(values)
-    return f"{mean:.3f}" if len(values) == 1 else f"{mean:.3f} ({min(values):.3f} to {max(values):.3f})"
+    mean, low, high = (f"{value:.3f}" for value in (sum(values) / len(values), min(values), max(values)))
+    return mean if low == high else f"{mean} ({low} to {high})"
