@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import torch
@@ -46,6 +47,7 @@ LENGTHS = {  # of the series of the UEA sets
 }
 SIZES = ("--task.train_size=512", "--task.valid_size=64", "--task.test_size=64")  # of data that the package generates
 CHROMOSOMES = 13
+PROFILED = 8  # updates whose kernels are timed
 
 
 def uea(folder: Path, dataset: str) -> None:
@@ -112,30 +114,66 @@ def write_data(row: PublishedRow, folder: Path) -> list[str]:
     return list(SIZES)
 
 
+def gpu_seconds(kernels: Sequence[tuple[float, float, str]], updates: int) -> float:
+    """Return the time of the kernels of an update in seconds: start and duration in microseconds, and name of those of `updates`.
+
+    A kernel that waits while another process has the GPU seems longer. The time of a kernel is therefore its median over the
+    updates: of the kernels at the same place if all updates launch the same ones, otherwise of those of the same name.
+    """
+    ordered = sorted(kernels)
+    each = len(ordered) // updates
+    parts = [ordered[number * each : (number + 1) * each] for number in range(updates)]
+    if len(ordered) == each * updates and len({tuple(name for *_, name in part) for part in parts}) == 1:
+        return sum(median(duration for _, duration, _ in same) for same in zip(*parts, strict=True)) / 1e6
+    by_name: dict[str, list[float]] = {}
+    for _, duration, name in ordered:
+        by_name.setdefault(name, []).append(duration)
+    return sum(len(found) * median(found) for found in by_name.values()) / updates / 1e6
+
+
 class Timer(Callback):
-    """Time the updates after the first ones, and stop. The timed updates of a device have a lock."""
+    """Time the updates after the first ones, and the kernels of some more. The timed updates of a device have a lock."""
 
     def __init__(self, skip: int, updates: int, seconds: float, lock: Path) -> None:
         self.skip, self.updates, self.seconds, self.lock = skip, updates, seconds, lock
         self.stack = ExitStack()
         self.start = self.elapsed = 0.0
-        self.timed = 0
+        self.timed = self.profiled = 0
+        self.profiler: torch.profiler.profile | None = None
+        self.gpu_seconds: float | None = None
 
     def on_step_end(self, engine: Engine, result: StepResult) -> None:  # noqa: ARG002
-        """Begin after `skip` updates, and end after `updates` more, or `seconds` if there are at least two."""
+        """Begin after `skip` updates, time `updates` more, fewer if they need `seconds`, and the kernels of eight."""
         if engine.step < self.skip:
             return
-        if torch.cuda.is_available():
+        has_gpu = torch.cuda.is_available()
+        if has_gpu:
             torch.cuda.synchronize()
         now = time.perf_counter()
         if engine.step == self.skip:
             fcntl.flock(self.stack.enter_context(self.lock.open("w")), fcntl.LOCK_EX)
             self.start = time.perf_counter()
             return
+        if self.profiler is not None:
+            self.profiled += 1
+            if self.profiled == PROFILED:
+                self.profiler.stop()
+                kernels = [
+                    (one.time_range.start, one.time_range.elapsed_us(), one.name)
+                    for one in self.profiler.events() or []
+                    if one.device_type == torch.autograd.DeviceType.CUDA and "#" not in one.name  # such names are annotations
+                ]
+                self.gpu_seconds = gpu_seconds(kernels, PROFILED)
+                engine.stop_requested = True
+            return
         self.timed, self.elapsed = engine.step - self.skip, now - self.start
         if self.timed >= self.updates or (self.elapsed > self.seconds and self.timed > 1):
             self.stack.close()
-            engine.stop_requested = True
+            if not has_gpu:
+                engine.stop_requested = True
+                return
+            self.profiler = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA])
+            self.profiler.start()
 
 
 def measure(row: PublishedRow, skip: int, updates: int, seconds: float, lock: Path, settings: Sequence[str]) -> dict[str, Any]:
@@ -154,8 +192,8 @@ def measure(row: PublishedRow, skip: int, updates: int, seconds: float, lock: Pa
         "settings": [*settings],
         "updates_timed": timer.timed,
         "updates_per_second": round(rate, 3),
+        "gpu_seconds_per_update": timer.gpu_seconds,
         "updates_published": row.updates,
-        "minutes": round((row.updates or 0) / rate / 60, 1),
         "device": device_name(torch.device("cuda" if torch.cuda.is_available() else "cpu")),
         "torch": torch.__version__,
         "commit": commit(),
