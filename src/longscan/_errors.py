@@ -17,12 +17,16 @@ class FieldError(NamedTuple):
     needed: str
 
     def __str__(self) -> str:
-        return f"{f'`{self.path}`' if self.path else 'the row'} must be {self.needed}, got {self.got}"
+        return f"{f'`{cut(self.path)}`' if self.path else 'the row'} must be {self.needed}, got {self.got}"
 
 
 def quote(value: object, most: int = 100) -> str:
     """Return the repr of a value on one line, with "..." for what follows its first `most` characters."""
-    text = " ".join(repr(value).split())
+    return cut(" ".join(repr(value).split()), most)
+
+
+def cut(text: str, most: int = 200) -> str:
+    """Return a text with "..." for what follows its first `most` characters."""
     return text if len(text) <= most else f"{text[:most]}..."
 
 
@@ -59,7 +63,7 @@ def unknown_setting(path: str, names: Sequence[str]) -> SettingError:
     """Return the error for a dotted name whose last part is none of `names`, with the nearest one."""
     near = nearest(path.rpartition(".")[2], names)
     hint = f"did you mean {near}? " if near else ""
-    return SettingError(f"`{path}` is an unknown setting; {hint}the settings are {', '.join(names)}")
+    return SettingError(f"`{cut(path)}` is an unknown setting; {hint}the settings are {', '.join(names)}")
 
 
 def one_line(error: BaseException) -> str:

@@ -1,6 +1,8 @@
 """Triton kernels in graphs of torch.compile, traced without a GPU: kernels are built up to Triton's own code, and not run."""
 
+import ast
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -155,3 +157,14 @@ def test_traced_backward_kernels_check_every_tensor(
             torch._dynamo.reset()
             with pytest.raises(Exception, match=rf"(Value|Type)Error: [^\n]*\b{name}\b"), torch.no_grad():
                 trace(second.overload, graphs)(*args[:i], wrong, *args[i + 1 :])
+
+
+def test_kernels_call_no_method_of_an_integer_argument() -> None:
+    """torch 2.11 replaces an argument that is 1 by a number of Python, which has no `to`; `tl.cast` takes both."""
+    for path in Path(_gpu.__file__).parent.rglob("*.py"):
+        for function in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if not isinstance(function, ast.FunctionDef) or not function.name.endswith("_kernel"):
+                continue
+            names = {x.arg for x in function.args.args if x.annotation is None}
+            called = {ast.unparse(x.value) for x in ast.walk(function) if isinstance(x, ast.Attribute) and x.attr == "to"}
+            assert not {x for x in names & called if not x.startswith("p_")}, f"{path.name}, {function.name}"

@@ -100,6 +100,8 @@ def test_unknown_fields_are_preserved_except_in_automata(tmp_path, new_run_row):
     check_record("automata", row)
     with pytest.raises(ValueError, match="`weather` must be left out, as there is no field of this name, got 'dry'"):
         check_record("automata", row | {"weather": "dry"})
+    with pytest.raises(ValueError, match=r"records? of automata: `(\[\{){100}\.\.\.` must be left out"):
+        check_record("automata", row | {"[{" * 3000: 1})
 
 
 @pytest.mark.parametrize("name", ["table", "million", "random", "mutants", "survival", "learned"])

@@ -47,7 +47,7 @@ from longscan.training.space import SweepConfig, read_sweep_file
 
 ROOT = Path(__file__).parents[1]
 SAVED = ROOT / "saved" / "v0.1"
-SETTINGS = r"(task|model|training|about|space|seeds|trials|sampler)\b"  # start of an error about a setting of a recipe
+SETTINGS = r"`?(task|model|training|about|space|seeds|trials|sampler)\b"  # start of an error about a setting of a recipe
 MEMORY = 8 * 2**30  # bytes of memory for reading a file
 SECONDS = 60  # processor time for reading a file
 

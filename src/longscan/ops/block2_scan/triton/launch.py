@@ -96,7 +96,7 @@ def forward(
     x, final_state = torch.empty_like(f), torch.empty_like(initial_state)
     call = plan(M, f, FORWARD)
     with on_device(f):
-        maps = chunk_maps(chunk_map_fwd_kernel, M, f, flags, call, 0, call.chunks.number - (enter is None))
+        maps = chunk_maps(chunk_map_fwd_kernel, M, f, flags, call, 0, call.chunks.number - int(enter is None))
         if enter is not None:
             factor = f.new_empty((*initial_state.shape[:3], 2))
             final = apply_all(maps, call, factor)

@@ -105,7 +105,7 @@ def forward(
     x, final_state = torch.empty_like(b), torch.empty_like(initial_state)
     call = plan(a, b, reverse, is_complex, FORWARD, CHUNKED_FORWARD)
     with on_device(b):
-        maps = chunk_maps(chunk_map_fwd_kernel, a, b, flags, call, call.chunks.number - (enter is None))
+        maps = chunk_maps(chunk_map_fwd_kernel, a, b, flags, call, call.chunks.number - int(enter is None))
         if enter is not None:
             zero, one = torch.zeros_like(initial_state), torch.zeros_like(initial_state)
             (one[..., 0] if is_complex else one).fill_(1)
@@ -139,7 +139,7 @@ def backward(
     da = x.new_empty((len(x), call.chunks.number, *x.shape[2:])) if constant else torch.empty_like(a)
     db, d_initial = torch.empty_like(x), torch.empty_like(initial_state)
     with on_device(x):
-        maps = chunk_maps(chunk_map_bwd_kernel, a, grad_x, flags, call, call.chunks.number - (leave is None))
+        maps = chunk_maps(chunk_map_bwd_kernel, a, grad_x, flags, call, call.chunks.number - int(leave is None))
         if leave is not None:
             grad_final = leave(apply_all(maps, torch.zeros_like(grad_final), is_complex, backward=True)).contiguous()
             maps = select_chunks(maps, 1, None)

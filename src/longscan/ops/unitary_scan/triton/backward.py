@@ -152,7 +152,7 @@ def state_passing_bwd_kernel(p_local, p_chunk_states, p_d_final, p_m, chunks, si
     o_r = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     m_r = o_r < size
     m_re, m_im = load_pairs(p_d_final + i_b * size * 2, o_r, m_r)
-    p_phase = p_chunk_states + i_b * stride + chunks.to(tl.int64) * 3 * size + o_r
+    p_phase = p_chunk_states + i_b * stride + tl.cast(chunks, tl.int64) * 3 * size + o_r
     m_re, m_im = rotate_back(m_re, m_im, tl.load(p_phase, mask=m_r, other=0.0))
     for i in range(chunks + 1):
         i_c = chunks - i
@@ -453,12 +453,12 @@ def epilogue_bwd_kernel(
         b_dy *= silu(b_z)
     if p_D is not None:
         tl.store(p_dD + (i_b * all_tiles + first_tile + i_t) * D + o_d, tl.sum(b_dy * activated, 0), mask=o_d < D)
-    o_dx, part = (i_b * D + o_d[None, :]) * padded + o_t[:, None], batch.to(tl.int64) * D * padded
+    o_dx, part = (i_b * D + o_d[None, :]) * padded + o_t[:, None], tl.cast(batch, tl.int64) * D * padded
     b_dx = sum_parts(p_dx + o_dx, part, state_blocks, m_in)
     b_dt = tl.load(p_dt + o_td, mask=m_in, other=0.0)
     b_du = (b_dt * b_dx + skip[None, :] * b_dy) * silu_slope(b_u)
     o_du = (i_b * padded + o_t[:, None]) * K + o_d[None, :]
-    b_du += sum_parts(p_du_angles + o_du, batch.to(tl.int64) * padded * K, split_k, m_in)
+    b_du += sum_parts(p_du_angles + o_du, tl.cast(batch, tl.int64) * padded * K, split_k, m_in)
     tl.store(p_du + o_td, tl.where(m_in, b_du, 0.0), mask=m_out)
     b_ddt = b_dx * activated
     if p_d_dt is not None:
@@ -501,7 +501,8 @@ def sum_weights(
     dW = tl.zeros((ROWS, BLOCK), p_parts.dtype.element_ty)
     for first in range(0, split_k, ROWS):
         m_in = (first + o_i < split_k)[:, None] & m_w[None, :]
-        dW += tl.load(p_parts + (first + o_i)[:, None] * groups.to(tl.int64) * SLOTS * K + o_in[None, :], mask=m_in, other=0.0)
+        o_part = (first + o_i)[:, None] * tl.cast(groups, tl.int64) * SLOTS * K
+        dW += tl.load(p_parts + o_part + o_in[None, :], mask=m_in, other=0.0)
     tl.store(p_dW + i_g * D * N * D + o_w, tl.sum(dW, 0), mask=m_w)
 
 

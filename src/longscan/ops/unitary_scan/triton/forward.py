@@ -322,7 +322,7 @@ def epilogue_fwd_kernel(
     o_td = o_t[:, None] * D + o_d[None, :]
     m_in, m_out = m_valid[:, None] & (o_d < D)[None, :], (o_t < L)[:, None] & (o_d < D)[None, :]
     o_sums = (i_b * D + o_d[None, :]) * padded + o_t[:, None]
-    b_y = sum_parts(p_sums + o_sums, batch.to(tl.int64) * D * padded, state_blocks, m_in)
+    b_y = sum_parts(p_sums + o_sums, tl.cast(batch, tl.int64) * D * padded, state_blocks, m_in)
     if p_raw is not None:
         tl.store(p_raw + i_b * stride + o_td, b_y, mask=m_out)
     o_td += i_b * L * D
