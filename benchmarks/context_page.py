@@ -19,6 +19,7 @@ EXPAND = {"mamba": 2, "aussm": 1}  # inner width of a block over d_model
 LATENCY = 0.2e-3  # seconds of a gather of few bytes by NCCL on two H100s: the rows with "exchange"
 LINK = 3.5e11  # bytes a second that a GPU receives, from the same rows
 HOST = 0.1  # seconds in which the host starts the kernels of a step of 8 blocks on pieces: the time of the shortest sequences
+HOST_RECOMPUTED = 1.5 * HOST  # with a second forward pass, which is half of a step
 BYTES_OF_CONVOLUTION = 16  # a step and channel: zeros are written, two gradients are read, and their sum is written, in float32
 BANDWIDTH = 3.0e12  # bytes a second of an H100's memory
 TABLE = "| Stack | Recompute | Steps | GPUs | Seconds | Expected | Efficiency | GB a GPU | Efficiency |\n|" + "---|" * 9
@@ -68,14 +69,14 @@ def expected_seconds(row: Row, seconds_of_one: dict[int, float]) -> float | None
     """Return the expected seconds of a step on several GPUs; None where one GPU was not measured at the length of a piece.
 
     A GPU needs the time of one GPU at that length, the time in which the gradient of the newest inputs of each convolution is
-    added to that of all inputs, and the time of the exchanges; the host needs HOST at least.
+    added to that of all inputs, and the time of the exchanges; the host needs HOST or HOST_RECOMPUTED at least.
     """
     piece = row["length"] // row["processes"]
     if piece not in seconds_of_one:
         return None
     channels = sum(EXPAND[block] * row["d_model"] for block in blocks_of(row["stack"]))
     on_gpu = seconds_of_one[piece] + BYTES_OF_CONVOLUTION * channels * piece / BANDWIDTH
-    return max(on_gpu, HOST) + exchange_seconds(row)
+    return max(on_gpu, HOST_RECOMPUTED if row["recompute"] else HOST) + exchange_seconds(row)
 
 
 def alone(rows: list[Row], row: Row) -> dict[int, Row]:

@@ -16,9 +16,10 @@ for which the memory does not suffice ends the measurement of a stack; its row h
 a CUDA graph with its exchanges; "twice", with two scans of each piece, as backends make whose kernels have no exchange of their
 own. --longest looks, in the ways that it names, for the longest sequence that can be trained, in multiples of 65,536 steps: from
 the memory of two lengths it predicts the length, and it tries shorter ones until one fits. --check compares the gradients of
-float32 with those of one process, which each process computes itself. --alternatives times, in one process, the two ways to scan
-a piece without kernels that exchange states: again from the entering state (rerun), or corrected by what the entering state adds
-to the outputs. context_page.py compares the rows with a model of the time and of the bytes, and draws them.
+float32 with those of one process, which each process computes itself, and these with float64, without dropout. --alternatives
+times, in one process, the two ways to scan a piece without kernels that exchange states: again from the entering state (rerun),
+or corrected by what the entering state adds to the outputs. context_page.py compares the rows with a model of the time and of
+the bytes, and draws them.
 """
 
 import argparse
@@ -106,6 +107,7 @@ class Stack:
         torch.manual_seed(0)
         sizes = {"d_model": options.d_model, "d_state": options.d_state, "d_output": 1, "vocab_size": VOCABULARY}
         self.model: Any = SequenceModel.from_spec(case.spec, pooling="none", **sizes).to(device)
+        self.model.train(not options.check)
         for block in self.model.modules():
             if isinstance(block, GatedBlock):
                 block.recompute = case.way == "recompute"
@@ -133,7 +135,8 @@ class Stack:
         """Return the loss after a forward and a backward pass, on this process's piece if the sequence is split."""
         self.model.zero_grad()
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.autocast):
-            loss = self.wrapped(batch.tokens).float().square().mean()
+            y = self.wrapped(batch.tokens)
+            loss = (y.float() if self.autocast else y).square().mean()
         loss.backward()
         if self.captured:
             average_gradients(self.model.parameters(), distributed.group.WORLD)
@@ -173,9 +176,20 @@ def measure_stack(options: argparse.Namespace, case: Case, length: int, repeats:
     }  # fmt: skip
 
 
+def relative_error(found: Tensor, expected: Tensor) -> float:
+    """Return the norm of the error over that of what is expected."""
+    return ((found - expected).norm() / expected.norm()).item()
+
+
 def check_stack(options: argparse.Namespace, case: Case, length: int, device: torch.device) -> dict[str, Any]:
-    """Return the largest error of a gradient on all processes against this process alone, by norm, and that of the loss."""
+    """Return the largest error of a gradient on all processes against this process alone, by norm, and that of the loss.
+
+    "float32_error" is the largest error of this process alone in float32 against float64.
+    """
     stack = Stack(options, case, length, device)
+    exact = Stack(options, case, length, device)
+    exact.model.double()
+    exact.step()
     expected_loss = stack.step()
     expected = {name: x.grad.clone() for name, x in stack.model.named_parameters() if x.grad is not None}
     stack.split()
@@ -183,11 +197,13 @@ def check_stack(options: argparse.Namespace, case: Case, length: int, device: to
         for _ in range(WARMUP_CALLS + 1 if stack.captured else 1):
             loss = stack.step().clone()
     distributed.all_reduce(loss)
-    errors = {name: ((stack.model.get_parameter(name).grad - x).norm() / x.norm()).item() for name, x in expected.items()}
+    errors = {name: relative_error(stack.model.get_parameter(name).grad, x) for name, x in expected.items()}
+    own = max(relative_error(x, exact.model.get_parameter(name).grad) for name, x in expected.items())
     stack.release()
     worst = max(errors, key=lambda name: errors[name])
     return describe(options, case, length, device) | {
         "check": "gradients", "parameter": worst, "error": errors[worst], "median_error": statistics.median(errors.values()),
+        "float32_error": own,
         "loss_error": abs(loss.item() / distributed.get_world_size() / expected_loss.item() - 1),
     }  # fmt: skip
 
