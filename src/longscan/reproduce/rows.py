@@ -62,7 +62,7 @@ class PublishedRow(SettingsGroup):
         data: name of the data set for `longscan data get`; None if the data are generated.
         decimals: digits after the point in the paper.
         constant: score of the best constant predictor in the unit of the figure, where it is known.
-        gpu_minutes: expected minutes on one H200 for one seed.
+        gpu_minutes: expected minutes on one H100 or H200 for one seed, from recorded runs or from `results/row_rates.jsonl`.
         printed: settings as the paper prints them, by the names of `tests/contracts/test_protocols.py`.
         differs: printed settings that the recipe does not follow, each with the reason.
         note: what a reader of the tables must know.
