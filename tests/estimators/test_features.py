@@ -169,6 +169,9 @@ def test_outputs_are_those_of_the_recurrence():
     eigenvalues = torch.complex(*group.eigenvalues.unbind(1))
     assert (eigenvalues.real < -1 / 8 + 1e-6).all()
     assert (eigenvalues.real > -1 / 2 - 1e-6).all()
+    turns = group.eigenvalues[:, 1] / np.pi
+    assert (turns >= 0).all()
+    assert (turns <= (2 / -(1 / eigenvalues.real)).clamp_max(1) + 1e-6).all(), "two half turns in a time constant, one in a step"
     until_next = torch.cat([elapsed[:, 1:], torch.ones(2, 1)], 1)
     half = STATES // 2
     for times in (None, (elapsed, until_next)):
@@ -210,6 +213,7 @@ def test_thresholds_are_quantiles_of_standardised_outputs():
     shares = (y[None] > group.thresholds[..., None]).float().mean(2)
     middle, tails = shares[: THRESHOLDS // 2], shares[THRESHOLDS // 2 :]
     assert 0.4 < middle.mean() < 0.6
+    assert 0.3 < (tails < 0.5).float().mean() < 0.7, "as many thresholds at either end"
     assert tails.clamp_max(0.5).minimum(1 - tails).median() < 0.1 < middle.minimum(1 - middle).median()
 
 

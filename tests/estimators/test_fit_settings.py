@@ -177,7 +177,9 @@ def test_validation_part_is_stratified(monkeypatch):
     SSMClassifier(**BRIEF, validation_fraction=0.2).fit(X, y)
     assert [np.bincount(part.targets).tolist() for part in split["parts"]] == [[12, 4], [3, 1]]
     for labels, fraction in ((np.repeat(["a", "b"], [19, 1]), 0.2), (y, 0.01)):
-        with pytest.raises(ValueError, match=r"^`validation_fraction` must leave enough series of each class .* of 20 "):
+        rarest = min(np.sum(labels == "a"), np.sum(labels == "b"))
+        message = rf"^`validation_fraction` must leave enough series of each class .* 20 series with {rarest} of the rarest \("
+        with pytest.raises(ValueError, match=message):
             SSMClassifier(**BRIEF, validation_fraction=fraction).fit(X, labels)
     with pytest.raises(ValueError, match=r"^`validation_fraction` must leave enough series .*, got 0\.9 of 1 series"):
         SSMRegressor(**BRIEF, validation_fraction=0.9).fit(X[:1], [1.0])
@@ -342,6 +344,14 @@ def test_number_of_threads_follows_the_work(monkeypatch):
     assert [choose_threads(n_jobs, 1) for n_jobs in (1, 5, -1, -2, -9)] == [1, 5, 4, 3, 1]
 
 
+def test_progress_bar_has_the_updates_of_all_epochs(monkeypatch):
+    steps = []
+    monkeypatch.setattr(fitting, "_progress_bar", lambda count, limit: steps.append((count, limit)))
+    X, y = make_series()
+    SSMClassifier(**BRIEF, batch_size=5, verbose=1).fit(X, y)
+    assert steps == [(9, None)]
+
+
 def test_threads_are_chosen_by_steps_and_width_of_a_batch(monkeypatch):
     """The width of a stack is d_model, and its batches have at most batch_size series; features have that of their states."""
     found = []
@@ -362,7 +372,9 @@ def test_threads_are_chosen_by_steps_and_width_of_a_batch(monkeypatch):
     found.clear()
     features.predict(X)
     assert set(found) == {(2, min(n, rows_at_once(length)) * length * 2 * STATES)}
-    series = SSMForecaster(horizon=2, window=8, **BRIEF).fit(np.sin(np.arange(60.0)))
+    found.clear()
+    series = SSMForecaster(horizon=2, window=8, batch_size=5, **BRIEF).fit(np.sin(np.arange(60.0)))
+    assert (None, 5 * 8 * 4) in found
     found.clear()
     series.predict()
     assert found == [(None, 8 * 4)]
@@ -422,3 +434,11 @@ def test_forecaster_stops_to_train_in_time(monkeypatch, window):
     clock.now, clock.rates = 0.0, []
     SSMForecaster(2, window, **settings, minutes=0.001).fit(WAVE)
     assert len(clock.rates) <= 2
+
+
+def test_regressors_take_several_targets_of_as_many_rows_as_series():
+    X, _ = make_series()
+    assert SSMRegressor(**BRIEF).__sklearn_tags__().target_tags.multi_output
+    for rows in (len(X) - 1, len(X) + 1):
+        with pytest.raises(ValueError, match=rf"^`y` must have the shape \(12,\) or \(12, K\), .*, got \({rows},\)"):
+            SSMRegressor(**BRIEF).fit(X, np.zeros(rows))

@@ -1,7 +1,9 @@
 """Numbers that decide within estimators, at and next to their bounds: codes, limits, threads, divisions of series, cutoffs."""
 
 import os
+from dataclasses import replace
 from typing import Any
+from zoneinfo import ZoneInfo
 
 import numpy as np
 import pandas as pd
@@ -10,7 +12,8 @@ import torch
 
 from longscan.estimators import features, forecaster, limits, threads
 from longscan.estimators.backtesting import find_cutoffs
-from longscan.estimators.forecast_series import find_form
+from longscan.estimators.covariates import fit_effect
+from longscan.estimators.forecast_series import find_form, truncate, unify_time_zones
 from longscan.estimators.linear import FEW_FOLDS, _compared_steps, _folds, usable_windows
 from longscan.estimators.series import Collection, StandardisedSeries, pad_arrays
 
@@ -226,3 +229,32 @@ def test_forms_of_series(y: Any, form: str) -> None:
 def test_a_long_frame_needs_its_three_columns() -> None:
     with pytest.raises(ValueError, match=r"unique_id, ds and y as a long frame, got no column unique_id, y"):
         find_form(pd.DataFrame({"ds": [1], "a": [1.0]}))
+
+
+def test_series_are_cut_at_a_moment_and_padded_with_zeros() -> None:
+    days = pd.date_range("2024-01-01", periods=6)
+    given = replace(collection_of([1, 2, 3, 4], [5, 6, 7, 8], [9, 9]), clocks=(days[:4], days[2:6], days[4:6]))
+    known = truncate(given, days[2])
+    assert known.lengths.tolist() == [3, 1]
+    assert known.values[..., 0].tolist() == [[1, 2, 3], [5, 0, 0]]
+    assert [len(clock) for clock in known.clocks or ()] == [3, 1]
+
+
+@pytest.mark.parametrize("zone", ["America/New_York", "UTC", "Asia/Tokyo"])
+@pytest.mark.parametrize("fitted", ["America/New_York", "UTC", "Asia/Tokyo"])
+def test_dates_are_converted_to_the_time_zone_of_fit(zone: str, fitted: str) -> None:
+    clock = pd.date_range("2024-01-01", periods=3, tz=zone)
+    found, kept = unify_time_zones(replace(collection_of([1, 2, 3]), clocks=(clock,)), ZoneInfo(fitted), fitting=False)
+    assert str(kept) == fitted
+    assert found.clocks is not None
+    assert str(found.clocks[0].tz) == fitted  # type: ignore[attr-defined]
+    assert found.clocks[0].equals(clock.tz_convert(fitted))
+
+
+def test_effect_of_a_covariate_does_not_depend_on_its_unit() -> None:
+    x = np.random.default_rng(0).normal(size=(1, 50, 1))
+    series = collection_of(3 * x[0, :, 0])
+    lengths = np.array([50])
+    for unit in (1.0, 1e-9, 1e9):
+        effect = fit_effect(replace(series, covariates=x * unit), lengths)
+        np.testing.assert_allclose(effect.of(x * unit)[0, :, 0], 3 * x[0, :, 0] - 3 * x.mean(), rtol=1e-6, atol=1e-9)

@@ -1,9 +1,12 @@
+import importlib
+import pkgutil
 from typing import NamedTuple
 
 import pytest
 import torch
 from torch import Tensor
 
+import longscan.layers
 from longscan.blocks import BLOCKS
 from longscan.layers import LAYERS
 from longscan.layers.checks import check_state_form, state_form
@@ -36,6 +39,19 @@ def test_methods_of_states_reach_nested_states():
     assert not detached.inner[0].ssm.requires_grad
     assert torch.equal(detached.inner[0].ssm, with_graph.ssm)
     assert state.to("meta").inner[0].last_seq_idx.device.type == "meta"
+
+
+def test_every_state_of_a_layer_has_the_methods_of_states():
+    names = [name for _, name, _ in pkgutil.walk_packages(longscan.layers.__path__, "longscan.layers.")]
+    states = {
+        value
+        for name in names
+        for value in vars(importlib.import_module(name)).values()
+        if isinstance(value, type) and issubclass(value, tuple) and hasattr(value, "_fields") and value.__name__.endswith("State")
+    }
+    assert {"ScanState", "PhaseState"} < {state.__name__ for state in states}
+    for state in states:
+        assert {"select_rows", "to", "detach", "nbytes"} <= vars(state).keys(), state
 
 
 def test_rows_restart_if_their_first_valid_step_has_another_seq_idx():

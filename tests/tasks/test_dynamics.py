@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from longscan.tasks._random import CounterRNG
-from longscan.tasks.dynamics import FitzHughNagumo, HumanActivity, Pendulum, Walker
+from longscan.tasks.dynamics import FitzHughNagumo, HumanActivity, Pendulum, Walker, activity
 from longscan.tasks.dynamics.fitzhugh_nagumo import solve_rk4, solve_with_scipy
 from longscan.tasks.dynamics.pendulum import render_images, simulate_angles, visible_fraction
 from longscan.tasks.pictures import draw_examples
@@ -130,6 +130,17 @@ def test_walker_predicts_the_next_step_and_has_the_published_splits(folder):
 
 
 @pytest.mark.parametrize("folder", ["walker"], indirect=True)
+def test_walker_needs_ten_rollouts(folder):
+    paths = sorted(folder.glob("*.npy"))
+    for path in paths[10:]:
+        path.unlink()
+    assert Walker(data_dir=str(folder)).size("test") > 0
+    paths[9].unlink()
+    with pytest.raises(FileNotFoundError, match=r"at least 10 of .* with 9$"):
+        Walker(data_dir=str(folder), dropped=0.2).size("test")
+
+
+@pytest.mark.parametrize("folder", ["walker"], indirect=True)
 def test_damaged_rollout_raises(folder):
     path = folder / "rollout_004.npy"
     valid = path.read_bytes()
@@ -173,6 +184,18 @@ def test_activities_have_the_splits_and_times_of_the_data(folder):
     output = torch.nn.functional.one_hot(torch.full_like(batch.targets, 3), 7).float()
     by_person.update(metrics, output, batch)
     assert metrics["balanced_accuracy"].compute().item() == pytest.approx(1 / 3)
+
+
+@pytest.mark.parametrize("folder", ["human_activity"], indirect=True)
+def test_files_of_activities_are_read_as_windows_that_do_not_overlap(folder):
+    path = folder / "ConfLongDemo_JSI.txt"
+    series = activity._read(path, labelled=False)
+    batch = HumanActivity(data_dir=str(folder), test_person="B").read_inputs(path)
+    starts = [(item, start) for item in series for start in range(0, len(item.times) - 31, 32)]
+    assert len(starts) > 2 * len(series)
+    assert batch.inputs.shape == (len(starts), 32, 7)
+    for row, (item, start) in enumerate(starts):
+        assert np.array_equal(batch.inputs[row], item.inputs[start : start + 32])
 
 
 @pytest.mark.parametrize("folder", ["human_activity"], indirect=True)

@@ -127,6 +127,7 @@ def test_dvs_gesture_has_the_labels_and_times_of_the_files(tmp_path):
             for kind in (0, 4, 10):
                 t, x, y, p = draw_events(user * 11 + kind, 40, (128, 128))
                 np.save(directory / f"{kind}.npy", np.stack([x, y, p, t // 1000], axis=1))
+            np.save(directory / "11.npy", np.zeros((3, 4)))  # there are 11 gestures, 0 to 10
     task = Events(dataset="dvs_gesture", data_dir=str(tmp_path))
     assert [task.size(split) for split in task.splits] == [8, 1, 6]
     batch = task.batch("test", 0, 6)

@@ -226,6 +226,7 @@ def test_read_inputs_gives_the_last_window_of_a_table(folder, tmp_path):
     batch = task.read_inputs(path)
     assert batch.inputs.shape == (1, 48, 3)
     assert batch.targets is None
+    assert len(task.describe(batch).split()[0]) == 24, "bars of the context"
     rows = task.decode(torch.zeros(1, 48, 3), batch)
     assert [row["step"] for row in rows] == list(range(24, 48))
     for shape, message in (
@@ -235,6 +236,10 @@ def test_read_inputs_gives_the_last_window_of_a_table(folder, tmp_path):
         path.write_text(table(*shape))
         with pytest.raises(ValueError, match=f"new.csv {message}"):
             task.read_inputs(path)
+    path.write_text(table(1, 3))
+    for context, needed in ((1, "two rows, from which the step between rows is known"), (2, "2 rows, as the context has")):
+        with pytest.raises(ValueError, match=f"new.csv must have at least {needed}, got 1"):
+            make_task(folder, context=context, horizon=1).read_inputs(path)
 
 
 @pytest.mark.parametrize(
@@ -451,3 +456,13 @@ def test_real_tables_have_the_published_sizes(settings, sizes, persistence):
     task = Forecast(data_dir=str(ROOT), **settings)
     assert [task.size(split) for split in task.splits] == sizes
     assert task.baselines()["persistence"] == pytest.approx(persistence, abs=1e-3)
+
+
+def test_dates_of_equal_steps_continue_with_these_steps_and_others_with_the_calendar(tmp_path):
+    path = tmp_path / "t.csv"
+    for days, later in (
+        (("2023-07-01", "2023-08-01", "2023-09-01"), ["2023-10-02", "2023-11-02"]),  # 31 days twice
+        (("2023-08-01", "2023-09-01", "2023-10-01"), ["2023-11-01", "2023-12-01"]),
+    ):
+        path.write_text("date,x\n" + "".join(f"{day},1\n" for day in days))
+        assert [date[:10] for date in read_dates(path, 2)] == [*days, *later]

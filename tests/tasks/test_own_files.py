@@ -394,3 +394,25 @@ def test_checksum_depends_on_the_times_and_older_checksums_are_compared_without_
     for checksum in (sums["one"], sums["without"], OLDER_CHECKSUM[::-1]):
         with pytest.raises(ValueError, match=r"`checksum` must be .*: the file has changed since the run began"):
             SeriesClasses(**later, checksum=checksum).read_store()
+
+
+def test_tables_of_labels_are_checked(tmp_path):
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    for number in range(4):
+        (folder / f"u{number}.csv").write_text("x\n1\n2\n")
+    table = tmp_path / "labels.csv"
+    table.write_text("file,kind,day\nu0.csv,a,1\nu3.csv,b,2\n")
+    for settings, message in (
+        ({"label": "kinds"}, f"`label` must be a column of {table}; did you mean kind"),
+        ({"label": "kind", "group": "days"}, f"`group` must be a column of {table}; did you mean day"),
+        ({"label": "kind"}, f"{table} must have a row for each file of {folder}, got none for 'u1' and 1 others"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            SeriesClasses(path=str(folder), labels=str(table), **settings).size("train")
+
+
+def test_checksums_have_sixteen_digits(tmp_path):
+    (tmp_path / "mine.csv").write_text(GOOD)
+    store = SeriesClasses(path=str(tmp_path / "mine.csv"), **PLAIN)._data.store
+    assert len(checksum_of(store).removeprefix("times-")) == len(OLDER_CHECKSUM) == 16

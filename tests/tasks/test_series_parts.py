@@ -188,7 +188,7 @@ def test_calendar_features_begin_with_midnight_monday_and_1970() -> None:
 @pytest.mark.parametrize(
     ("name", "suffix"),
     [("a.csv", ".csv"), ("a.CSV.GZ", ".csv"), ("a.tsv.xz", ".tsv"), ("a.parquet.gz", ".gz"), ("csv.gz", ".gz"), ("a", ""),
-     ("a.b.npz", ".npz")],
+     ("a.b.npz", ".npz"), ("a.2024.csv.gz", ".csv"), ("a.csv.2024.gz", ".gz")],
 )  # fmt: skip
 def test_suffixes_leave_out_compression(name: str, suffix: str) -> None:
     assert suffix_of(Path(name)) == suffix

@@ -91,6 +91,7 @@ def test_angles_of_symbols_are_those_of_the_layers_without_gradients() -> None:
     for module in model.modules():
         module.register_forward_pre_hook(lambda *_: enabled.append(torch.is_grad_enabled()))
     found = symbol_angles(model.train(), task)
+    assert all(len(part._forward_pre_hooks) == 1 for part in model.modules()), "no hooks but those above"
     assert model.training
     assert enabled
     assert not any(enabled)

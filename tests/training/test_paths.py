@@ -1,5 +1,7 @@
 """Which path training takes: generators that a run resumes with, padded batches, runs that fail last, the help of settings."""
 
+import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from inspect import getdoc
@@ -158,3 +160,16 @@ def test_a_sequence_of_one_step_has_no_state_to_clear(tiny: Any) -> None:
 
 def test_no_jobs_need_no_time() -> None:
     assert run_jobs([], ["0"], 2, 100.0) == {}
+
+
+def test_a_thread_trains_without_catching_signals(tiny: Any, tmp_path: Path) -> None:
+    """Only the main thread may handle signals."""
+    with ThreadPoolExecutor(1) as pool:
+        run = pool.submit(train, tiny(steps=2), tmp_path / "run", test=False).result()
+    assert run.result["steps"] == 2
+
+
+def test_seconds_of_a_run_are_those_of_its_training(tiny: Any, tmp_path: Path) -> None:
+    begin = time.perf_counter()
+    run = train(tiny(steps=2), tmp_path / "run", test=False)
+    assert 0 < run.result["seconds"] <= time.perf_counter() - begin

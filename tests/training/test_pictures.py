@@ -148,6 +148,19 @@ def test_a_layer_without_linear_state_says_why_panels_are_missing(draw: Any) -> 
     assert max(len(line) for line in text.splitlines()) <= 70
 
 
+def test_a_layer_without_panels_has_a_picture_with_the_reasons(draw: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise ValueError("nothing to show")
+
+    for name in ("attention_map", "states", "eigenvalues"):
+        monkeypatch.setattr(InspectedLayer, name, fail)
+    _, _, drawn = draw(0, *PARITY)
+    figure = next(figure for name, figure in drawn.items() if "blocks_0" in name)
+    assert not figure.axes
+    assert figure.get_size_inches().tolist() == pytest.approx([5.5, 4.2])
+    assert figure.get_supxlabel() == "nothing to show"
+
+
 def test_states_of_long_sequences_and_growing_states(monkeypatch: pytest.MonkeyPatch) -> None:
     """At most MOMENTS moments; a state that grows has no picture."""
     model = build_model(parse_settings(["--task", "parity", "--model.spec", "gru", *SMALL])).eval()

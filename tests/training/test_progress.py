@@ -47,3 +47,14 @@ def test_output_without_terminal_has_one_line_for_each_validation(monkeypatch: p
 @pytest.mark.parametrize("terminal", [True, False])
 def test_training_prints_nothing_by_default(monkeypatch: pytest.MonkeyPatch, terminal: Any) -> None:
     assert capture_output(monkeypatch, terminal=terminal, shown=False) == ""
+
+
+def test_bar_without_a_time_limit_ends_at_the_number_of_steps() -> None:
+    """With a limit the total is estimated from the share of the time that is spent."""
+    weight = torch.zeros(1, requires_grad=True)
+    engine = Engine(torch.optim.SGD([weight]), lambda _: (weight.sum(), None), learning_rate=lambda *_: 0.0)
+    engine.step = 3
+    for time_spent, total in ((None, 10), (lambda: 0.0, 10), (lambda: 0.5, 6), (lambda: 0.1, 10)):
+        with contextlib.closing(ProgressBar(10, 0, "accuracy", shown=False, time_spent=time_spent)) as bar:
+            bar.on_step_end(engine, StepResult(None, weight, None, 0.0))
+            assert (bar._bar.tasks[0].total, bar._bar.tasks[0].completed) == (total, 3)

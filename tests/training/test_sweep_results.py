@@ -115,3 +115,15 @@ def test_a_database_that_cannot_be_opened_is_named(tmp_path: Path) -> None:
         SettingError, match=r"`--storage` must be the URL of a database that Optuna can open \(.*, got 'other://x'"
     ):
         open_storage("other://x", tmp_path)
+
+
+@pytest.mark.parametrize("higher", [True, False])
+def test_best_trial_has_the_best_value_and_of_equal_ones_the_lowest_place(higher: bool) -> None:
+    values = [0.5, 0.9, 0.1, 0.9, 0.1]
+    trials: list[Any] = [
+        SimpleNamespace(state=TrialState.COMPLETE, value=value, user_attrs={"place": place}) for place, value in enumerate(values)
+    ]
+    trials += [None, SimpleNamespace(state=TrialState.FAIL, value=None, user_attrs={"place": 5})]
+    search = SimpleNamespace(last_trials=lambda: list(reversed(trials)))
+    own: Any = SimpleNamespace(search=search, _task=SimpleNamespace(higher_is_better=higher))
+    assert Sweep.best(own) is trials[1 if higher else 2]
