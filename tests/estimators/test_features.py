@@ -33,6 +33,11 @@ from longscan.estimators.ridge import fit_ridge, fit_scores, fit_values
 from longscan.estimators.series import StandardisedSeries
 
 DEFAULT = {"device": "cpu", "random_state": 0}
+# means of the absolute features of each kind, without and with times and padding; penalty, error and weights of two fits
+EVEN = [0.535852, 0.493789, 1.59622, 0.356823, 0.585184, 0.638754]
+UNEVEN = [0.524744, 0.477478, 1.56373, 0.319523, 0.507524, 0.612854]
+VALUES = [0.000316228, 1.17758, 0.823044]
+SCORES = [0.0001, 0.293784, 0.278123]
 CPU = torch.device("cpu")
 
 
@@ -319,3 +324,30 @@ def test_outputs_are_reduced_to_the_time_that_is_left(monkeypatch):
         tried.clear()
         calibrated_features(series, CPU, np.random.RandomState(0), seconds=seconds)
         assert tried == expected
+
+
+def test_features_of_a_seed_match_the_record():
+    """Means over the features of each kind, so that a changed constant or formula of the features is seen."""
+    random = np.random.RandomState(0)
+    features = StateFeatures(2, 60, 32, random, KINDS)
+    inputs = torch.from_numpy(np.random.RandomState(1).standard_normal((5, 60, 2)).cumsum(1).astype(np.float32))
+    elapsed = torch.from_numpy(np.random.RandomState(2).uniform(0.5, 2, (5, 60)).astype(np.float32))
+    valid = torch.arange(60) < torch.tensor([60, 60, 41, 50, 13])[:, None]
+    for times, steps, record in ((None, None, EVEN), (elapsed, valid, UNEVEN)):
+        features.calibrate(inputs, steps, times, np.random.RandomState(3))
+        with torch.no_grad():
+            found = features(inputs, steps, times).abs().numpy()
+        kinds = features.families[:, 1]
+        means = [found[:, kinds == kind].mean() for kind in range(len(KINDS))]
+        np.testing.assert_allclose(means, record, rtol=2e-3)
+
+
+def test_factors_of_families_match_the_record():
+    random = np.random.default_rng(0)
+    features = random.standard_normal((20, 30)) * random.uniform(0.5, 5, 30)
+    targets = features[:, :12] @ random.standard_normal((12, 2)) + random.standard_normal((20, 2))
+    families = np.stack([np.repeat([0, 1], 15), np.tile([0, 1, 2], 10)], 1)
+    fit = fit_values(features, targets, random.uniform(0.5, 2, 20), families)
+    np.testing.assert_allclose([fit.penalty, fit.error, np.abs(fit.weight).mean()], VALUES, rtol=2e-3)
+    scores = fit_scores(features, (targets[:, 0] > 0).astype(np.int64), None, families)
+    np.testing.assert_allclose([scores.penalty, scores.error, np.abs(scores.weight).mean()], SCORES, rtol=2e-3)

@@ -683,6 +683,10 @@ add_inputs(
             lambda: (long(), pd.Series(LABELS.repeat(L), index=long().index)),
             "`y` must have the index of the cases of X",
         ),
+        "a Series with the labels of some rows of a long frame": (
+            lambda: (long(), pd.Series(LABELS.repeat(L), index=long().index).iloc[:-3]),
+            "`y` must have the index of the cases of X, or a value for each of these 8, got one for each of 45 rows",
+        ),
         "an array with a label for each row of a long frame": (
             lambda: (long(), LABELS.repeat(L)),
             "`y` must have the index of the cases of X, or a value for each of these 8, got one for each of 48 rows",

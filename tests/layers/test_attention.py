@@ -95,13 +95,21 @@ def test_scores_of_packed_rows_are_computed_in_parts_of_bounded_size(monkeypatch
         sizes.append(queries.shape[2])
         return masked(queries, keys, mask)
 
+    def run(function, given):
+        checkpointed.append(given[0].shape[2])
+        return function(*given)
+
+    checkpointed: list[int] = []
+    monkeypatch.setattr(attention, "run_chunk", run)
     monkeypatch.setattr(attention, "masked_products", record)
     for limit, expected in ((3 * 2 * 20 * 6, [6, 6, 6, 2]), (3 * 2 * 20 * 6 - 1, [5] * 4), (7, [1] * 20), (2400, [20])):
         monkeypatch.setattr(attention, "SCORES", limit)
         sizes.clear()
+        checkpointed.clear()
         with torch.no_grad():
             torch.testing.assert_close(layer(u, seq_idx=seq_idx), whole)
         assert sizes == expected
+        assert checkpointed == ([] if len(expected) == 1 else expected), "scores that fit are kept for the backward pass"
 
 
 def test_cache_grows_by_one_entry_a_step_without_window_only():

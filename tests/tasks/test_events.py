@@ -112,6 +112,14 @@ def test_shd_has_the_tokens_and_times_of_the_files(tmp_path):
     assert batch.targets.tolist() == [0, 1, 2] * 4
 
 
+SUMS = {  # of 30 streams: number of events, and sums of times, x, y and polarities
+    "shd": [8579, 1379614509, 3080195, 0, 4315],
+    "ssc": [9359, 1471167760, 3347701, 0, 4278],
+    "dvs_gesture": [7496, 1193065455, 480321, 480633, 3765],
+    "nmnist": [8499, 1356099951, 143766, 143339, 4268],
+}
+
+
 def test_ssc_reads_its_own_validation_split(tmp_path):
     for number, part in enumerate(("train", "valid", "test")):
         write_spikes(tmp_path / f"ssc_{part}.h5", [0, 1, 2] * (number + 2), seed=number)
@@ -313,6 +321,15 @@ def test_published_augmentations_give_valid_streams(name):
         assert len(augmented.t) > 0
         assert (np.diff(augmented.t) >= 0).all()
         assert ((augmented.x >= 0) & (augmented.x < size[0]) & (augmented.y >= 0) & (augmented.y < size[1])).all()
+
+
+@pytest.mark.parametrize(("name", "record"), SUMS.items())
+def test_augmented_streams_match_the_record(name, record):
+    size = {"shd": (700, 1), "ssc": (700, 1), "dvs_gesture": (128, 128), "nmnist": (34, 34)}[name]
+    stream = make_stream(count=300, size=size)
+    streams = [augment_stream(stream, PUBLISHED[name], size, CounterRNG((name,), number)) for number in range(30)]
+    sums = [sum(int(getattr(stream, axis).sum()) for stream in streams) for axis in "txyp"]
+    assert [sum(len(stream.t) for stream in streams), *sums] == pytest.approx(record, rel=1e-4)
 
 
 def test_epoch_of_buckets_has_each_recording_once():

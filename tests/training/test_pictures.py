@@ -57,6 +57,7 @@ def test_tokens_gradients_and_cleared_states(draw: Any) -> None:
     above, middle, below = figure.axes
     assert lines_of(above) == [(list(range(len(tokens))), tokens)]
     assert (above.get_ylabel(), below.get_xlabel()) == ("token", "step")
+    assert example.label == (str(example.column) if task.classes is None else task.classes[example.column])
     assert [text.get_text() for text in below.get_xticklabels()] == [task.symbols[token] for token in tokens]
     assert middle.get_title(loc="left") == f"gradient of the score of {example.label!r} times the input"
     products = gradient_times_input(model, example.inputs, lambda y: y[0, example.step, example.column])[0].numpy()

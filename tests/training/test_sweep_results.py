@@ -1,6 +1,7 @@
 """The summary of tested seeds, rows and lines of trials, and damaged journals, without training."""
 
 import json
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -9,6 +10,7 @@ import pytest
 from optuna.trial import TrialState
 
 from longscan._errors import SettingError
+from longscan.training import sweep
 from longscan.training.sweep import Sweep, open_storage, trial_status
 
 
@@ -90,6 +92,27 @@ def test_lines_of_trials() -> None:
     assert Sweep.describe(own, stage, 1) == "trial 1: not finite (training.lr 0.1)"
     tested = stage_of("test", trial_of(TrialState.COMPLETE, 0.25, runs=RUNS))
     assert Sweep.describe(own, tested, 0) == "seed 7: accuracy 0.2500 on test"
+
+
+def test_a_worker_ends_if_its_lock_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Own:
+        folder = tmp_path
+
+        def __init__(self, _: Path) -> None:
+            pass
+
+        @contextmanager
+        def _worker_lock(self, worker: str) -> Any:
+            path = tmp_path / f"{worker}.lock"
+            path.touch()
+            yield SimpleNamespace(lock_file=str(path))
+
+        def ask(self, worker: str) -> None:
+            (tmp_path / f"{worker}.lock").unlink()
+
+    monkeypatch.setattr(sweep, "Sweep", Own)
+    sweep.work(tmp_path)
+    assert not list(tmp_path.glob("*.lock"))
 
 
 def test_damaged_lines_of_a_journal_are_named(tmp_path: Path) -> None:
