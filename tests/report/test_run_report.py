@@ -1,5 +1,6 @@
 """The page of a run: its content, its sections, its notes about missing files, and that it loads nothing from other addresses."""
 
+import itertools
 import json
 import re
 import shutil
@@ -287,6 +288,14 @@ def test_map_of_a_forecast_is_explained_as_that_of_a_number():
     text = " ".join(map(str, example_section(found)))
     assert "Blue raises the number" in text
     assert "supports the answer" not in text
+
+
+def test_order_of_answers_names_wrong_ones_only_if_there_are_any():
+    found = {"kind": "classes", "looked_at": 24, "wrong": 0, "examples": [{}]}
+    _, text = itertools.islice(example_section(found), 2)
+    assert "None of 24 test examples has a wrong answer. The least certain right ones come first." in str(text)
+    _, text = itertools.islice(example_section(found | {"wrong": 2}), 2)
+    assert "2 of 24 test examples have a wrong answer. The most certain wrong answers come first, then" in str(text)
 
 
 def test_thinned_line_keeps_its_extremes():

@@ -78,7 +78,9 @@ def example_section(found: Mapping[str, Any] | None) -> Iterator[str]:
         words = f"{wrong:,} of {number} have a wrong answer" if wrong else f"None of {number} has a wrong answer"
         has_letters = any("tokens" in one and "answers" in one for one in examples)
         below = " The model's answer stands below its token." if has_letters else ""
-        yield page.paragraph(f"{words}. The most certain wrong answers come first, then the least certain right ones.{below}")
+        right = "the least certain right ones"
+        order = f"The most certain wrong answers come first, then {right}" if wrong else f"{right.capitalize()} come first"
+        yield page.paragraph(f"{words}. {order}.{below}")
         yield page.group("columns", (page.group("", _answer(example)) for example in examples))
     if any("relevance" in example for example in examples):
         yield page.paragraph(RELEVANCE_OF_NUMBERS if found["kind"] == "values" else RELEVANCE, "caption")

@@ -184,6 +184,7 @@ def _draw_ablations(axes: Any, model: SequenceModel, task: Task, example: Exampl
             score(ablate_state(model, example.inputs, step, block=index, elapsed=example.elapsed), step) for step in steps
         ]
         axes.plot(steps, values, "o-", ms=3, lw=1, label=f"blocks.{index}")
+    axes.ticklabel_format(axis="y", useOffset=False)  # a number above the axis would cover the title
     axes.legend(**_BESIDE)
 
 
