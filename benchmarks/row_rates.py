@@ -16,6 +16,7 @@ import os
 import sys
 import tempfile
 import time
+import traceback
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -200,8 +201,26 @@ def measure(row: PublishedRow, skip: int, updates: int, seconds: float, lock: Pa
     }
 
 
+def measure_all(rows: Sequence[PublishedRow], args: argparse.Namespace, settings: Sequence[str]) -> int:
+    """Measure rows one after the other in this process, and append a record for each; return 1 if one of them has failed."""
+    lock = args.out.with_name(f"device_{os.environ.get('CUDA_VISIBLE_DEVICES', '')}.lock")
+    failed = False
+    for row in rows:
+        try:
+            record = measure(row, args.skip, args.updates, args.seconds, lock, settings)
+        except Exception:  # other rows can still be measured
+            sys.stderr.write(f"{row.id}\n{traceback.format_exc()}")
+            failed = True
+            continue
+        with args.out.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(record) + "\n")
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+    return int(failed)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
-    """Measure the rows in processes of their own, or one row in this process; return 1 if one of them has failed."""
+    """Measure the rows in processes with several rows each, or in this process; return 1 if one of them has failed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("rows", nargs="+", help="names of tables or rows, as `longscan reproduce list` shows them")
     parser.add_argument("--out", type=Path, required=True, help="file to which a record is appended for each row")
@@ -209,31 +228,23 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--updates", type=int, default=60, help="timed updates")
     parser.add_argument("--seconds", type=float, default=10.0, help="after which fewer updates are enough")
     parser.add_argument("--minutes", type=float, default=1e6, help="limit of all rows")
-    parser.add_argument("--per-device", type=int, default=3, help="rows at a time on each GPU, or on the CPU")
-    parser.add_argument("--alone", action="store_true", help="measure one row in this process; the parent starts each row so")
+    parser.add_argument("--per-device", type=int, default=3, help="processes on each GPU, or on the CPU, which share the rows")
+    parser.add_argument("--alone", action="store_true", help="measure the rows in this process; the parent starts each one so")
     args, settings = parser.parse_known_args(argv)
     args.out.parent.mkdir(parents=True, exist_ok=True)
     rows = [row for name in args.rows for row in find_rows(name) if row.status == "recipe"]
     if args.alone:
         stop_with_parent()
-        lock = args.out.with_name(f"device_{os.environ.get('CUDA_VISIBLE_DEVICES', '')}.lock")
-        record = measure(rows[0], args.skip, args.updates, args.seconds, lock, settings)
-        with args.out.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(record) + "\n")
-        return 0
+        return measure_all(rows, args, settings)
     own = ["--out", str(args.out), "--skip", str(args.skip), "--updates", str(args.updates), "--seconds", str(args.seconds)]
-    jobs = [
-        Job(
-            row.id,
-            args.out.with_name(f"{row.id.replace('/', '-')}.txt"),
-            lambda _, row=row: [sys.executable, __file__, row.id, *own, "--alone", *settings],
-        )
-        for row in rows
-    ]
-    ended = run_jobs(jobs, visible_gpus() or [""], args.per_device, 60 * args.minutes)
-    for name, one in ended.items():
-        if one.status:
-            sys.stderr.write(f"{name}: exit status {one.status}\n")
+    devices = visible_gpus() or [""]
+    count = min(len(rows), args.per_device * len(devices))
+    jobs = []
+    for number in range(count):
+        names = [row.id for row in rows[number::count]]
+        command = [sys.executable, __file__, *names, *own, "--alone", *settings]
+        jobs.append(Job(f"process {number}", args.out.with_name(f"process_{number}.txt"), lambda _, command=command: command))
+    ended = run_jobs(jobs, devices, args.per_device, 60 * args.minutes)
     return int(any(one.status for one in ended.values()) or len(ended) < len(jobs))
 
 
