@@ -115,6 +115,19 @@ def test_exported_op_has_the_results_and_gradients_of_the_direct_call(op, backen
     assert_all_close(run_with_gradients(lambda inputs: program(**inputs), tensors), expected)
 
 
+@pytest.mark.parametrize("op", ["linear_scan", "block2_scan"])
+def test_exported_op_with_constant_factors_takes_a_batch_of_as_many_rows_as_states(op):
+    class Module(torch.nn.Module):
+        def forward(self, drive, factors):
+            return OPS[op].function(factors, drive, backend="eager")
+
+    states, pair = 3, (2,) * (op == "block2_scan")
+    factors, drive = torch.rand(states, *pair, *pair), torch.randn(5, 4, states, *pair)
+    program = torch.export.export(Module(), (drive, factors), dynamic_shapes=({0: torch.export.Dim.DYNAMIC}, None))
+    for rows in (2, states, 5):
+        assert_all_close(program.module()(drive[:rows], factors), Module()(drive[:rows], factors))
+
+
 # mamba_step is left out because it contains the projections of a block, to which autocast applies.
 @pytest.mark.parametrize(("op", "backend"), [pair for pair in BACKENDS if OPS[pair[0]].per_step])
 def test_autocast_does_not_change_results(op, backend):

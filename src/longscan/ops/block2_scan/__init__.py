@@ -70,7 +70,8 @@ def block2_scan(
         raise TypeError(f"`f` must be of a {'real' if pairs else 'real or complex'} floating-point dtype, got {f.dtype}")
     batch, length, *axes = f.shape[: f.ndim - len(tail)]
     check_real("M", M, M.shape if isinstance(M, Tensor) else (), f)
-    if tuple(M.shape) not in ((batch, length, *axes, 2, 2), (*axes, 2, 2)):
+    steps = (batch, length) if M.ndim == len(axes) + 4 else ()
+    if tuple(M.shape) != (*steps, *axes, 2, 2):
         wanted = f"{(batch, length, *axes, 2, 2)} or {(*axes, 2, 2)}"
         raise ValueError(f"`M` must be of shape {wanted}, as f is {tuple(f.shape)}, got {tuple(M.shape)}")
     if initial_state is None:

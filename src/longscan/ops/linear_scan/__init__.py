@@ -65,7 +65,8 @@ def linear_scan(
         raise ValueError(f"`b` must be of shape (B, L, ...{', 2' if pairs else ''}), got {tuple(b.shape)}")
     check_tensor("a", a, a.shape if isinstance(a, Tensor) else (), b)
     batch, length, *rest = b.shape
-    if a.shape not in (b.shape, b.shape[2:]):
+    # Of two shapes of different lengths a comparison would also relate an open batch of a graph to the number of states.
+    if a.shape != (b.shape if a.ndim == b.ndim else b.shape[2:]):
         raise ValueError(f"`a` must be of shape {tuple(b.shape)} or {tuple(rest)} like b, got {tuple(a.shape)}")
     is_complex = pairs or a.is_complex() or b.is_complex()
     if initial_state is None:
