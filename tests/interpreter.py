@@ -22,7 +22,6 @@ def speed_up_interpreter() -> None:
     replace_scan()
     replace_dot()
     replace_bfloat16_casts()
-    _triton_launch.PROGRAMS = 2
     for name, launch in _triton_launch.TABLE.items():
         steps = 128 if name == "short_conv" else 64
         _triton_launch.TABLE[name] = replace(launch, lanes=128, steps=steps)

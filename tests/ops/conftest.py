@@ -3,6 +3,8 @@
 import pytest
 import torch
 
+from longscan.ops import _repeated_calls
+
 
 @pytest.fixture
 def set_num_threads():
@@ -10,3 +12,9 @@ def set_num_threads():
     before = torch.get_num_threads()
     yield torch.set_num_threads
     torch.set_num_threads(before)
+
+
+@pytest.fixture(autouse=True)
+def _forget_calls():
+    """Calls that a test with other settings has recorded are not repeated."""
+    _repeated_calls.forget_calls()

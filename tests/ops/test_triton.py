@@ -46,6 +46,7 @@ def set_tile_sizes(monkeypatch, **sizes):
     """Change the sizes with which all kernels are launched."""
     table = {name: replace(launch, **sizes) for name, launch in _triton_launch.TABLE.items()}
     monkeypatch.setattr(_triton_launch, "TABLE", table)
+    monkeypatch.setattr(import_module("longscan.ops.selective_scan.triton.launch"), "CHECKPOINT_STEPS", 16)
     unitary = import_module("longscan.ops.unitary_scan.triton.launch")
     monkeypatch.setattr(unitary, "SCAN_TILES", {most: x._replace(**sizes) for most, x in unitary.SCAN_TILES.items()})
     for op in ("linear_scan", "block2_scan"):
@@ -53,6 +54,15 @@ def set_tile_sizes(monkeypatch, **sizes):
         for name, blocks in vars(module).copy().items():
             if isinstance(blocks, module.Blocks):
                 monkeypatch.setattr(module, name, blocks._replace(BLOCK_S=2))
+
+
+def set_plan(monkeypatch, PROGRAMS, SCRATCH=None):
+    """Change the number of programs that fill the device, and the memory for what is handed from kernel to kernel."""
+    modules = ("_gpu", "_triton_launch", "selective_scan.triton.launch", "unitary_scan.triton.launch", "ssd_scan.triton_turns")
+    for name in modules:
+        monkeypatch.setattr(import_module(f"longscan.ops.{name}"), "programs_to_fill", lambda _: PROGRAMS)
+    if SCRATCH is not None:
+        monkeypatch.setattr(_triton_launch, "SCRATCH", SCRATCH)
 
 
 KINDS = [(op, False) for op in NATIVE] + [(op, True) for op in NATIVE if op not in ("ssd_scan", "short_conv")]
@@ -64,11 +74,8 @@ KINDS = [(op, False) for op in NATIVE] + [(op, True) for op in NATIVE if op not 
 @pytest.mark.parametrize(("op", "is_complex"), KINDS)
 def test_results_do_not_depend_on_the_division_among_programs(op, is_complex, plan, monkeypatch):
     """The calls have five tiles, two in each chunk, and one or two channels for each program."""
-    for name, value in LAUNCH_PLANS[plan].items():
-        monkeypatch.setattr(_triton_launch, name, value)
     unitary = import_module("longscan.ops.unitary_scan.triton.launch")
-    for module in (_gpu, unitary):
-        monkeypatch.setattr(module, "programs_to_fill", lambda _: LAUNCH_PLANS[plan]["PROGRAMS"])
+    set_plan(monkeypatch, **LAUNCH_PLANS[plan])
     if "SCRATCH" in LAUNCH_PLANS[plan]:
         monkeypatch.setattr(unitary, "SLICE_BYTES", 1)
     set_tile_sizes(monkeypatch, steps=8, lanes=4, warps=1)
@@ -159,17 +166,14 @@ def test_separate_partial_sums_of_slices_give_the_gradients(plan, length, is_com
     """Each program writes its own partial sums of dB and dC, for three or more slices of the steps, of which one is shorter."""
     module = import_module("longscan.ops.selective_scan.triton.launch")
     monkeypatch.setattr(module, "ORDERED_SUMS", {})
-    kernels, run = [], _triton_launch.run
-    monkeypatch.setattr(
-        _triton_launch, "run", lambda kernel, *args, **constants: kernels.append(kernel) or run(kernel, *args, **constants)
-    )
+    kernels, launch = [], module.launch
+    monkeypatch.setattr(module, "launch", lambda kernel, *args, **kw: kernels.append(kernel) or launch(kernel, *args, **kw))
     assert_triton_equals_reference(length, is_complex, monkeypatch, **LAUNCH_PLANS[plan])
     assert kernels.count(module.sum_partials_kernel) > 2
 
 
 def assert_triton_equals_reference(length, is_complex, monkeypatch, PROGRAMS=1, **sizes):
-    for name, value in ({"PROGRAMS": PROGRAMS} | sizes).items():
-        monkeypatch.setattr(_triton_launch, name, value)
+    set_plan(monkeypatch, PROGRAMS, **sizes)
     set_tile_sizes(monkeypatch, steps=8, lanes=4, warps=1)
     inputs = example("selective_scan", torch.float64, length=length, is_complex=is_complex)
     expected = run_backend("selective_scan", inputs, "reference")
@@ -194,15 +198,11 @@ def test_chunk_states_shape_has_room_for_all_states(monkeypatch):
 
     Also at the lengths that just fit into one slice, on devices that 4 to 592 programs fill.
     """
-    selective = import_module("longscan.ops.selective_scan.triton.launch")
     unitary = import_module("longscan.ops.unitary_scan.triton.launch")
     random = Random(0)
     for _ in range(1000):
         batch, length = (int(2 ** random.uniform(0, most)) for most in (13, 22))
-        channels, states, pair = random.choice([1, 3, 33, 129, 1536]), random.choice([1, 4, 33, 256]), random.choice([(), (2,)])
-        needed = -(-length // selective.checkpoint_interval(batch, length, channels, states, 1 + len(pair)))
-        _, size = selective.chunk_states_shape(batch, length, channels, states, *pair)
-        assert needed <= size / (channels * states * (1 + len(pair))) <= 4 * needed + 1
+        channels, states = random.choice([1, 3, 33, 129, 1536]), random.choice([1, 4, 33, 256])
         fill = random.choice([4, 432, 528, 592])
         monkeypatch.setattr(unitary, "programs_to_fill", lambda _, fill=fill: fill)
         if random.random() < 0.5:
@@ -264,13 +264,6 @@ def test_tables_of_steps_equal_those_of_torch(reverse):
         resets = [i for i, t in enumerate(places) if row[t] == RESET]
         assert order[:count] == places
         assert starts[:count] == [max([-3, *(i for i in resets if i <= step)]) for step in range(count)]
-
-
-def test_launch_without_a_compile_time_argument_raises():
-    kernel = import_module("longscan.ops._triton").chain
-    x = torch.zeros(1, 1, 1, device=DEVICE)
-    with pytest.raises(TypeError, match=r"after 6 arguments must be .*'REVERSE'.*, got .'BLOCK', 'COMPLEX'"):
-        _triton_launch.run(kernel, (1, 1), x, x, x, x, 1, 1, constants={"COMPLEX": False, "BLOCK": 128})
 
 
 def test_all_kernels_of_a_call_are_compiled_before_the_first_launch(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -354,7 +347,7 @@ def test_launches_of_a_slice(slice_bytes: int, launches: int, monkeypatch: pytes
     truth = run_backend("unitary_scan", inputs, "reference")
     single = {name: x.float() for name, x in inputs.items()}
     fast, plain = run_backend("unitary_scan", move_to_device(single), "triton"), run_backend("unitary_scan", single, "eager")
-    assert len(kernels) == launches
+    assert len(kernels) == launches * (2 if DEVICE.type == "cuda" else 1)  # on a GPU also to compile all of them together
     for exact, found, eager in zip(truth, fast, plain, strict=True):
         assert (found - exact).norm() <= 4 * (eager - exact).norm() + 2.0**-20 * exact.norm()
 
@@ -369,17 +362,6 @@ def test_infinite_cotangent_gives_no_finite_gradient() -> None:
     cotangent = torch.ones_like(y)
     cotangent[0, 9, 0] = torch.inf
     assert not torch.autograd.grad(y, leaves[2], cotangent)[0].isfinite().any()
-
-
-def test_launch_is_reused_for_other_values_of_unspecialised_integers() -> None:
-    x, other = torch.zeros(1), torch.zeros(1)
-    launch = _triton_launch._Launch(None, 0, (x, 5, 64), {"T": 8}, [x.data_ptr(), 5, 64], (8,), frozenset({1}))
-    assert launch.take((x, 7, 64), {"T": 8})
-    assert launch.values == [x.data_ptr(), 7, 64]
-    assert not launch.take((x, 9, 64), {"T": 16})
-    for args in ((x, 9, 32), (other, 9, 64), (x, 2**31, 64)):
-        assert not launch.take(args, {"T": 8})
-        assert launch.values == [x.data_ptr(), 7, 64]
 
 
 def test_large_cotangent_of_a_channel_does_not_degrade_gradients_of_others(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,12 +6,14 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import cache, cached_property
+from functools import cache, cached_property, partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.library import wrap_triton
+
+from longscan.ops._repeated_calls import interpreting, record_launch
 
 log = logging.getLogger("longscan")
 
@@ -63,6 +65,13 @@ def on_device(like: Tensor) -> AbstractContextManager[object]:
     """Return a context in which kernels run on the GPU of `like`."""
     other = like.is_cuda and like.get_device() != torch.cuda.current_device()
     return torch.cuda.device(like.device) if other else nullcontext()
+
+
+def current_stream(like: Tensor) -> Any:
+    """Return the current stream of the GPU of `like`, as compiled kernels take it."""
+    from triton.runtime import driver
+
+    return driver.active.get_current_stream(like.get_device())
 
 
 class _Tracing(threading.local):
@@ -172,7 +181,11 @@ def launch(kernel: Any, grid: tuple[int, ...], *args: Any, constants: dict[str, 
         wrap_triton(kernel)[grid](*args, **constants)
         return
     if INTERPRETED:
-        kernel[grid](*args, **constants)
+        run = partial(kernel[grid], **constants)
+        with interpreting():
+            run(*args)
+        pointers = [x for x in args if type(x) is not int]
+        record_launch(run, pointers, args[len(pointers) :])
         return
     if _ahead.compiling:
         kernel.warmup(*args, grid=grid, **constants)
@@ -190,4 +203,6 @@ def launch(kernel: Any, grid: tuple[int, ...], *args: Any, constants: dict[str, 
         found = compiled, tuple(constants[name] for name in kernel.arg_names[len(args) :])
         _compiled[key] = found
     compiled, ordered = found
-    compiled[(*grid, 1, 1)[:3]](*addresses, *integers, *ordered)
+    run = compiled[(*grid, 1, 1)[:3]]
+    run(*addresses, *integers, *ordered)
+    record_launch(run, tensors, (*integers, *ordered))

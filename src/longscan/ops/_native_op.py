@@ -20,6 +20,7 @@ from torch.autograd.function import once_differentiable
 
 from longscan.distributed.context import SequenceSplit, current_split
 from longscan.ops import dispatch
+from longscan.ops._repeated_calls import repeats_calls
 from longscan.ops._signature import Limits, Signature
 from longscan.ops.pieces import FactorKind, PieceExchange
 from longscan.ops.tracing import in_func_transform, is_compiled_or_transformed
@@ -301,6 +302,14 @@ class NativeOp:
                     known["chunk_states"] = module.forward(*_contiguous([x == "keep" or known[x] for x in arguments]))[2]
             return _contiguous(list(known.values()))
 
+        repeated_forward, repeated_backward = repeats_calls(forward), repeats_calls(backward)
+
+        def run_forward(*args: Any, **exchange: Any) -> Any:
+            return repeated_forward(*args) if args[-1] == "triton" and not exchange else forward(*args, **exchange)
+
+        def run_backward(*args: Any) -> Any:
+            return repeated_backward(*args) if args[-1] == "triton" else backward(*args)
+
         def check_chunk_states(x: Tensor, shape: tuple[int, ...], like: Tensor) -> None:
             if x.shape != shape:
                 raise ValueError(f"`chunk_states` must be of shape {shape}, or (0,) if none were saved, got {tuple(x.shape)}")
@@ -370,11 +379,11 @@ class NativeOp:
             return [name in chosen for name in names], [name in chosen for name in gradients]
 
         self._first = _CustomOp(
-            name + schema(arguments, len(results)), forward, forward_fake, save, differentiate, has_batch, True
+            name + schema(arguments, len(results)), run_forward, forward_fake, save, differentiate, has_batch, True
         )
         second = _CustomOp(
             name + "_backward" + schema(backward_arguments, len(gradients)),
-            backward, backward_fake, remember_backend, refuse, has_batch_backward, False,
+            run_backward, backward_fake, remember_backend, refuse, has_batch_backward, False,
             backward_arguments.index("chunk_states") if keeps else None,
         )  # fmt: skip
         if name in TRACED_OPS:

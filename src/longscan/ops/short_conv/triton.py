@@ -14,8 +14,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from longscan.ops import _triton_launch as launch
-from longscan.ops._gpu import ceil_div, power_of_two
+from longscan.ops import _triton_launch as tables
+from longscan.ops._gpu import ceil_div, launch, on_device, power_of_two
 from longscan.ops._triton import extended, silu, silu_slope, where_positive
 from longscan.ops.arguments import INVALID, RESET
 
@@ -352,11 +352,11 @@ class _Problem:
         self.batch, self.length, self.channels = u.shape
         self.taps = weight.shape[-1]
         self.groups = len(weight) if weight.ndim == 3 else 1
-        table = launch.TABLE[op]
+        table = tables.TABLE[op]
         BD = min(table.lanes, power_of_two(self.channels))
         blocks = ceil_div(self.channels, BD)
         most = max(1, SPANS[op] // table.steps, ceil_div(self.length, 65535 * table.steps))  # a grid is that long at most
-        self.split = launch.plan(op, self.length, self.batch * blocks, most)
+        self.split = tables.plan(op, self.length, self.batch * blocks, u.device, most)
         self.grid = self.batch * blocks, self.split.splits
         self.sizes = self.length, self.channels, blocks, self.split.span, self.batch // self.groups
         self.options: dict[str, Any] = {
@@ -374,9 +374,9 @@ def forward(
     """
     p = _Problem("short_conv", u, weight, silu)
     y, final = torch.empty_like(u) if flags is None else torch.zeros_like(u), torch.empty_like(initial_state)
-    with launch.on_device(u):
+    with on_device(u):
         steps = _steps(flags, p.taps)
-        launch.run(convolve, p.grid, u, weight, bias, initial_state, *steps, y, final, *p.sizes, constants=p.options)
+        launch(convolve, p.grid, u, weight, bias, initial_state, *steps, y, final, *p.sizes, constants=p.options)
     return y, final
 
 
@@ -394,11 +394,11 @@ def backward(
     p = _Problem("short_conv_backward", u, weight, silu)
     du, d_initial = torch.empty_like(u) if flags is None else torch.zeros_like(u), torch.empty_like(initial_state)
     sums = u.new_empty((p.batch, p.split.splits, p.taps + 1, p.channels))
-    with launch.on_device(u):
-        launch.run(
+    with on_device(u):
+        launch(
             convolve_backward, p.grid, grad_y, grad_final, u, weight, bias, initial_state, *_steps(flags, p.taps), du, d_initial,
             sums, *p.sizes, constants=p.options,
         )  # fmt: skip
     total = sums.view(p.groups, -1, p.taps + 1, p.channels).sum(1)
-    d_weight = launch.result(total[:, :-1].mT, weight.shape)
-    return du, d_weight, u.new_empty(0) if bias is None else launch.result(total[:, -1], bias.shape), d_initial
+    d_weight = tables.result(total[:, :-1].mT, weight.shape)
+    return du, d_weight, u.new_empty(0) if bias is None else tables.result(total[:, -1], bias.shape), d_initial

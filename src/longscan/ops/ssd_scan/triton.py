@@ -21,8 +21,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from longscan.ops import _triton_launch as launch
-from longscan.ops._gpu import ceil_div, power_of_two
+from longscan.ops import _triton_launch as tables
+from longscan.ops._gpu import ceil_div, launch, on_device, power_of_two
 from longscan.ops._triton import chain
 from longscan.ops.ssd_scan import triton_turns as turns
 
@@ -337,7 +337,7 @@ class _Problem(NamedTuple):
     width: int
     states: int
     rows: int
-    split: launch.Plan
+    split: tables.Plan
     constants: dict[str, Any]
 
     @property
@@ -357,13 +357,13 @@ class _Problem(NamedTuple):
 def _problem(x: Tensor, A: Tensor, B: Tensor, op: str) -> _Problem:
     batch, length, heads, width = x.shape
     groups, states = B.shape[2:]
-    if states > launch.MAX_MATRIX_STATES:
-        raise ValueError(f"`N` must be at most {launch.MAX_MATRIX_STATES} states on the triton backend, got {states}")
-    table, Q = launch.TABLE[op if x.element_size() == 2 else f"{op}_exact"], _steps(x.element_size(), states)
+    if states > tables.MAX_MATRIX_STATES:
+        raise ValueError(f"`N` must be at most {tables.MAX_MATRIX_STATES} states on the triton backend, got {states}")
+    table, Q = tables.TABLE[op if x.element_size() == 2 else f"{op}_exact"], _steps(x.element_size(), states)
     NB = max(16, power_of_two(states))
     PB = max(16, min(power_of_two(width), table.lanes // NB, 64))
     parts = ceil_div(width, PB)
-    split = launch.plan(op, length, batch * heads * parts, chunk=Q)
+    split = tables.plan(op, length, batch * heads * parts, x.device, chunk=Q)
     warps = max(1, min(table.warps, max(Q * Q, Q * NB, PB * NB) // 1024))
     constants = {
         "Q": Q, "PB": PB, "NB": NB, "PRECISION": "tf32x3" if x.dtype == torch.float32 else "ieee", "num_warps": warps,
@@ -375,7 +375,7 @@ def _problem(x: Tensor, A: Tensor, B: Tensor, op: str) -> _Problem:
 
 def _steps(item: int, states: int) -> int:
     """Steps of a chunk, by the bytes of a number of x: what matrix units multiply has to fit into shared memory."""
-    table = launch.TABLE["ssd_scan" if item == 2 else "ssd_scan_exact"]
+    table = tables.TABLE["ssd_scan" if item == 2 else "ssd_scan_exact"]
     return max(16, min(table.steps, 8192 // power_of_two(states)))
 
 
@@ -406,7 +406,7 @@ def forward(
     Contiguous tensors; x, B and C of one dtype, half precision too, the others of that of the state. A, D and the biases may have
     one more leading axis, of groups: as many runs of batch rows then have parameters of their own.
     """
-    with launch.on_device(x):
+    with on_device(x):
         maps = _maps(x, A, B, C, B_bias, C_bias, angle, flags)
         starts, end = turns.phases(maps)
         if maps.change:
@@ -463,13 +463,13 @@ def _forward(
 
 def _scan(p: _Problem, tensors: tuple[Tensor | None, ...], stride: int, summary: bool) -> None:
     constants = {"SUMMARY": summary, "SPLIT": p.split.splits > 1, **p.constants}
-    launch.run(scan, p.grid, *tensors, *p.sizes(stride), constants=constants)
+    launch(scan, p.grid, *tensors, *p.sizes(stride), constants=constants)
 
 
 def _chain(p: _Problem, mult: Tensor, local: Tensor, first: Tensor, flags: Tensor | None, out: Tensor, reverse: bool) -> None:
     constants = {"COMPLEX": False, "REVERSE": reverse, "BLOCK": CHAIN}
-    grid, restarts = (p.batch, ceil_div(p.size, CHAIN)), launch.restarts(flags, p.split.span * p.split.T)
-    launch.run(chain, grid, mult, local, first, restarts, out, p.split.splits, p.size, constants=constants)
+    grid, restarts = (p.batch, ceil_div(p.size, CHAIN)), tables.restarts(flags, p.split.span * p.split.T)
+    launch(chain, grid, mult, local, first, restarts, out, p.split.splits, p.size, constants=constants)
 
 
 def backward(
@@ -493,7 +493,7 @@ def backward(
 ) -> tuple[Tensor, ...]:
     """Gradients of x, dt, both scales, A, B, C, D, both biases, angle and initial_state; empty where the input is None."""
     others: tuple[Tensor | None, ...] = (None, None, None)
-    with launch.on_device(x):
+    with on_device(x):
         maps = _maps(x, A, B, C, B_bias, C_bias, angle, flags)
         starts, end = turns.phases(maps)
         if end is not None:
@@ -561,4 +561,4 @@ def _backward(
 
 def _scan_backward(p: _Problem, tensors: tuple[Tensor | None, ...], pairs: int, stride: int, summary: bool) -> None:
     constants = {"SUMMARY": summary, "SPLIT": p.split.splits > 1, **p.constants}
-    launch.run(scan_backward, p.grid, *tensors, p.batch, pairs, *p.sizes(stride), constants=constants)
+    launch(scan_backward, p.grid, *tensors, p.batch, pairs, *p.sizes(stride), constants=constants)

@@ -21,8 +21,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from longscan.ops import _triton_launch as launch
-from longscan.ops._gpu import ceil_div, power_of_two
+from longscan.ops import _triton_launch as tables
+from longscan.ops._gpu import ceil_div, launch, power_of_two, programs_to_fill
 from longscan.ops._triton import row_of, segmented_add, sincos, wrap
 
 COLUMNS = 32  # sums that a program of `run_up` carries on
@@ -321,7 +321,7 @@ class Maps(NamedTuple):
     @property
     def steps(self) -> int:
         """Of a tile."""
-        most = min(launch.TABLE["turns"].steps, max(1, ELEMENTS // self.places), self.chunk)
+        most = min(tables.TABLE["turns"].steps, max(1, ELEMENTS // self.places), self.chunk)
         return min(most, power_of_two(self.B.shape[1]))
 
     @property
@@ -339,7 +339,7 @@ class Maps(NamedTuple):
         """Heads of a group that a program has."""
         batch, _, groups, _ = self.B.shape
         per_group = self.heads // groups
-        return ceil_div(per_group, min(per_group, ceil_div(launch.PROGRAMS, batch * self.tiles * groups)))
+        return ceil_div(per_group, min(per_group, ceil_div(programs_to_fill(self.B.device), batch * self.tiles * groups)))
 
     @property
     def blocks(self) -> int:
@@ -355,10 +355,10 @@ def phases(maps: Maps) -> tuple[Tensor | None, Tensor | None]:
     sums = maps.angle.new_empty((batch, maps.tiles, maps.heads, maps.pairs), dtype=torch.float64)
     before, total = torch.empty_like(sums), maps.angle.new_empty((batch, maps.heads, maps.pairs))
     _along_steps(sum_tiles, maps, (maps.angle, maps.flags, sums), (maps.tiles, maps.heads * maps.pairs), {})
-    width, steps = maps.heads * maps.pairs, min(launch.TABLE["turns"].steps, power_of_two(maps.tiles))
-    constants = {"T": steps, "BLOCK": COLUMNS, "num_warps": launch.TABLE["turns"].warps}
-    tensors = sums, launch.restarts(maps.flags, maps.steps), before, total
-    launch.run(run_up, (batch, ceil_div(width, COLUMNS)), *tensors, maps.tiles, width, constants=constants)
+    width, steps = maps.heads * maps.pairs, min(tables.TABLE["turns"].steps, power_of_two(maps.tiles))
+    constants = {"T": steps, "BLOCK": COLUMNS, "num_warps": tables.TABLE["turns"].warps}
+    tensors = sums, tables.restarts(maps.flags, maps.steps), before, total
+    launch(run_up, (batch, ceil_div(width, COLUMNS)), *tensors, maps.tiles, width, constants=constants)
     return before, total
 
 
@@ -387,7 +387,7 @@ def turn_back(
     _of_maps(turn_maps_back, maps, (grad_B, grad_C), starts, (dB, dC, dB_bias, dC_bias, d_angle, sums, batch))
     if edges is not None:
         sizes = maps.tiles, edges.shape[1], maps.heads * maps.pairs
-        tensors = d_angle, sums, edges, maps.flags, launch.restarts(maps.flags, maps.steps)
+        tensors = d_angle, sums, edges, maps.flags, tables.restarts(maps.flags, maps.steps)
         _along_steps(add_later, maps, tensors, sizes, {"PER": maps.chunk // maps.steps})
     dB_bias, dC_bias = (
         None if part is None or x is None else part.view(batch // maps.rows, -1, *tiled[2:]).sum(1).view(x.shape)
@@ -405,20 +405,20 @@ def turn_final(state: Tensor, phase: Tensor, forth: Tensor | None = None) -> tup
     batch, heads, width, states = state.shape
     out, d_phase = torch.empty_like(state), torch.empty_like(phase)
     NB = max(2, power_of_two(states))
-    constants = {"BACK": forth is not None, "PB": max(1, ELEMENTS // NB), "NB": NB, "num_warps": launch.TABLE["turns"].warps}
+    constants = {"BACK": forth is not None, "PB": max(1, ELEMENTS // NB), "NB": NB, "num_warps": tables.TABLE["turns"].warps}
     tensors = (state, phase, forth, out, d_phase)
-    launch.run(turn_state, (batch * heads,), *tensors, width, states, phase.shape[-1], constants=constants)
+    launch(turn_state, (batch * heads,), *tensors, width, states, phase.shape[-1], constants=constants)
     return out, d_phase
 
 
 def _of_maps(kernel: Any, maps: Maps, first: tuple[Tensor, ...], starts: Tensor | None, last: tuple[Any, ...]) -> None:
     batch, length, groups, states = maps.B.shape
     sizes = (length, maps.tiles, maps.rows, maps.heads, groups, maps.each, states, maps.pairs)
-    table = launch.TABLE["turns"]
+    table = tables.TABLE["turns"]
     constants = {"T": maps.steps, "NB": maps.places, "STAGES": table.stages, "num_warps": table.warps}
     angle = maps.angle if maps.pairs else None
     tensors = (*first, maps.B, maps.C, maps.B_bias, maps.C_bias, angle, maps.flags, starts, *last)
-    launch.run(kernel, (batch * maps.tiles, groups * maps.blocks), *tensors, *sizes, constants=constants)
+    launch(kernel, (batch * maps.tiles, groups * maps.blocks), *tensors, *sizes, constants=constants)
 
 
 def _along_steps(
@@ -426,7 +426,7 @@ def _along_steps(
 ) -> None:
     """own: compile-time arguments of this kernel alone."""
     batch, length, _, _ = maps.B.shape
-    table = launch.TABLE["turns"]
+    table = tables.TABLE["turns"]
     block = min(table.lanes, power_of_two(sizes[-1]))
     constants = {**own, "T": maps.steps, "BLOCK": block, "num_warps": table.warps}
-    launch.run(kernel, (batch * maps.tiles, ceil_div(sizes[-1], block)), *tensors, length, *sizes, constants=constants)
+    launch(kernel, (batch * maps.tiles, ceil_div(sizes[-1], block)), *tensors, length, *sizes, constants=constants)

@@ -174,8 +174,8 @@ def recompute_tile_states(
     do_not_specialize=["length", "blocks", "tiles", "pieces", "span", "rows", "group", "chain", "first_piece", "slice_steps"]
 )  # fmt: skip
 def chunk_scan_bwd_kernel(
-    p_dy, p_u, p_dt, p_A, p_B, p_C, p_D, p_z, p_bias, p_scale, p_flags, p_checkpoints, p_tiles, p_dstates, p_du, p_ddt, p_dz,
-    p_dscale, p_dB, p_dC, p_dchannels, p_dA, p_counters, length, channels, states, blocks, tiles, pieces, span, rows, group,
+    p_dy, p_u, p_dt, p_A, p_B, p_C, p_D, p_z, p_bias, p_scale, p_flags, p_checkpoints, p_tiles, p_dstates, p_dinitial, p_du,
+    p_ddt, p_dz, p_dscale, p_dB, p_dC, p_sums, p_counters, length, channels, states, blocks, tiles, pieces, span, rows, group,
     chain, first_piece, slice_steps,
     PAIR_FACTOR: tl.constexpr, SOFTPLUS: tl.constexpr, COMPLEX: tl.constexpr, SEQUENTIAL: tl.constexpr, ORDERED: tl.constexpr,
     FENCED: tl.constexpr, PTX: tl.constexpr, RECOMPUTE: tl.constexpr, T: tl.constexpr, CR: tl.constexpr, NR: tl.constexpr,
@@ -183,8 +183,8 @@ def chunk_scan_bwd_kernel(
 ):  # fmt: skip
     """Gradients of a piece of `span` tiles, from its last tile to its first; README.md has the table of buffers.
 
-    SEQUENTIAL: pieces follow each other in separate launches, and have one place in p_dstates, p_dchannels and p_dA, to which
-    they add. RECOMPUTE: tile size of `recompute_tile_states`, or 0 if checkpoints are before every tile. ORDERED: chains of
+    SEQUENTIAL: pieces follow each other in separate launches, leave the gradient of their state in p_dinitial, and add to the
+    same p_sums; p_dstates is the gradient of the final state. RECOMPUTE: tile size of `recompute_tile_states`. ORDERED: chains of
     `chain` programs add to the same dB and dC, in order (ordered_sums.py); otherwise each program has its own part of a slice of
     the steps.
     """
@@ -200,7 +200,10 @@ def chunk_scan_bwd_kernel(
     o_channel, o_state = i_d * BD + channel_offsets(CR, CW, CL), state_offsets(NR, NL)
     m_pair, o_pair, size = (o_channel < channels) & (o_state < states), o_channel * states + o_state, channels * states
     p_A += (i_b // rows) * size * P + o_pair * P
+    p_dinitial += i_b * size * P + o_pair * P
     p_dh = p_dstates + (i_b if SEQUENTIAL else i_b * (pieces + 1) + i_p + 1) * size * P + o_pair * P
+    if SEQUENTIAL and i_p < pieces - 1:
+        p_dh = p_dinitial
     A_re, dh_re = load_pairs(p_A, m_pair), load_pairs(p_dh, m_pair)
     A_im, dh_im, dA_re, dA_im = A_re, dh_re, A_re * 0.0, A_re * 0.0
     if COMPLEX:
@@ -223,15 +226,14 @@ def chunk_scan_bwd_kernel(
     for j in range(chunks):
         chunk = begin + (chunks - 1 - j) * group
         count = tl.minimum(group, tl.minimum(begin + span, tiles) - chunk)
-        if RECOMPUTE:
-            p_own = p_tiles + program.to(tl.int64) * group * (P * BN * BD) + (o_state * BD + o_channel - i_d * BD)
-            p_chunk = p_checkpoints + (i_b * tl.cdiv(tiles, group) + chunk // group) * size * P + (o_state * channels + o_channel)
-            recompute_tile_states(
-                p_chunk, p_own, p_u, p_dt, p_B, p_scale, p_flags, bias, A_re, A_im, m_pair, i_b * length + chunk * T,
-                i_b * length + tl.minimum((chunk + count) * T, length), o_d, channels, states,
-                SOFTPLUS, COMPLEX, T, RECOMPUTE, CR, NR, CW, NL, CL, MATERIALIZE, STAGES,
-            )  # fmt: skip
-            tl.debug_barrier()  # a thread may read what another has stored
+        p_own = p_tiles + program.to(tl.int64) * group * (P * BN * BD) + (o_state * BD + o_channel - i_d * BD)
+        p_chunk = p_checkpoints + (i_b * tl.cdiv(tiles, group) + chunk // group) * size * P + (o_state * channels + o_channel)
+        recompute_tile_states(
+            p_chunk, p_own, p_u, p_dt, p_B, p_scale, p_flags, bias, A_re, A_im, m_pair, i_b * length + chunk * T,
+            i_b * length + tl.minimum((chunk + count) * T, length), o_d, channels, states,
+            SOFTPLUS, COMPLEX, T, RECOMPUTE, CR, NR, CW, NL, CL, MATERIALIZE, STAGES,
+        )  # fmt: skip
+        tl.debug_barrier()  # a thread may read what another has stored
         for i in tl.range(count, num_stages=STAGES):
             tile = chunk + count - 1 - i
             m_t, first = tile * T + o_t < length, i_b * length + tile * T
@@ -257,14 +259,11 @@ def chunk_scan_bwd_kernel(
             expanded = expand_channels(stacked, T, CR, NR, CW, NL, CL)
             e_dt, e_dy, e_input = pick(expanded, 0), pick(expanded, 1), pick(expanded, 2)
             a_re, a_im = decay(e_dt, A_re[None], A_im[None], COMPLEX)
-            if RECOMPUTE:
-                p_h, imaginary = p_own + (tile - chunk) * (P * BN * BD), BN * BD
-            else:
-                p_h, imaginary = p_checkpoints + (i_b * tiles + tile) * size * P + (o_state * channels + o_channel), size
+            p_h = p_own + (tile - chunk) * (P * BN * BD)
             h_re = load_pairs(p_h, m_pair)
             h_im = h_re
             if COMPLEX:
-                h_im = load_pairs(p_h + imaginary, m_pair)
+                h_im = load_pairs(p_h + BN * BD, m_pair)
             b_B = load_states(p_B, o_tn, m_tn, A_re.dtype, P, CR, NR, CW, NL, CL)
             x_re, x_im = tile_states(a_re, a_im, e_input, b_B, h_re, h_im, p_flags, restart, COMPLEX)
             if COMPLEX:
@@ -341,26 +340,43 @@ def chunk_scan_bwd_kernel(
             if ORDERED and not FENCED:
                 token |= dependency_token(sums_before)
                 signal(p_counters + program, added | token, False, PTX)
-        if RECOMPUTE:
-            tl.debug_barrier()  # before the states of the next chunk take the place of these
-    o_piece = i_b if SEQUENTIAL else i_b * pieces + i_p
-    p_dA += o_piece * size * P + o_pair * P
-    p_dchannels += o_piece * 2 * channels + o_d
+        tl.debug_barrier()  # before the states of the next chunk take the place of these
+    p_sums += (i_b if SEQUENTIAL else i_b * pieces + i_p) * (size * P + 2 * channels)
+    p_dA, p_dchannels = p_sums + o_pair * P, p_sums + size * P + o_d
     if SEQUENTIAL:  # later pieces, if any, have left their sums
-        m_later, m_later_d = m_pair & (o_channel * 0 + begin + span < tiles), (o_d < channels) & (o_d * 0 + begin + span < tiles)
+        m_later, m_later_d = m_pair & (o_channel * 0 + i_p < pieces - 1), (o_d < channels) & (o_d * 0 + i_p < pieces - 1)
         dA_re += load_pairs(p_dA, m_later)
         if COMPLEX:
             dA_im += load_pairs(p_dA + 1, m_later)
         d_bias += tl.load(p_dchannels, mask=m_later_d, other=0.0)
         d_skip += tl.load(p_dchannels + channels, mask=m_later_d, other=0.0)
-        tl.store(p_dh, dh_re, mask=m_pair)
-        if COMPLEX:
-            tl.store(p_dh + 1, dh_im, mask=m_pair)
+    m_first = m_pair & (o_channel * 0 + (0 if SEQUENTIAL else i_p) == 0)
+    tl.store(p_dinitial, dh_re, mask=m_first)
     tl.store(p_dA, dA_re, mask=m_pair)
     if COMPLEX:
+        tl.store(p_dinitial + 1, dh_im, mask=m_first)
         tl.store(p_dA + 1, dA_im, mask=m_pair)
     tl.store(p_dchannels, d_bias, mask=o_d < channels)
     tl.store(p_dchannels + channels, d_skip, mask=o_d < channels)
+
+
+@triton.jit(do_not_specialize=["count"])
+def sum_parameter_gradients_kernel(
+    p_sums, p_dA, p_d_bias, p_dD, count, size, channels, ROWS: tl.constexpr, BLOCK: tl.constexpr
+):  # fmt: skip
+    """Store the gradients of A (`size` numbers), the bias and D of a group: sums of `count` rows of p_sums, in fixed order."""
+    i_g, o, row = tl.program_id(1).to(tl.int64), tl.program_id(0) * BLOCK + tl.arange(0, BLOCK), tl.arange(0, ROWS)
+    width = size + 2 * channels
+    sums = tl.zeros((ROWS, BLOCK), p_sums.dtype.element_ty)
+    for first in range(0, count, ROWS):
+        m_in = (first + row < count)[:, None] & (o < width)[None, :]
+        sums += tl.load(p_sums + (i_g * count + first + row[:, None]) * width + o[None, :], mask=m_in, other=0.0)
+    total = tl.sum(sums, 0)
+    tl.store(p_dA + i_g * size + o, total, mask=o < size)
+    if p_d_bias is not None:
+        tl.store(p_d_bias + i_g * channels + o - size, total, mask=(o >= size) & (o < size + channels))
+    if p_dD is not None:
+        tl.store(p_dD + i_g * channels + o - size - channels, total, mask=(o >= size + channels) & (o < width))
 
 
 @triton.jit(do_not_specialize=["blocks", "stride", "count", "row_count", "row_stride", "begin"])

@@ -77,45 +77,19 @@ def chunk_state_fwd_kernel(
         tl.store(p_factor + o_out + 1, a_im, mask=m_pair)
 
 
-@triton.jit
-def store_checkpoints(
-    p_checkpoints, x_re, x_im, h_re, h_im, i_b, t, o_channel, o_state, m_pair, length, channels, states, interval,
-    EVERY: tl.constexpr, COMPLEX: tl.constexpr,
-):  # fmt: skip
-    """Store the states before those steps of a tile that begins with step t which are multiples of `interval`.
-
-    h: the state before the tile, x: the states after its steps. p_checkpoints (B, L / interval, [2,] N, D). EVERY: the smaller of
-    `interval` and the steps of a tile.
-    """
-    T: tl.constexpr = x_re.shape[0]
-    P: tl.constexpr = 2 if COMPLEX else 1
-    size = channels * states
-    for part in tl.static_range(T // EVERY):
-        if part > 0:
-            before = tl.reshape(tl.arange(0, T) == part * EVERY - 1, (T, 1, 1, 1, 1, 1))
-            h_re = select_row(x_re, before)
-            if COMPLEX:
-                h_im = select_row(x_im, before)
-        step = t + part * EVERY
-        o_out = (i_b * tl.cdiv(length, interval) + step // interval) * size * P + (o_state * channels + o_channel)
-        m_out = m_pair & (o_channel * 0 + step < length) & (o_channel * 0 + step % interval == 0)
-        tl.store(p_checkpoints + o_out, h_re, mask=m_out)
-        if COMPLEX:
-            tl.store(p_checkpoints + o_out + size, h_im, mask=m_out)
-
-
 @triton.jit(do_not_specialize=["length", "blocks", "tiles", "pieces", "span", "rows", "interval"])
 def chunk_scan_fwd_kernel(
     p_u, p_dt, p_A, p_B, p_C, p_D, p_z, p_bias, p_scale, p_initial, p_entering, p_flags, p_y, p_final, p_checkpoints,
     length, channels, states, blocks, tiles, pieces, span, rows, interval,
-    PAIR_FACTOR: tl.constexpr, SOFTPLUS: tl.constexpr, COMPLEX: tl.constexpr, EVERY: tl.constexpr, T: tl.constexpr,
-    CR: tl.constexpr, NR: tl.constexpr, CW: tl.constexpr, NL: tl.constexpr, CL: tl.constexpr, NW: tl.constexpr,
-    MATERIALIZE: tl.constexpr, STAGES: tl.constexpr,
+    PAIR_FACTOR: tl.constexpr, SOFTPLUS: tl.constexpr, COMPLEX: tl.constexpr, T: tl.constexpr, CR: tl.constexpr,
+    NR: tl.constexpr, CW: tl.constexpr, NL: tl.constexpr, CL: tl.constexpr, NW: tl.constexpr, MATERIALIZE: tl.constexpr,
+    STAGES: tl.constexpr,
 ):  # fmt: skip
-    """Outputs of a piece of `span` tiles, the final state of a row, and checkpoints: the states before every `interval` steps.
+    """Outputs of a piece of `span` tiles, the final state of a row, and checkpoints: the states before every `interval` tiles.
 
     p_entering (B, pieces + 1, D N[, 2]): states before the pieces; None if a piece is a whole row, which starts from p_initial.
-    p_checkpoints: see `store_checkpoints`; None to store none. PAIR_FACTOR: 2 if a complex state stands for a conjugate pair.
+    p_checkpoints (B, tiles / interval, [2,] N, D), or None to store none. PAIR_FACTOR: 2 if a complex state stands for a
+    conjugate pair.
     """
     P: tl.constexpr = 2 if COMPLEX else 1
     BD: tl.constexpr = CR * CW * CL
@@ -153,10 +127,11 @@ def chunk_scan_fwd_kernel(
         b_B = load_states(p_B, o_tn, m_tn, A_re.dtype, P, CR, NR, CW, NL, CL)
         x_re, x_im = tile_states(a_re, a_im, pick(expanded, 1), b_B, h_re, h_im, p_flags, restart, COMPLEX)
         if p_checkpoints is not None:
-            store_checkpoints(
-                p_checkpoints, x_re, x_im, h_re, h_im, i_b, tile * T, o_channel, o_state, m_pair, length, channels, states,
-                interval, EVERY, COMPLEX,
-            )  # fmt: skip
+            o_out = (i_b * tl.cdiv(tiles, interval) + tile // interval) * size * P + (o_state * channels + o_channel)
+            m_out = m_pair & (o_channel * 0 + tile % interval == 0)
+            tl.store(p_checkpoints + o_out, h_re, mask=m_out)
+            if COMPLEX:
+                tl.store(p_checkpoints + o_out + size, h_im, mask=m_out)
         h_re = select_row(x_re, last)
         b_C = load_states(p_C, o_tn, m_tn, A_re.dtype, P, CR, NR, CW, NL, CL)
         b_read = x_re * pick(b_C, 0)

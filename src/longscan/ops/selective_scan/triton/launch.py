@@ -2,26 +2,30 @@
 
 from collections.abc import Callable
 from functools import partial
-from math import isqrt
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from longscan.ops import _triton_launch as launch
-from longscan.ops._gpu import ceil_div, power_of_two
+from longscan.ops import _triton_launch as tables
+from longscan.ops._gpu import ceil_div, launch, on_device, programs_to_fill
 from longscan.ops._triton import chain
-from longscan.ops.selective_scan.triton.backward import chunk_scan_bwd_kernel, chunk_state_bwd_kernel, sum_partials_kernel
+from longscan.ops.selective_scan.triton.backward import (
+    chunk_scan_bwd_kernel,
+    chunk_state_bwd_kernel,
+    sum_parameter_gradients_kernel,
+    sum_partials_kernel,
+)
 from longscan.ops.selective_scan.triton.forward import chunk_scan_fwd_kernel, chunk_state_fwd_kernel
 
 MANY_STATES = 32  # real states of a channel, above which tiles have other sizes
+CHECKPOINT_STEPS = 64  # between two checkpoints, at least
 MIN_RECOMPUTE_STEPS = {1: 16, 2: 4}  # number of components of A -> least tile of `recompute_tile_states`
 MIN_CHAIN_TILES = 12  # tiles of a piece for each program of a chain, at least
 # Entries of the launch table whose programs add to the same dB and dC, in order -> whether a fence orders the additions. If not,
 # a program waits until its atomic additions have returned.
 ORDERED_SUMS = {"selective_scan_wide_backward": True, "selective_scan_pairs_backward": False}
-SUM_PARTIALS = {"ROWS": 64, "BLOCK": 32}  # compile-time arguments of `sum_partials_kernel`
-ROOTS = tuple(2 * 4**i for i in range(1, 8))  # approximate square roots for `chunk_states_shape`
+SUM_PARTIALS = {"ROWS": 64, "BLOCK": 32}  # compile-time arguments of the kernels that add partial sums
 
 
 class Problem(NamedTuple):
@@ -37,6 +41,7 @@ class Problem(NamedTuple):
         state_warps: number of warps over which the states of a channel lie.
         interval: number of steps between two checkpoints.
         ptx: whether kernels may contain PTX.
+        device: the GPU.
         constants: compile-time arguments of all scan kernels.
     """
 
@@ -52,6 +57,7 @@ class Problem(NamedTuple):
     state_warps: int
     interval: int
     ptx: bool
+    device: torch.device
     constants: dict[str, Any]
 
     @property
@@ -63,11 +69,6 @@ class Problem(NamedTuple):
     def size(self) -> int:
         """Number of pairs of a channel and a state."""
         return self.channels * self.states
-
-    @property
-    def recompute(self) -> bool:
-        """Whether the backward pass has fewer checkpoints than tiles."""
-        return self.interval > launch.TABLE[table_entry(self.components, "_backward", self.states)].steps
 
     @property
     def programs(self) -> int:
@@ -86,7 +87,7 @@ def make_problem(u: Tensor, A: Tensor, initial_state: Tensor, dt_softplus: bool,
     batch, length, channels = u.shape
     states, components = initial_state.shape[2], 2 if initial_state.ndim == 4 else 1
     entry = table_entry(components, direction, states)
-    table, layout = launch.TABLE[entry], launch.layout(entry, channels, states)
+    table, layout = tables.TABLE[entry], tables.layout(entry, channels, states)
     per_thread = max(1, layout.BD * layout.NB // (32 * layout.warps))  # pairs, of one channel if possible
     NL = min(8, max(1, layout.NB // per_thread))
     CL = min(32 // NL, layout.BD)
@@ -99,65 +100,41 @@ def make_problem(u: Tensor, A: Tensor, initial_state: Tensor, dt_softplus: bool,
         "num_warps": layout.warps,
     }  # fmt: skip
     groups = len(A) if A.ndim > initial_state.ndim - 1 else 1
-    interval, ptx = checkpoint_interval(batch, length, channels, states, components), launch.special_functions(u)
+    interval, ptx = checkpoint_interval(states, components), tables.special_functions(u)
     pairs, state_warps = layout.BD * layout.NB, min(layout.NB // NL, layout.warps // CW)
     return Problem(
-        entry, batch, length, channels, states, components, groups, layout.blocks, pairs, state_warps, interval, ptx, constants
-    )
+        entry, batch, length, channels, states, components, groups, layout.blocks, pairs, state_warps, interval, ptx, u.device,
+        constants,
+    )  # fmt: skip
 
 
-def checkpoint_interval(batch: int, length: int, channels: int, states: int, components: int) -> int:
-    """Return the steps K between two checkpoints, for which checkpoints and recomputed states together need least memory.
-
-    L / K checkpoints of every pair of channel and state are stored, and K / T recomputed states in each of the pieces that run at
-    the same time.
-    """
-    entry = table_entry(components, "_backward", states)
-    layout = launch.layout(entry, channels, states)
-    pieces = parallel_pieces(batch * layout.blocks, layout.warps)
-    interval = power_of_two(isqrt(length * launch.TABLE[entry].steps // pieces))
-    return max(least_interval(states, components), interval)
+def checkpoint_interval(states: int, components: int) -> int:
+    """Return the steps between two checkpoints, whole tiles of both directions."""
+    steps = [tables.TABLE[table_entry(components, direction, states)].steps for direction in ("", "_backward")]
+    return max(CHECKPOINT_STEPS, MIN_RECOMPUTE_STEPS[components], *steps)
 
 
-def least_interval(states: int, components: int) -> int:
-    """Return the least value of `checkpoint_interval`: whole tiles of both directions."""
-    forward, backward = (launch.TABLE[table_entry(components, direction, states)].steps for direction in ("", "_backward"))
-    return max(MIN_RECOMPUTE_STEPS[components], forward, backward)
-
-
-def parallel_pieces(programs: int, warps: int) -> int:
+def parallel_pieces(programs: int, warps: int, device: torch.device) -> int:
     """Return how many pieces of `programs` programs run at the same time, if a multiprocessor has eight warps."""
-    return launch.largest(1, launch.PROGRAMS // ceil_div(programs * warps, 2))
+    return tables.largest(1, programs_to_fill(device) // ceil_div(programs * warps, 2))
 
 
 def chunk_states_shape(batch: int, length: int, channels: int, states: int, *pair: int) -> tuple[int, int]:
-    """Return the shape (B, chunks [2] N D) of the checkpoints that `forward` stores for `backward`.
-
-    The checkpoints (B, L / K, [2,] N, D), real parts before imaginary parts, are at its start. The interval K depends on B and L
-    through a square root and a power of 2, which cannot be part of a graph with dynamic B and L, so `chunks` is an upper bound
-    of L / K: with S pieces at the same time, tiles of T steps and m the least K, L / K is at most 1 + sqrt(x) for
-    x = L S (m + 1)^2 / (T m^2), and sqrt(x) <= (x / c + c) / 2 for every c. With the values of ROOTS, which are factors of 4
-    apart, the bound exceeds sqrt(x) by at most a quarter.
-    """
-    channels, states, components = int(channels), int(states), 1 + len(pair)  # a graph is for these values only
-    entry, least = table_entry(components, "_backward", states), least_interval(states, components)
-    layout = launch.layout(entry, channels, states)
-    above = length * parallel_pieces(batch * layout.blocks, layout.warps) * (least + 1) ** 2
-    below = 2 * launch.TABLE[entry].steps * least**2
-    chunks = launch.smallest(ceil_div(length, least), *(above // (below * c) + c // 2 + 1 for c in ROOTS))
-    return batch, chunks * components * states * channels
+    """Return the shape of the checkpoints (B, chunks [2] N D), real parts before imaginary parts."""
+    components = 1 + len(pair)
+    return batch, ceil_div(length, checkpoint_interval(int(states), components)) * components * states * channels
 
 
 def pass_states(
-    p: Problem, split: launch.Plan, factor: Tensor, local: Tensor, first: Tensor, flags: Tensor | None, out: Tensor, reverse: bool
+    p: Problem, split: tables.Plan, factor: Tensor, local: Tensor, first: Tensor, flags: Tensor | None, out: Tensor, reverse: bool
 ) -> None:
     """Compute the states before all pieces, and after the last, from the state `first`; reverse: gradients, from after the last.
 
     factor, local: (B, pieces, D N[, 2]) as the first kernels return them. out: (B, pieces + 1, D N[, 2]).
     """
-    grid, restarts = (p.batch, ceil_div(p.size, 128)), launch.restarts(flags, split.span * split.T)
+    grid, restarts = (p.batch, ceil_div(p.size, 128)), tables.restarts(flags, split.span * split.T)
     constants = {"COMPLEX": p.components == 2, "REVERSE": reverse, "BLOCK": 128}
-    launch.run(chain, grid, factor, local, first, restarts, out, split.splits, p.size, constants=constants)
+    launch(chain, grid, factor, local, first, restarts, out, split.splits, p.size, constants=constants)
 
 
 def forward(
@@ -185,18 +162,18 @@ def forward(
     product of the factors of all steps and the final state for an initial state of zero.
     """
     p = make_problem(u, A, initial_state, dt_softplus, "")
-    split = launch.plan(p.entry, p.length, p.programs)
+    split = tables.plan(p.entry, p.length, p.programs, p.device)
     y, final = torch.empty_like(u), torch.empty_like(initial_state)
     shape = chunk_states_shape(p.batch, p.length, p.channels, *initial_state.shape[2:]) if save_states else (0,)
     checkpoints = initial_state.new_empty(shape)
     grid = p.programs, split.splits
     sizes = p.length, p.channels, p.states, p.blocks, split.tiles, split.splits, split.span, p.rows
-    with launch.on_device(u):
+    with on_device(u):
         entering = None
         if enter is not None or (split.parallel and split.splits > 1):
             factor, local = (initial_state.new_empty((p.batch, split.splits, p.size, p.components)) for _ in range(2))
             entering = initial_state.new_empty((p.batch, split.splits + 1, p.size, p.components))
-            launch.run(
+            launch(
                 chunk_state_fwd_kernel, grid, u, dt, A, B, dt_bias, dt_scale, flags, factor, local, *sizes, constants=p.constants
             )
             if enter is not None:
@@ -207,11 +184,10 @@ def forward(
                 pass_states(p, split, factor, local, torch.zeros_like(initial_state), flags, entering, False)
                 initial_state = enter(product, entering[:, -1].clone().view(initial_state.shape)).contiguous()
             pass_states(p, split, factor, local, initial_state, flags, entering, False)
-        every = min(p.interval, p.constants["T"])
-        launch.run(
+        launch(
             chunk_scan_fwd_kernel, grid, u, dt, A, B, C, D, z, dt_bias, dt_scale, initial_state, entering, flags, y, final,
-            checkpoints if save_states else None, *sizes, p.interval,
-            constants={"PAIR_FACTOR": pair_factor(p, paired), "EVERY": every, "NW": p.state_warps, **p.constants},
+            checkpoints if save_states else None, *sizes, p.interval // p.constants["T"],
+            constants={"PAIR_FACTOR": pair_factor(p, paired), "NW": p.state_warps, **p.constants},
         )  # fmt: skip
     return y, final, checkpoints
 
@@ -248,21 +224,22 @@ def backward(
     p, like = make_problem(u, A, initial_state, dt_softplus, "_backward"), initial_state
     split, chain_length, pieces_per_launch = plan_backward(p, like.element_size(), leave is not None)
     factor_of_pair, pieces = pair_factor(p, paired), split.splits if split.parallel else 1
-    in_slices = chain_length == 1 and p.blocks > 1
     du, ddt, dz = (u.new_empty(0) if x is None else torch.empty_like(x) for x in (u, dt, z))
-    d_states = like.new_empty((p.batch, pieces + split.parallel, p.size, p.components))
-    dA = like.new_empty((p.batch, pieces, p.size, p.components))
-    d_channels = like.new_empty((p.batch, pieces, 2, p.channels))
+    dA, d_initial = torch.empty_like(A), torch.empty_like(initial_state)
+    d_bias, dD = (u.new_empty(0) if x is None else torch.empty_like(x) for x in (dt_bias, D))
+    sums = like.new_empty((p.batch, pieces, p.size * p.components + 2 * p.channels))
     d_scale = None if dt_scale is None else like.new_empty((p.blocks, p.batch, p.length))
-    with launch.on_device(u, repeats=in_slices):
+    d_states = grad_final
+    with on_device(u):
         if split.parallel:
-            factor, local = torch.empty_like(dA), torch.empty_like(dA)
+            factor, local = (like.new_empty((p.batch, pieces, p.size, p.components)) for _ in range(2))
+            d_states = like.new_empty((p.batch, pieces + 1, p.size, p.components))
             steps_per_piece = split.span * split.T
             sizes = (
                 p.length, p.channels, p.states, p.blocks, ceil_div(p.length, p.constants["T"]), split.splits,
                 steps_per_piece // p.constants["T"], p.rows,
             )  # fmt: skip
-            launch.run(
+            launch(
                 chunk_state_bwd_kernel, (p.programs, split.splits), grad_y, dt, A, C, z, dt_bias, dt_scale, flags, factor, local,
                 *sizes, constants={"PAIR_FACTOR": factor_of_pair, **p.constants},
             )  # fmt: skip
@@ -270,78 +247,97 @@ def backward(
                 pass_states(p, split, factor, local, torch.zeros_like(grad_final), flags, d_states, True)
                 grad_final = leave(d_states[:, 0].reshape(grad_final.shape)).contiguous()
             pass_states(p, split, factor, local, grad_final, flags, d_states, True)
-        else:
-            d_states[:, 0] = grad_final.view(p.batch, p.size, p.components)
         counters = torch.zeros(p.programs * split.splits + 1, dtype=torch.int32, device=u.device) if chain_length > 1 else None
         tiles = p.interval // p.constants["T"]  # of a chunk
-        tile_states = like.new_empty((p.programs * pieces_per_launch, tiles, p.components, p.pairs)) if p.recompute else None
+        tile_states = like.new_empty((p.programs * pieces_per_launch, tiles, p.components, p.pairs))
 
         inputs = grad_y, u, dt, A, B, C, D, z, dt_bias, dt_scale, flags, chunk_states
         scan = partial(
-            launch_scan, p, split, (*inputs, tile_states, d_states, du, ddt, dz, d_scale), (d_channels, dA, counters),
+            launch_scan, p, split, (*inputs, tile_states, d_states, d_initial, du, ddt, dz, d_scale), (sums, counters),
             chain_length, factor_of_pair,
         )  # fmt: skip
-        if in_slices:
-            dB, dC = sum_slices(p, split, pieces_per_launch, B, C, like, scan)
-        else:
-            sums = [like.new_zeros((ceil_div(p.blocks, chain_length), *x.shape)) for x in (B, C)]
-            scan(0, split.splits, *sums)
-            dB, dC = ((x.sum(0) if len(x) > 1 else x[0]).to(like.dtype) for x, like in zip(sums, (B, C), strict=True))
-        del tile_states, scan
-    d_channels = d_channels.view(p.groups, -1, 2, p.channels).sum(1)
-    d_bias, dD = (u.new_empty(0) if x is None else launch.result(d_channels[:, i], x.shape) for i, x in enumerate((dt_bias, D)))
-    dA = dA.view(p.groups, -1, p.size * p.components).sum(1).view(A.shape)
-    d_scale = u.new_empty(0) if d_scale is None or dt_scale is None else d_scale.sum(0).to(dt_scale.dtype)
-    d_initial = launch.result(d_states[:, 0], initial_state.shape)
-    return du, ddt, dA, dB, dC, dD, dz, d_bias, d_initial, d_scale
+        add = sum_slices if chain_length == 1 and p.blocks > 1 else sum_in_order
+        dB, dC = add(p, split, pieces_per_launch, chain_length, B, C, like, scan)
+        launch(
+            sum_parameter_gradients_kernel, (ceil_div(sums.shape[2], SUM_PARTIALS["BLOCK"]), p.groups), sums, dA,
+            None if dt_bias is None else d_bias, None if D is None else dD, p.rows * pieces, p.size * p.components, p.channels,
+            constants=SUM_PARTIALS,
+        )  # fmt: skip
+    scale = u.new_empty(0) if d_scale is None or dt_scale is None else d_scale.sum(0).to(dt_scale.dtype)
+    return du, ddt, dA, dB, dC, dD, dz, d_bias, d_initial, scale
+
+
+def sum_in_order(
+    p: Problem, split: tables.Plan, _: int, chain_length: int, B: Tensor, C: Tensor, like: Tensor, scan: Callable[..., None]
+) -> tuple[Tensor, Tensor]:
+    """Return dB and dC, to which the programs of a chain add in order; those of several chains are added afterwards.
+
+    like: tensor of the dtype of the sums. scan: called with first, stop and two buffers, it adds the terms of the pieces [first,
+    stop).
+    """
+    chains, numbers = ceil_div(p.blocks, chain_length), p.states * p.components
+    if chains == 1 and B.dtype == like.dtype:
+        dB, dC = torch.zeros_like(B), torch.zeros_like(C)
+        scan(0, split.splits, dB, dC)
+        return dB, dC
+    dB, dC = torch.empty_like(B), torch.empty_like(C)
+    partials = like.new_zeros((2, chains * p.batch * p.length * numbers))
+    scan(0, split.splits, *partials)
+    launch_sum_partials(p, partials, dB, dC, chains, 0, p.length)
+    return dB, dC
+
+
+def launch_sum_partials(p: Problem, partials: Tensor, dB: Tensor, dC: Tensor, count: int, begin: int, steps: int) -> None:
+    """Add `count` partial sums of dB and dC of so many steps from the step `begin` on."""
+    numbers = p.states * p.components
+    of_slice = p.batch * steps * numbers
+    launch(
+        sum_partials_kernel, (ceil_div(of_slice, SUM_PARTIALS["BLOCK"]), 2), partials, dB, dC, count, partials.shape[1], of_slice,
+        steps * numbers, p.length * numbers, begin * numbers, constants=SUM_PARTIALS,
+    )  # fmt: skip
 
 
 def sum_slices(
-    p: Problem, split: launch.Plan, pieces_per_launch: int, B: Tensor, C: Tensor, like: Tensor, scan: Callable[..., None]
+    p: Problem, split: tables.Plan, pieces_per_launch: int, _: int, B: Tensor, C: Tensor, like: Tensor, scan: Callable[..., None]
 ) -> tuple[Tensor, Tensor]:
     """Return dB and dC from partial sums, of which those of all programs for one slice of the steps are in memory.
 
-    like: tensor of the dtype of the sums. scan: called with first, stop and two buffers, it computes partial sums
-    of the pieces [first, stop).
+    like, scan: as in `sum_in_order`, but each program has a part of the buffers.
     """
     dB, dC = torch.empty_like(B), torch.empty_like(C)
     steps, numbers = split.span * split.T, p.states * p.components  # of a piece, of a step
     partials = like.new_empty((2, p.programs * numbers * min(pieces_per_launch * steps, p.length)))
-    for first, stop in launch.slices(split.splits, pieces_per_launch):
+    for first, stop in tables.slices(split.splits, pieces_per_launch):
         begin, end = first * steps, min(stop * steps, p.length)
         scan(first, stop, *partials)
-        row_count = (end - begin) * numbers
-        launch.run(
-            sum_partials_kernel, (ceil_div(p.batch * row_count, SUM_PARTIALS["BLOCK"]), 2), partials, dB, dC, p.blocks,
-            partials.shape[1], p.batch * row_count, row_count, p.length * numbers, begin * numbers, constants=SUM_PARTIALS,
-        )  # fmt: skip
+        launch_sum_partials(p, partials, dB, dC, p.blocks, begin, end - begin)
     return dB, dC
 
 
-def plan_backward(p: Problem, bytes_per_number: int, piece: bool) -> tuple[launch.Plan, int, int]:
+def plan_backward(p: Problem, bytes_per_number: int, piece: bool) -> tuple[tables.Plan, int, int]:
     """Return how the steps are divided into pieces, the programs of a chain, and the pieces of a launch.
 
     piece: whether the gradient of the final state is found between two passes, so that pieces are parallel. If chains have one
     program, slices of the steps leave the partial sums of dB and dC in 2 / 5 of `SCRATCH` bytes where possible.
     """
-    parallel, steps = parallel_pieces(p.programs, p.constants["num_warps"]), p.constants["T"]
-    programs = ceil_div(launch.PROGRAMS, parallel)
-    split = launch.plan(p.entry, p.length, programs, chunk=p.interval)
+    parallel, steps = parallel_pieces(p.programs, p.constants["num_warps"], p.device), p.constants["T"]
+    programs = ceil_div(programs_to_fill(p.device), parallel)
+    split = tables.plan(p.entry, p.length, programs, p.device, chunk=p.interval)
     split = split._replace(parallel=split.parallel or piece)
     longest = max(1, split.span * split.T // (steps * MIN_CHAIN_TILES)) if p.entry in ORDERED_SUMS else 1
     chain_length = ceil_div(p.blocks, ceil_div(p.blocks, longest))
     if chain_length > 1 or p.blocks == 1:
         return split, chain_length, split.splits
     bytes_per_chunk = 2 * p.programs * p.states * p.components * bytes_per_number * p.interval
-    chunks = 2 * launch.SCRATCH // 5 // bytes_per_chunk
-    split = launch.plan(p.entry, p.length, programs, max(1, chunks // parallel), p.interval)
+    chunks = 2 * tables.SCRATCH // 5 // bytes_per_chunk
+    split = tables.plan(p.entry, p.length, programs, p.device, max(1, chunks // parallel), p.interval)
     split = split._replace(parallel=split.parallel or piece)
     return split, chain_length, min(split.splits, max(1, chunks // split.span)) if split.parallel else 1
 
 
 def launch_scan(
     p: Problem,
-    split: launch.Plan,
+    split: tables.Plan,
     tensors: tuple[Tensor | None, ...],
     sums: tuple[Tensor | None, ...],
     chain_length: int,
@@ -353,9 +349,9 @@ def launch_scan(
 ) -> None:
     """Launch the backward scan of the pieces [first, stop). tensors, sums: the kernel's arguments before and after dB and dC."""
     T, steps = p.constants["T"], split.span * split.T
-    span, recompute = steps // T, max(T, MIN_RECOMPUTE_STEPS[p.components]) if p.recompute else 0
-    group, slice_steps = split.T // T if recompute else span, min(stop * steps, p.length) - first * steps
-    launch.run(
+    span, recompute = steps // T, max(T, MIN_RECOMPUTE_STEPS[p.components])
+    group, slice_steps = split.T // T, min(stop * steps, p.length) - first * steps
+    launch(
         chunk_scan_bwd_kernel, (p.programs, stop - first), *tensors, dB, dC, *sums, p.length, p.channels, p.states, p.blocks,
         ceil_div(p.length, T), split.splits, span, p.rows, group, chain_length, first, slice_steps,
         constants={

@@ -506,18 +506,35 @@ def sum_weights(
     tl.store(p_dW + i_g * D * N * D + o_w, tl.sum(dW, 0), mask=m_w)
 
 
-@triton.jit(do_not_specialize=["count", "split_k", "state_programs"])
+@triton.jit
+def sum_skips(p_parts, p_dD, i_g, i, count, D, ROWS: tl.constexpr, BLOCK: tl.constexpr):
+    """Store the gradient of D (groups, D) of BLOCK channels: sums of the `count` parts (D,) of a group, in fixed order."""
+    o_d, o_i = i * BLOCK + tl.arange(0, BLOCK), tl.arange(0, ROWS)
+    m_d = o_d < D
+    dD = tl.zeros((ROWS, BLOCK), p_parts.dtype.element_ty)
+    for first in range(0, count, ROWS):
+        m_in = (first + o_i < count)[:, None] & m_d[None, :]
+        dD += tl.load(p_parts + (i_g * count + first + o_i[:, None]) * D + o_d[None, :], mask=m_in, other=0.0)
+    tl.store(p_dD + i_g * D + o_d, tl.sum(dD, 0), mask=m_d)
+
+
+@triton.jit(do_not_specialize=["count", "skip_count", "split_k", "state_programs", "skip_programs"])
 def sum_parameter_gradients_kernel(
-    p_sums, p_d_bias, p_dB, p_dC, p_parts, p_dW, count, split_k, state_programs, D, N,
+    p_sums, p_d_bias, p_dB, p_dC, p_skips, p_dD, p_weights, p_dW, count, skip_count, split_k, state_programs, skip_programs, D, N,
     SLOTS: tl.constexpr, SLOTS_PER_CHANNEL: tl.constexpr, K: tl.constexpr, STATE_ROWS: tl.constexpr, STATE_BLOCK: tl.constexpr,
-    WEIGHT_ROWS: tl.constexpr, WEIGHT_BLOCK: tl.constexpr,
+    SKIP_ROWS: tl.constexpr, SKIP_BLOCK: tl.constexpr, WEIGHT_ROWS: tl.constexpr, WEIGHT_BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Store the gradients of the bias, B and C by the first `state_programs` programs, and of W by the others, of one group."""
+    """Store the gradients of the parameters of a group: of the bias, B and C by the first `state_programs` programs, of D by the
+    next `skip_programs`, and of W by the others.
+    """
     i, i_g = tl.program_id(0), tl.program_id(1).to(tl.int64)
     if i < state_programs:
         sum_states(p_sums, p_d_bias, p_dB, p_dC, i_g, i, count, D * N, STATE_ROWS, STATE_BLOCK)
+    elif i < state_programs + skip_programs:
+        if p_skips is not None:
+            sum_skips(p_skips, p_dD, i_g, i - state_programs, skip_count, D, SKIP_ROWS, SKIP_BLOCK)
     else:
         sum_weights(
-            p_parts, p_dW, i_g, tl.num_programs(1), i - state_programs, split_k, D, N, SLOTS, SLOTS_PER_CHANNEL, K,
-            WEIGHT_ROWS, WEIGHT_BLOCK,
+            p_weights, p_dW, i_g, tl.num_programs(1), i - state_programs - skip_programs, split_k, D, N, SLOTS,
+            SLOTS_PER_CHANNEL, K, WEIGHT_ROWS, WEIGHT_BLOCK,
         )  # fmt: skip

@@ -68,7 +68,7 @@ GEMM_TILES = {
 }
 ELEMENTWISE = ElementwiseTile(16, 64, 4)
 STATE_PASSING = {"BLOCK": 128}  # lanes of a program
-SUMS = {"STATE_ROWS": 16, "STATE_BLOCK": 32, "WEIGHT_ROWS": 8, "WEIGHT_BLOCK": 256}
+SUMS = {"STATE_ROWS": 16, "STATE_BLOCK": 32, "SKIP_ROWS": 256, "SKIP_BLOCK": 8, "WEIGHT_ROWS": 8, "WEIGHT_BLOCK": 256}
 
 SLICE_BYTES = 40 * 2**20  # of the gradients of the angles of a slice of the steps
 MIN_SLICE_STEPS = 128  # for which a slice may take four times SLICE_BYTES
@@ -439,7 +439,7 @@ def backward(
     dx = u.new_empty(p.lanes.STATE_BLOCKS * p.batch * longest * p.D)
     d_dt = torch.empty_like(dx) if phase_dt else None
     all_tiles = sum(elementwise(p.batch, (stop - first) * steps, p.D).tiles for first, stop in slices)
-    dD = None if D is None else u.new_empty((p.batch, all_tiles, p.D))
+    skips, dD = (None, None) if D is None else (u.new_empty((p.batch, all_tiles, p.D)), torch.empty_like(D))
     x = new_sequences(p, u, longest, True)
     tile_states = None if flags is None else u.new_empty((p.batch, longest // steps * p.chunk_tiles, 3, p.size))
     masks = () if flags is None else (flags, tile_states)
@@ -474,7 +474,7 @@ def backward(
             )  # fmt: skip
             du_angles = gemm.run(stop - first)
             if epilogue is None or not p.single:
-                epilogue = BoundTensors(grad_y, u, dt, D, z, flags, raw, dx, d_dt, du_angles, du, ddt, dz, dD)
+                epilogue = BoundTensors(grad_y, u, dt, D, z, flags, raw, dx, d_dt, du_angles, du, ddt, dz, skips)
             call = elementwise(p.batch, padded, p.D)
             launch(
                 epilogue_bwd_kernel, (call.programs, call.columns), epilogue, p.batch, p.L, p.D, p.K, padded, origin,
@@ -482,14 +482,14 @@ def backward(
             )  # fmt: skip
             first_tile += call.tiles
         state_programs = ceil_div(p.size, SUMS["STATE_BLOCK"])
+        skip_programs = 0 if skips is None else ceil_div(p.D, SUMS["SKIP_BLOCK"])
+        programs = state_programs + skip_programs + ceil_div(p.size * p.D, SUMS["WEIGHT_BLOCK"])
         launch(
-            sum_parameter_gradients_kernel, (state_programs + ceil_div(p.size * p.D, SUMS["WEIGHT_BLOCK"]), p.groups), sums,
-            d_bias, dB, dC, gemm.dW, dW, sums.shape[1] * p.rows, gemm.weight_split_k, state_programs,
-            p.D, p.N,
+            sum_parameter_gradients_kernel, (programs, p.groups), sums, d_bias, dB, dC, skips, dD, gemm.dW, dW,
+            sums.shape[1] * p.rows, all_tiles * p.rows, gemm.weight_split_k, state_programs, skip_programs, p.D, p.N,
             constants={"SLOTS": p.slots, "SLOTS_PER_CHANNEL": gemm.slots_per_channel, "K": p.K, **SUMS},
         )  # fmt: skip
-    skip = u.new_empty(0) if D is None or dD is None else dD.view(p.groups, -1, p.D).sum(1).reshape(D.shape)
-    return du, ddt, dW, d_bias, dB, dC, skip, dz, d_initial
+    return du, ddt, dW, d_bias, dB, dC, u.new_empty(0) if dD is None else dD, dz, d_initial
 
 
 def divide_chunks(p: Problem) -> Iterator[tuple[int, int]]:

@@ -1,0 +1,259 @@
+"""Calls of Triton kernels that repeat an earlier call: its launches are recorded once, and then made again at other addresses.
+
+What an op launches depends on the shapes, dtypes and alignments of its tensors, not on their numbers. The second call on tensors
+of some shapes is therefore recorded: kernels, grids, integers, and where in the inputs, the results or the temporary buffers each
+address lies. A later call on such tensors allocates the results and one workspace, and launches the kernels. It runs neither the
+Python code of the op nor its checks of the arguments, which the recorded call passed.
+"""
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import wraps
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+ALIGNMENT = 512  # bytes, of buffers in the workspace, as the caching allocator of CUDA aligns
+MOST_CALLS = 256  # remembered of each function; the oldest is forgotten
+ZEROS = {torch.ops.aten.zeros.default, torch.ops.aten.zeros_like.default, torch.ops.aten.new_zeros.default}
+ALLOCATIONS = {
+    *ZEROS,
+    torch.ops.aten.empty.memory_format,
+    torch.ops.aten.empty_like.default,
+    torch.ops.aten.empty_strided.default,
+    torch.ops.aten.new_empty.default,
+    torch.ops.aten.new_empty_strided.default,
+}
+
+Run = Callable[..., object]
+
+
+class _Buffer(NamedTuple):
+    """Memory that a call allocated: its address and its size in bytes."""
+
+    address: int
+    size: int
+
+
+class _Place(NamedTuple):
+    """Where a tensor begins: so many bytes after the beginning of a root."""
+
+    root: int
+    offset: int
+    dtype: torch.dtype
+
+
+class _Launch(NamedTuple):
+    """A compiled kernel with its grid, the indices of its tensors in the list of places, and its other arguments."""
+
+    run: Run
+    places: tuple[int, ...]
+    others: tuple[Any, ...]
+
+
+class _Call(NamedTuple):
+    """A recorded call.
+
+    Attributes:
+        launches: in their order.
+        places: where the tensors of all launches begin; first None, for arguments that are None. Roots are the inputs, the
+            results and the workspace, counted in this order.
+        results: shape and dtype of each result, and whether it is filled with zeros first.
+        workspace: bytes of all temporary buffers.
+        zeros: so many bytes at its beginning are filled with zeros first.
+    """
+
+    launches: list[_Launch]
+    places: list[_Place | None]
+    results: list[tuple[torch.Size, torch.dtype, bool]]
+    workspace: int
+    zeros: int
+
+    def repeat(self, inputs: Sequence[Any], addresses: Sequence[int], device: torch.device) -> tuple[Tensor, ...]:
+        """Launch the kernels on other inputs, and return new results. addresses: of the inputs, 0 for those without."""
+        from longscan.ops import _gpu
+
+        results = tuple([
+            (torch.zeros if zeros else torch.empty)(shape, dtype=dtype, device=device) for shape, dtype, zeros in self.results
+        ])  # fmt: skip
+        workspace = torch.empty(self.workspace, dtype=torch.uint8, device=device)
+        if self.zeros:
+            workspace[: self.zeros].zero_()
+        if _gpu.INTERPRETED:
+            self._interpret([*inputs, *results, workspace])
+            return results
+        roots = [*addresses, *[x.data_ptr() for x in results], workspace.data_ptr()]
+        found = [None if place is None else roots[place[0]] + place[1] for place in self.places]
+        with _gpu.on_device(workspace):
+            stream = _gpu.current_stream(workspace)
+            for run, places, others in self.launches:
+                run(*[found[i] for i in places], *others, stream=stream)
+        return results
+
+    def _interpret(self, roots: Sequence[Any]) -> None:
+        """Launch the kernels in Triton's interpreter, which takes tensors instead of addresses."""
+        flat = [x.view(-1).view(torch.uint8) if isinstance(x, Tensor) else x for x in roots]
+        found = [None if place is None else flat[place.root][place.offset :].view(place.dtype) for place in self.places]
+        for run, places, others in self.launches:
+            run(*[found[i] for i in places], *others)
+
+
+class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Records the launches of a call on `inputs`."""
+
+    def __init__(self, inputs: Sequence[Any]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._inputs = [x if isinstance(x, Tensor) else None for x in inputs]
+        self._complete = True  # whether the call did nothing but allocate, take views and launch
+        self._launches: list[_Launch] = []
+        self._places: list[tuple[int | _Buffer, int, torch.dtype]] = []  # the index of an input or a buffer, offset, dtype
+        self._zeros: set[_Buffer] = set()
+        self._alive: list[Tensor | None] = []  # while it records, so that two buffers never have the same address
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self._complete = self._complete and (_active.interprets or func in ALLOCATIONS or func.is_view)
+        result = func(*args, **(kwargs or {}))
+        if func in ZEROS:
+            self._alive.append(result)
+            self._zeros.add(_buffer(result))
+        return result
+
+    def add(self, run: Run, tensors: Sequence[Tensor | None], others: tuple[Any, ...]) -> None:
+        """Record a launch, run(*tensors, *others)."""
+        self._alive.extend(tensors)
+        self._launches.append(_Launch(run, tuple([0 if x is None else self._place(x) for x in tensors]), others))
+
+    def _place(self, x: Tensor) -> int:
+        place = *self._root(x), x.dtype
+        if place not in self._places:
+            self._places.append(place)
+        return self._places.index(place) + 1
+
+    def _root(self, x: Tensor) -> tuple[int | _Buffer, int]:
+        """Return the input, as its index, or the buffer in which a tensor lies, and its offset in bytes."""
+        address = x.data_ptr()
+        found = [i for i, given in enumerate(self._inputs) if given is x]
+        if not found:
+            found = [i for i, given in enumerate(self._inputs) if given is not None and _contains(given, address)]
+            self._complete = self._complete and len(found) <= 1  # inputs that overlap in this call need not do so in others
+        if found:
+            given: Any = self._inputs[found[0]]
+            return found[0], address - given.data_ptr()
+        buffer = _buffer(x)
+        return buffer, address - buffer.address
+
+    def call(self, results: Sequence[Tensor]) -> _Call | None:
+        """Return the call that has been recorded, or None if it cannot be repeated."""
+        roots: dict[int | _Buffer, tuple[int, int]] = {i: (i, 0) for i in range(len(self._inputs))}
+        allocated = []
+        for i, x in enumerate(results):
+            root = self._root(x)[0]
+            if x.numel():
+                if root in roots or root != (x.data_ptr(), x.numel() * x.element_size()) or not x.is_contiguous():
+                    return None
+                roots[root] = len(self._inputs) + i, 0
+            allocated.append((x.shape, x.dtype, root in self._zeros))
+        if not self._complete or not self._launches:
+            return None
+        workspace, size, zeros = len(self._inputs) + len(results), 0, 0
+        buffers = {root for root, _, _ in self._places if isinstance(root, _Buffer) and root not in roots}
+        for buffer in sorted(buffers, key=lambda buffer: buffer not in self._zeros):
+            roots[buffer] = workspace, size
+            size += -(-buffer.size // ALIGNMENT) * ALIGNMENT
+            zeros = size if buffer in self._zeros else zeros
+        places = [_Place(roots[root][0], roots[root][1] + offset, dtype) for root, offset, dtype in self._places]
+        return _Call(self._launches, [None, *places], allocated, size, zeros)
+
+
+def _buffer(x: Tensor) -> _Buffer:
+    """Return the memory that has been allocated for a tensor, or for the tensor of which it is a view."""
+    storage = x.untyped_storage()
+    return _Buffer(storage.data_ptr(), storage.nbytes())
+
+
+def _contains(x: Tensor, address: int) -> bool:
+    return 0 <= address - x.data_ptr() < x.numel() * x.element_size()
+
+
+class _Active(threading.local):
+    """The call that is being recorded, and whether Triton's interpreter, which uses torch, runs a kernel."""
+
+    recorder: _Recorder | None = None
+    interprets = False
+
+
+_active = _Active()
+_functions: list[dict[Any, Any]] = []  # the calls of all functions
+
+
+def record_launch(run: Run, tensors: Sequence[Tensor | None], others: tuple[Any, ...]) -> None:
+    """Record a launch if a call is being recorded. run: takes the tensors, or their addresses, and the other arguments."""
+    if _active.recorder is not None:
+        _active.recorder.add(run, tensors, others)
+
+
+@contextmanager
+def interpreting() -> Iterator[None]:
+    """Do not take the operations inside the `with` statement for those of a call that is being recorded."""
+    _active.interprets = True
+    try:
+        yield
+    finally:
+        _active.interprets = False
+
+
+def forget_calls() -> None:
+    """Forget all recorded calls."""
+    for calls in _functions:
+        calls.clear()
+
+
+def repeats_calls(function: Callable[..., tuple[Tensor, ...]]) -> Callable[..., tuple[Tensor, ...]]:
+    """Return a function that does what `function` does, which launches Triton kernels, and repeats recorded calls.
+
+    The third call and all later ones on tensors of the same shapes, dtypes, device and alignments, with the same constants, are
+    repeated: what `function` launches must not depend on anything else.
+    """
+    calls: dict[Any, Any] = {}  # by what a call depends on: 1 after the first, then the call, or 2 if it cannot be repeated
+    _functions.append(calls)
+
+    @wraps(function)
+    def repeat(*args: Any) -> tuple[Tensor, ...]:
+        inputs: list[Any] = []
+        addresses: list[int] = []
+        key: list[Any] = []
+        for x in args:
+            if isinstance(x, Tensor):
+                if not x.is_contiguous():
+                    x = x.contiguous()
+                address = x.data_ptr()
+                key += x.shape, x.dtype, x.get_device(), address % 16
+            else:
+                address = 0
+                key.append(x)
+            inputs.append(x)
+            addresses.append(address)
+        known = tuple(key)
+        call = calls.get(known, 0)
+        if isinstance(call, _Call):
+            return call.repeat(inputs, addresses, next(x.device for x in inputs if isinstance(x, Tensor)))
+        if call != 1:
+            results = function(*args)
+            if not call and len(calls) >= MOST_CALLS:
+                del calls[next(iter(calls))]
+            calls.setdefault(known, 1)
+            return results
+        aliases = [x.detach() if isinstance(x, Tensor) else x for x in inputs]  # told apart where one tensor is two inputs
+        _active.recorder = recorder = _Recorder(aliases)
+        try:
+            with recorder:
+                results = function(*aliases)
+        finally:
+            _active.recorder = None
+        calls[known] = recorder.call(results) or 2
+        return results
+
+    return repeat
