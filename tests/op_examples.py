@@ -48,7 +48,12 @@ def run_with_gradients(function, inputs):
 def record_calls(op, inputs, backend):
     """Return the custom ops that a call of `op` and its backward pass make, with their arguments."""
     calls, original = [], _native_op._CustomOp.__call__
-    with patch.object(_native_op._CustomOp, "__call__", lambda self, *args: calls.append((self, args)) or original(self, *args)):
+
+    def call(self, *args, **observed):
+        calls.append((self, args))
+        return original(self, *args, **observed)
+
+    with patch.object(_native_op._CustomOp, "__call__", call):
         y, final = OPS[op].function(**with_gradients(inputs), backend=backend)
         (y.sum() + final.sum()).backward()
     return calls

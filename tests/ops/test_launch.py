@@ -51,6 +51,7 @@ class StandIn:
     """A kernel that records how it is compiled and launched."""
 
     arg_names = ("x", "other", "count", "BLOCK", "COMPLEX")
+    params = tuple(SimpleNamespace(do_not_specialize=False) for _ in arg_names)
 
     def __init__(self) -> None:
         self.warmups: list[tuple[Any, ...]] = []
@@ -108,6 +109,16 @@ def test_another_kind_of_argument_is_compiled_anew(kernel: StandIn) -> None:
     assert len(_gpu._compiled) == len(calls) + 1
 
 
+def test_integers_that_are_not_specialised_compile_nothing_anew(kernel: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernel, "params", [SimpleNamespace(do_not_specialize=i == 2) for i in range(5)], raising=False)
+    for count in (17, 1, 32):
+        launch(kernel, torch.zeros(64), count, None)
+    assert len(kernel.warmups) == 1
+    launch(kernel, torch.zeros(64), 2**31, None)  # 64-bit numbers
+    assert len(kernel.warmups) == 2
+    assert [args[2] for _, args, _ in kernel.launches] == [17, 1, 32, 2**31]
+
+
 def test_grids_have_three_numbers(kernel: StandIn) -> None:
     for grid in ((5,), (5, 6), (5, 6, 7)):
         launch(kernel, torch.zeros(64), 17, None, grid)
@@ -159,16 +170,6 @@ def test_kernels_of_the_backward_pass_are_compiled_with_those_of_the_forward_pas
     for keep in (False, True):
         native._first.run(*given, False, False, keep, "triton")
         assert len(compiled) == keep
-
-
-def test_bound_tensors_are_launched_like_their_tensors(kernel: StandIn) -> None:
-    x = torch.zeros(64)
-    launch(kernel, x, 17, None)
-    _gpu.launch(kernel, (2, 3), _gpu.BoundTensors(x, None), 19, constants={"COMPLEX": True, "BLOCK": 8})
-    assert len(kernel.warmups) == 1
-    assert kernel.launches[1][1] == (x.data_ptr(), None, 19, 8, True)
-    _gpu.launch(kernel, (2, 3), _gpu.BoundTensors(None, x), 19, constants={"COMPLEX": True, "BLOCK": 8})
-    assert len(kernel.warmups) == 2, "another argument is None"
 
 
 def test_what_follows_is_compiled_with_the_first_new_kernel(kernel: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,10 +3,10 @@
 import logging
 import os
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import cache, cached_property, partial
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 import torch
@@ -98,10 +98,13 @@ _compiled: dict[tuple[Any, ...], tuple[Any, tuple[Any, ...]]] = {}  # a compiled
 
 
 class _Ahead(threading.local):
-    """Calls whose kernels are compiled together, and whether launches only compile."""
+    """Calls whose kernels are compiled together, whether launches only compile, and what they compile."""
 
     calls: tuple[Callable[[], object], ...] = ()
     compiling = False
+
+    def __init__(self) -> None:
+        self.kernels: list[Any] = []  # that are being compiled
 
 
 _ahead = _Ahead()
@@ -135,73 +138,71 @@ def compile_ahead() -> None:
 
     _ahead.compiling = True
     try:
-        with ThreadPoolExecutor() as threads, AsyncCompileMode(threads, ignore_errors=True):
-            for call in calls:
-                call()
+        with ThreadPoolExecutor() as threads:
+            with AsyncCompileMode(threads, ignore_errors=True):
+                for call in calls:
+                    call()
+            list(threads.map(_load, _ahead.kernels))
     except torch.OutOfMemoryError:
         log.info("kernels are compiled one by one, because the buffers of a trial call do not fit into the memory")
     finally:
         _ahead.compiling = False
+        _ahead.kernels.clear()
 
 
-def describe_tensors(tensors: Sequence[Tensor | None]) -> tuple[list[int | None], tuple[Any, ...]]:
-    """Return addresses, and what a kernel is compiled for: the device, the dtypes, and which addresses are multiples of 16."""
-    addresses = [None if x is None else x.data_ptr() for x in tensors]
-    device = next(x.get_device() for x in tensors if x is not None)
-    dtypes = [None if x is None else x.dtype for x in tensors]
-    return addresses, (device, *dtypes, *[x is None or x % 16 == 0 for x in addresses])
+def _finished(kernel: Any) -> Any:
+    """Return a kernel when it has been compiled, which another thread does in Triton's asynchronous mode."""
+    return kernel.result() if hasattr(type(kernel), "result") else kernel
 
 
-class BoundTensors:
-    """Tensors, or None, that are the first arguments of several launches, which look them up only once."""
+def _load(kernel: Any) -> None:
+    """Load a kernel onto the GPU, and build the C function that launches it, which takes Triton 3.6 half a second each."""
+    try:
+        _finished(kernel)[1, 1, 1]
+    except Exception as error:  # raised again where the kernel is launched
+        log.debug("a kernel could not be loaded: %s", error)
 
-    def __init__(self, *tensors: Tensor | None) -> None:
-        self.tensors = tensors
 
-    @cached_property
-    def description(self) -> tuple[list[int | None], tuple[Any, ...]]:
-        """The result of `describe_tensors`."""
-        return describe_tensors(self.tensors)
+@cache
+def _specialised(kernel: Any) -> tuple[bool, ...]:
+    """Return for each argument of a kernel whether it is compiled for a value: 1, a multiple of 16 or another."""
+    return tuple([not parameter.do_not_specialize for parameter in kernel.params])
 
 
 def launch(kernel: Any, grid: tuple[int, ...], *args: Any, constants: dict[str, Any]) -> None:
     """Launch a Triton kernel: `kernel[grid](*args, **constants)`.
 
-    args: in the order of the signature, before the constants; first tensors or None, or `BoundTensors` in their place, then
-    integers.
+    args: in the order of the signature, before the constants; first tensors or None, then integers.
 
     A kernel that has run on like arguments before is launched as Triton's tutorials launch a compiled kernel, by
     `compiled[grid](...)`, with addresses for tensors. `kernel[grid]` takes several times as long: it inspects every argument, and
     its launcher asks the driver about every tensor.
     """
-    bound = args[0] if isinstance(args[0], BoundTensors) else None
-    if bound is not None:
-        args = (*bound.tensors, *args[1:])
     if _tracing.active:
         wrap_triton(kernel)[grid](*args, **constants)
         return
+    tensors = [x for x in args if type(x) is not int]
+    integers = args[len(tensors) :]
     if INTERPRETED:
         run = partial(kernel[grid], **constants)
         with interpreting():
             run(*args)
-        pointers = [x for x in args if type(x) is not int]
-        record_launch(run, pointers, args[len(pointers) :])
+        record_launch(run, tensors, integers)
         return
     if _ahead.compiling:
-        kernel.warmup(*args, grid=grid, **constants)
+        _ahead.kernels.append(kernel.warmup(*args, grid=grid, **constants))
         return
-    tensors = bound.tensors if bound is not None else [x for x in args if type(x) is not int]
-    addresses, description = bound.description if bound is not None else describe_tensors(tensors)
-    integers = args[len(tensors) :]
-    key = (kernel, *description, *constants.values(), *[(x == 1) + 2 * (x % 16 == 0) + 4 * (x < 2**31) for x in integers])
-    found = _compiled.get(key)
+    addresses = [None if x is None else x.data_ptr() for x in tensors]
+    key: list[Any] = [kernel, next(x.get_device() for x in tensors if x is not None), *constants.values()]
+    key += [x if x is None else (x.dtype, x.data_ptr() % 16 == 0) for x in tensors]
+    for x, specialised in zip(integers, _specialised(kernel)[len(tensors) :], strict=False):
+        key.append((x < 2**31, specialised and x == 1, specialised and x % 16 == 0))
+    found = _compiled.get(tuple(key))
     if found is None:
         compile_ahead()
-        compiled = kernel.warmup(*args, grid=grid, **constants)
-        if hasattr(type(compiled), "result"):  # another thread compiles the kernel ahead at the moment (Triton 3.9)
-            compiled = compiled.result()
+        compiled = _finished(kernel.warmup(*args, grid=grid, **constants))
         found = compiled, tuple(constants[name] for name in kernel.arg_names[len(args) :])
-        _compiled[key] = found
+        _compiled[tuple(key)] = found
     compiled, ordered = found
     run = compiled[(*grid, 1, 1)[:3]]
     run(*addresses, *integers, *ordered)

@@ -131,8 +131,9 @@ class _CustomOp:
 
         torch.library.register_torch_dispatch(self.overload, FunctionalTensorMode, decompose, lib=_library)
 
-    def __call__(self, *args: Any) -> Any:
-        tensors = [x for x in args if isinstance(x, Tensor)]
+    def __call__(self, *args: Any, observed: Sequence[Tensor] | None = None) -> Any:
+        """Run the op. observed: the tensors that may be transformed or differentiated; all when None."""
+        tensors = [x for x in args if isinstance(x, Tensor)] if observed is None else observed
         if is_compiled_or_transformed(*tensors):
             if in_func_transform():
                 return _Transformed.apply(self, *args)  # type: ignore[no-untyped-call]
@@ -338,11 +339,16 @@ class NativeOp:
             same = [known[source] if known.get(x, args[0]) is not None else None for x, source in gradients.items()]
             return tuple(args[0].new_empty((0,)) if x is None else x.new_empty(x.shape) for x in same)
 
+        places = {name: i for i, name in enumerate((*arguments, "backend", *results))}
+        saved_tensors = [places[name] for name in saved if name not in constants]
+        saved_constants = [places[name] for name in saved if name in constants]
+        gradient_of = {name: i for i, name in enumerate(gradients)}
+
         def save(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-            known = dict(zip((*arguments, *results), (*inputs[:-1], *output), strict=True))
-            ctx.save_for_backward(*(known[name] for name in saved if name not in constants))
-            ctx.constants = [known[name] for name in saved if name in constants]
-            ctx.backend, ctx.absent = inputs[-1], {name for name in arguments if known[name] is None}
+            known = *inputs, *output
+            ctx.save_for_backward(*[known[i] for i in saved_tensors])
+            ctx.constants, ctx.backend = [known[i] for i in saved_constants], inputs[-1]
+            ctx.gradients = [None if x is None else gradient_of.get(name) for name, x in zip(arguments, inputs, strict=False)]
             ctx.mark_non_differentiable(*output[2:])
             ctx.set_materialize_grads(False)  # it would make zeros for what is kept for the backward, too
             ctx.results = [(result.shape, result.dtype) for result in output[:2]]
@@ -354,14 +360,14 @@ class NativeOp:
                 for x, (shape, dtype) in zip(grads, ctx.results, strict=False)
             ]
             arguments_of_second = *given, *tensors, *ctx.constants, ctx.backend
-            if exchange is None:
-                found = dict(zip(gradients, second(*arguments_of_second), strict=True))
-            else:
-                by_input = backward(*arguments_of_second, leave=lambda grad: exchange.leave(grad, given[1]))
-                found = dict(zip(gradients, by_input, strict=True))
+            if exchange is not None:
+                found = list(backward(*arguments_of_second, leave=lambda grad: exchange.leave(grad, given[1])))
                 if exchange.split.rank:  # the first piece alone reads the initial state
-                    found["initial_state"] = torch.zeros_like(found["initial_state"])
-            return (*(None if name in ctx.absent else found.get(name) for name in arguments), None)
+                    place = gradient_of["initial_state"]
+                    found[place] = torch.zeros_like(found[place])
+            else:  # without `create_graph` only the gradients can be transformed, by `is_grads_batched`
+                found = second(*arguments_of_second, observed=None if torch.is_grad_enabled() else given)
+            return (*[None if i is None else found[i] for i in ctx.gradients], None)
 
         def remember_backend(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:  # noqa: ARG001
             ctx.backend = inputs[-1]
@@ -409,8 +415,9 @@ class NativeOp:
 
         args: as in a call; the initial state is that before the first piece. factors: the kind that `PieceExchange` takes.
         """
-        tensors = [x for x in args if isinstance(x, Tensor)]
-        if current_split() is None or args[-1] not in self._pieces or is_compiled_or_transformed(*tensors):
+        if current_split() is None or args[-1] not in self._pieces:
+            return None
+        if is_compiled_or_transformed(*[x for x in args if isinstance(x, Tensor)]):
             return None
         known = dict(zip(self._arguments, args, strict=False))
 

@@ -121,10 +121,11 @@ def selective_scan(
     ] + [flags]
     initial_state = tensors[8]
     factors: FactorKind = "complex" if is_complex else "real"
+    keep = keeps_chunk_states(*tensors)
 
     def run(state: Tensor, skip: OptionalTensor = tensors[5], gate: OptionalTensor = tensors[6]) -> tuple[Tensor, Tensor]:
         given = [*tensors[:5], skip, gate, tensors[7], state, *tensors[9:]]
-        return _run_backend(given, dt_softplus, paired, seq_idx is not None, chosen)
+        return _run_backend(given, dt_softplus, paired, seq_idx is not None, keep, chosen)
 
     def add_step_sizes(dt: Tensor, dt_bias: OptionalTensor, dt_scale: OptionalTensor) -> Tensor:
         dt, dt_scale = zero_invalid(flags, dt.to(wide), dt_scale if dt_scale is None else dt_scale.to(wide))
@@ -140,7 +141,7 @@ def selective_scan(
             flags,
             make_map,
             lambda: run(torch.zeros_like(initial_state), None, None)[1],
-            _native.of_piece(*tensors, dt_softplus, paired, keeps_chunk_states(*tensors[:-1]), chosen, factors=factors),
+            _native.of_piece(*tensors, dt_softplus, paired, keep, chosen, factors=factors),
         )
     return y.to(out), restore_complex(final, form) if is_complex else final
 
@@ -152,11 +153,13 @@ def decay_map(time: Tensor, A: Tensor) -> PieceMap:
     return PieceMap([time], lambda state, time: multiply(eager.decay(time, A), state))
 
 
-def _run_backend(tensors: list[Any], dt_softplus: bool, paired: bool, packed: bool, backend: str) -> tuple[Tensor, Tensor]:
+def _run_backend(
+    tensors: list[Any], dt_softplus: bool, paired: bool, packed: bool, keep: bool, backend: str
+) -> tuple[Tensor, Tensor]:
     """Return y and the final state by one backend. tensors: u to dt_scale in the order of `selective_scan`, then flags."""
     u, A = tensors[0], tensors[2]
     if backend in NATIVE and u.numel() and A.numel():
-        y, final, _ = _native(*tensors, dt_softplus, paired, keeps_chunk_states(*tensors[:-1]), backend)
+        y, final, _ = _native(*tensors, dt_softplus, paired, keep, backend)
         return y, final
     if backend != "reference":
         return eager.selective_scan(*tensors, dt_softplus=dt_softplus, paired=paired, packed=packed)

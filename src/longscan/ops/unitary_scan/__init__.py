@@ -129,11 +129,13 @@ def unitary_scan(
     given = (u, dt, W, bias, B, C, D, z, initial_state)
     wide = state_dtype(*given)
     tensors: list[Any] = [None if x is None else to_pairs(x, wide) for x in given] + [flags]
-    for i in (4, 5):  # B and C, one for every channel
-        tensors[i] = tensors[i].expand(channels, states, 2)
+    for i in (4, 5):
+        if tensors[i].ndim == 2:  # one coefficient for every channel
+            tensors[i] = tensors[i].expand(channels, states, 2)
+    keep = keeps_chunk_states(*tensors)
 
     def run(state: Tensor, skip: OptionalTensor = tensors[6], gate: OptionalTensor = tensors[7]) -> tuple[Tensor, Tensor]:
-        return _run_backend([*tensors[:6], skip, gate, state, flags], phase_dt, seq_idx is not None, chosen)
+        return _run_backend([*tensors[:6], skip, gate, state, flags], phase_dt, seq_idx is not None, keep, chosen)
 
     with without_autocast(u):
         y, final = scan_piece(
@@ -142,7 +144,7 @@ def unitary_scan(
             flags,
             lambda: _rotation_map(tensors, flags, phase_dt),
             lambda: run(torch.zeros_like(tensors[8]), None, None)[1],
-            _native.of_piece(*tensors, phase_dt, keeps_chunk_states(*tensors[:-1]), chosen, factors="complex"),
+            _native.of_piece(*tensors, phase_dt, keep, chosen, factors="complex"),
         )
     return y.to(out), restore_complex(final, form)
 
@@ -165,10 +167,10 @@ def _rotation_map(tensors: list[Any], flags: Tensor | None, phase_dt: bool) -> P
     return PieceMap([angle], lambda state, angle: multiply(polar(torch.ones_like(angle), angle), state))
 
 
-def _run_backend(tensors: list[Any], phase_dt: bool, packed: bool, backend: str) -> tuple[Tensor, Tensor]:
+def _run_backend(tensors: list[Any], phase_dt: bool, packed: bool, keep: bool, backend: str) -> tuple[Tensor, Tensor]:
     """Return y and the final state by one backend. tensors: u to initial_state in the order of `unitary_scan`, then flags."""
     if backend in NATIVE and tensors[0].numel() and tensors[2].numel():
-        y, final, _ = _native(*tensors, phase_dt, keeps_chunk_states(*tensors[:-1]), backend)
+        y, final, _ = _native(*tensors, phase_dt, keep, backend)
         return y, final
     if backend != "reference":
         return eager.unitary_scan(*tensors, phase_dt=phase_dt, packed=packed)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from longscan.numerics.pairs import multiply, polar
-from longscan.ops._gpu import BoundTensors, ceil_div, launch, multiprocessors, on_device, power_of_two, programs_to_fill
+from longscan.ops._gpu import ceil_div, launch, multiprocessors, on_device, power_of_two, programs_to_fill
 from longscan.ops._triton_launch import largest, smallest, special_functions
 from longscan.ops.unitary_scan.triton.backward import (
     chunk_scan_bwd_kernel,
@@ -260,11 +260,11 @@ def new_sequences(p: Problem, like: Tensor, steps: int, backward: bool) -> Seque
     )
 
 
-def preprocess_forward(p: Problem, tensors: BoundTensors, origin: int, padded: int) -> None:
-    """Fill the buffers with `padded` steps from the step `origin` on. tensors: u, dt, flags and the buffers without g."""
+def preprocess_forward(p: Problem, u: Tensor, dt: Tensor, flags: Tensor | None, x: Sequences, origin: int, padded: int) -> None:
+    """Fill the buffers, except g, with `padded` steps from the step `origin` on."""
     call = elementwise(p.batch, padded, p.K)
     launch(
-        preprocess_fwd_kernel, (call.programs, call.columns), tensors, p.L, p.D, p.K, padded, origin, call.tiles,
+        preprocess_fwd_kernel, (call.programs, call.columns), u, dt, flags, *x[:5], p.L, p.D, p.K, padded, origin, call.tiles,
         constants=call.constants,
     )  # fmt: skip
 
@@ -307,7 +307,7 @@ def forward(
     sums = u.new_empty(p.lanes.STATE_BLOCKS * p.batch * p.D * padded)
     with on_device(u):
         x = new_sequences(p, u, padded, False)
-        preprocess_forward(p, BoundTensors(u, dt, flags, *x[:5]), 0, padded)
+        preprocess_forward(p, u, dt, flags, x, 0, padded)
         if p.chunks.parallel:
             local = u.new_empty((p.batch, number, p.size, 4))
             launch(
@@ -378,7 +378,6 @@ class Gemm:
         self.weight_split_k = ceil_div(W_tiles, self.tiles_per_split)
         self.dW = W.new_empty((self.weight_split_k, *shape))
         self.du = W.new_empty(self.split_k * rows * p.K)
-        self.tensors = BoundTensors(*self.d_theta, self.W_hi, self.W_lo, x.u_hi, x.u_lo, self.du, self.dW)
 
     def run(self, chunks: int) -> Tensor:
         """Return parts of the gradient of u (split_k, B, steps, K) of a slice of `chunks` chunks, and add to that of W."""
@@ -393,8 +392,8 @@ class Gemm:
         grid = u_programs + self.W_blocks * self.weight_split_k, p.K // tile.columns, p.groups
         even = bool(steps % tile.rows == steps % tile.steps == p.slots % tile.slots == 0)  # no symbol, in traced graphs
         launch(
-            d_theta_gemm_kernel, grid, self.tensors, chunks, steps, u_tiles, W_tiles, self.blocks_per_split,
-            self.tiles_per_split, u_programs, self.W_blocks, self.accumulate,
+            d_theta_gemm_kernel, grid, *self.d_theta, self.W_hi, self.W_lo, self.x.u_hi, self.x.u_lo, self.du, self.dW, chunks,
+            steps, u_tiles, W_tiles, self.blocks_per_split, self.tiles_per_split, u_programs, self.W_blocks, self.accumulate,
             constants={
                 "BLOCKS": p.lanes.BLOCKS, "R": p.lanes.BD * p.lanes.BN, "K": p.K, "BK": tile.columns, "BT_U": tile.rows,
                 "BS": tile.slots, "BT_W": tile.steps, "STAGES": tile.stages, "EVEN": even, "BY_STEP": self.by_step,
@@ -461,24 +460,22 @@ def backward(
             pass_gradients(p, local, chunk_states, grad_final, m)
         kernel = chunk_scan_bwd_kernel if flags is None else chunk_scan_masked_bwd_kernel
         inputs, outputs = (*x, W, bias, B, C, chunk_states, *masks, grad_final, m), (dx, d_dt, *gemm.d_theta, sums, d_initial)
-        scan, epilogue = BoundTensors(*inputs, *outputs), None
         first_tile = 0
         for first, stop in slices:
             padded, origin = (stop - first) * steps, stop * steps - 1
             if not parallel or len(slices) > 1:
                 preprocess.run(first, stop)
             launch(
-                kernel, (p.programs, stop - first), scan, p.batch, p.L, padded, p.chunk_tiles, number, p.rows, origin, first,
-                stride,
+                kernel, (p.programs, stop - first), *inputs, *outputs, p.batch, p.L, padded, p.chunk_tiles, number, p.rows,
+                origin, first, stride,
                 constants={"SEQUENTIAL": not parallel, **p.constants},
             )  # fmt: skip
             du_angles = gemm.run(stop - first)
-            if epilogue is None or not p.single:
-                epilogue = BoundTensors(grad_y, u, dt, D, z, flags, raw, dx, d_dt, du_angles, du, ddt, dz, skips)
             call = elementwise(p.batch, padded, p.D)
             launch(
-                epilogue_bwd_kernel, (call.programs, call.columns), epilogue, p.batch, p.L, p.D, p.K, padded, origin,
-                p.lanes.STATE_BLOCKS, gemm.split_k, call.tiles, p.rows, stride, first_tile, all_tiles, constants=call.constants,
+                epilogue_bwd_kernel, (call.programs, call.columns), grad_y, u, dt, D, z, flags, raw, dx, d_dt, du_angles, du,
+                ddt, dz, skips, p.batch, p.L, p.D, p.K, padded, origin, p.lanes.STATE_BLOCKS, gemm.split_k, call.tiles, p.rows,
+                stride, first_tile, all_tiles, constants=call.constants,
             )  # fmt: skip
             first_tile += call.tiles
         state_programs = ceil_div(p.size, SUMS["STATE_BLOCK"])
@@ -527,35 +524,35 @@ class BackwardPreprocess:
     def __init__(
         self,
         p: Problem,
-        tensors: tuple[Tensor | None, ...],
+        tensors: tuple[Tensor, Tensor, Tensor | None, Tensor, Tensor | None],
         parameters: tuple[Tensor, Tensor, Tensor],
         chunk_states: Tensor,
         x: Sequences,
         gemm: Gemm,
         tile_states: Tensor | None,
     ) -> None:
-        u, dt, _, _, flags = tensors
-        self.p, self.slots_per_channel, self.stride = p, gemm.slots_per_channel, chunk_states.stride(0)
-        W_parts = (parameters[0], *x, gemm.W_hi, gemm.W_lo) if p.single else (None, *x, None, None)
-        self.backward = BoundTensors(*tensors, *W_parts)
-        self.forward = None if flags is None else BoundTensors(u, dt, flags, *x[:5])
-        self.tile_states = BoundTensors(*x[:5], *parameters, chunk_states, flags, tile_states)
+        self.p, self.tensors, self.parameters, self.chunk_states, self.x = p, tensors, parameters, chunk_states, x
+        self.gemm, self.tile_states = gemm, tile_states
         self.weight_programs = p.groups * ceil_div(p.slots, WEIGHT_ROWS.value) if p.single else 0
 
     def run(self, first: int, stop: int) -> None:
         """Fill the buffers for the chunks [first, stop)."""
         p, steps = self.p, self.p.chunks.steps
         padded = (stop - first) * steps
-        if self.forward is not None:
-            preprocess_forward(p, self.forward, first * steps, padded)
+        u, dt, _, _, flags = self.tensors
+        if flags is not None:
+            preprocess_forward(p, u, dt, flags, self.x, first * steps, padded)
             launch(
-                tile_states_kernel, (p.programs, stop - first), self.tile_states, p.L, padded, p.chunk_tiles, p.rows,
-                first * steps, first, self.stride, constants=p.constants,
+                tile_states_kernel, (p.programs, stop - first), *self.x[:5], *self.parameters, self.chunk_states, flags,
+                self.tile_states, p.L, padded, p.chunk_tiles, p.rows, first * steps, first, self.chunk_states.stride(0),
+                constants=p.constants,
             )  # fmt: skip
         call = elementwise(p.batch, padded, p.K)
+        W = self.parameters[0] if p.single else None
         launch(
-            preprocess_bwd_kernel, (call.programs + self.weight_programs, call.columns), self.backward, p.L, p.D, p.N, p.K,
+            preprocess_bwd_kernel, (call.programs + self.weight_programs, call.columns), *self.tensors, W, *self.x,
+            self.gemm.W_hi, self.gemm.W_lo, p.L, p.D, p.N, p.K,
             padded, stop * steps - 1, call.tiles, call.programs,
-            constants={"SLOTS": p.slots, "SLOTS_PER_CHANNEL": self.slots_per_channel, **call.constants},
+            constants={"SLOTS": p.slots, "SLOTS_PER_CHANNEL": self.gemm.slots_per_channel, **call.constants},
         )  # fmt: skip
         self.weight_programs = 0

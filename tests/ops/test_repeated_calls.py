@@ -1,0 +1,222 @@
+"""Recorded and repeated calls of functions that launch kernels, which are stand-ins here."""
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+pytest.importorskip("triton", reason="Triton is not installed")
+from longscan.ops import _gpu, _repeated_calls
+from longscan.ops._repeated_calls import record_launch, repeats_calls
+
+Function = Callable[..., tuple[Tensor, ...]]
+
+
+class Copy:
+    """A kernel that copies `count` numbers of float32 from one tensor, or from its address, to another."""
+
+    def __init__(self) -> None:
+        self.launches = 0
+
+    def __call__(self, source: Any, target: Any, count: int) -> None:
+        self.launches += 1
+        target.view(-1)[:count].copy_(source.view(-1)[:count])
+
+    def launch(self, source: Tensor, target: Tensor, count: int) -> None:
+        """Launch the kernel as `_gpu.launch` does."""
+        with _repeated_calls.interpreting():
+            self(source, target, count)
+        record_launch(self, [source, target], (count,))
+
+
+@pytest.fixture
+def copy(monkeypatch: pytest.MonkeyPatch) -> Copy:
+    """The kernel, which is launched as in Triton's interpreter."""
+    monkeypatch.setattr(_gpu, "INTERPRETED", True)
+    return Copy()
+
+
+def counted(function: Function) -> tuple[Function, list[int]]:
+    """Return the function with repeated calls, and a list that has an item for each time that it runs."""
+    runs: list[int] = []
+
+    def run(*args: Any) -> tuple[Tensor, ...]:
+        runs.append(1)
+        return function(*args)
+
+    return repeats_calls(run), runs
+
+
+def test_third_call_repeats_the_launches_on_its_own_tensors(copy: Copy) -> None:
+    def twice(x: Tensor, absent: Tensor | None, scale: bool) -> tuple[Tensor, ...]:
+        between, y = x.new_empty(2, x.shape[0]), torch.empty_like(x)
+        copy.launch(x, between[1], len(x))
+        copy.launch(between[1], y, len(x))
+        return y, x.new_empty(0)
+
+    call, runs = counted(twice)
+    for i in range(5):
+        x = torch.full((6,), float(i))
+        y, empty = call(x, None, True)
+        assert torch.equal(y, x)
+        assert y.data_ptr() != x.data_ptr()
+        assert empty.shape == (0,)
+    assert len(runs) == 2
+    assert copy.launches == 10
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        (torch.zeros(7), None, True),
+        (torch.zeros(6, dtype=torch.int32), None, True),
+        (torch.zeros(7)[1:], None, True),  # not a multiple of 16 bytes
+        (torch.zeros(6), torch.zeros(6), True),
+        (torch.zeros(6), None, False),
+    ],
+)
+def test_other_arguments_are_another_call(other: tuple[Any, ...], copy: Copy) -> None:
+    def function(x: Tensor, *_: Any) -> tuple[Tensor, ...]:
+        y = torch.empty_like(x)
+        copy.launch(x, y, 1)
+        return (y,)
+
+    call, runs = counted(function)
+    for _ in range(3):
+        call(torch.zeros(6), None, True)
+    assert len(runs) == 2
+    call(*other)
+    assert len(runs) == 3
+    _repeated_calls.forget_calls()
+    call(torch.zeros(6), None, True)
+    assert len(runs) == 4
+
+
+def test_one_tensor_as_two_inputs_is_told_apart(copy: Copy) -> None:
+    def second(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+        out = torch.empty_like(x)
+        copy.launch(y, out, len(x))
+        return (out,)
+
+    call, runs = counted(second)
+    for _ in range(2):
+        x = torch.ones(4)
+        call(x, x)
+    assert torch.equal(call(torch.ones(4), torch.full((4,), 2.0))[0], torch.full((4,), 2.0))
+    assert len(runs) == 2
+
+
+def test_views_of_one_tensor_as_two_inputs_are_not_repeated(copy: Copy) -> None:
+    """A view that the function takes may then lie in either of them."""
+
+    def second(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+        out = torch.empty_like(x)
+        copy.launch(y[2:], out, len(x) - 2)
+        return (out,)
+
+    call, runs = counted(second)
+    for _ in range(4):
+        x = torch.ones(4)
+        call(x, x)
+    assert len(runs) == 4
+
+
+def test_zeros_are_filled_again(copy: Copy) -> None:
+    def function(x: Tensor) -> tuple[Tensor, ...]:
+        zeros, y, z = torch.zeros_like(x), torch.empty_like(x), x.new_zeros(3)
+        copy.launch(x, zeros, 1)
+        copy.launch(zeros, y, len(x))
+        copy.launch(x, z, 1)
+        return y, z
+
+    call, runs = counted(function)
+    for i in range(1, 5):
+        y, z = call(torch.full((5,), float(i)))
+        assert y.tolist() == [i, 0, 0, 0, 0]
+        assert z.tolist() == [i, 0, 0]
+    assert len(runs) == 2
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x, _: (x * 2,),
+        lambda x, _: (x,),
+        lambda _, y: (y[1:],),
+        lambda _, y: (y, y.view(2, 2)),
+        lambda _, y: (y.view(2, 2).mT,),
+    ],
+)
+def test_other_results_than_new_tensors_are_not_repeated(function: Any, copy: Copy) -> None:
+    def launching(x: Tensor) -> tuple[Tensor, ...]:
+        y = torch.empty_like(x)
+        copy.launch(x, y, len(x))
+        return tuple(function(x, y))
+
+    call, runs = counted(launching)
+    for i in range(4):
+        x = torch.arange(4.0) + i
+        for found, expected in zip(call(x), function(x, x), strict=True):
+            assert torch.equal(found, expected)
+    assert len(runs) == 4
+
+
+def test_call_without_launches_is_not_repeated() -> None:
+    call, runs = counted(lambda x: (torch.zeros_like(x),))
+    for _ in range(4):
+        call(torch.ones(2))
+    assert len(runs) == 4
+
+
+def test_inputs_are_made_contiguous(copy: Copy) -> None:
+    def function(x: Tensor) -> tuple[Tensor, ...]:
+        y = torch.empty_like(x)
+        copy.launch(x, y, x.numel())
+        return (y,)
+
+    call, runs = counted(function)
+    for i in range(4):
+        x = torch.full((1,), float(i)).expand(3, 2)
+        assert torch.equal(call(x)[0], x)
+    assert len(runs) == 2
+
+
+def test_number_of_calls_is_bounded(copy: Copy, monkeypatch: pytest.MonkeyPatch) -> None:
+    def function(x: Tensor) -> tuple[Tensor, ...]:
+        y = torch.empty_like(x)
+        copy.launch(x, y, len(x))
+        return (y,)
+
+    monkeypatch.setattr(_repeated_calls, "MOST_CALLS", 2)
+    call, runs = counted(function)
+    for size in (1, 2, 3):
+        call(torch.zeros(size))
+    assert [len(calls) for calls in _repeated_calls._functions if calls] == [2]
+    for _ in range(3):
+        call(torch.zeros(3))
+    assert len(runs) == 4
+
+
+def test_error_of_a_recorded_call_ends_the_recording(copy: Copy) -> None:
+    fails = SimpleNamespace(now=False)
+
+    def function(x: Tensor) -> tuple[Tensor, ...]:
+        if fails.now:
+            raise RuntimeError("no memory")
+        y = torch.empty_like(x)
+        copy.launch(x, y, len(x))
+        return (y,)
+
+    call, runs = counted(function)
+    call(torch.ones(2))
+    fails.now = True
+    with pytest.raises(RuntimeError, match="no memory"):
+        call(torch.ones(2))
+    assert _repeated_calls._active.recorder is None
+    fails.now = False
+    for _ in range(3):
+        assert torch.equal(call(torch.ones(2))[0], torch.ones(2))
+    assert len(runs) == 3
