@@ -286,8 +286,15 @@ class NativeOp:
             return tuple(_gpu.compile_together(lambda: module.forward(*given, **more), later))
 
         def backward(*args: Any, leave: Callable[[Tensor], Tensor] | None = None) -> Any:
-            given = check_backward(*args)
-            return tuple(self._module(args[-1]).backward(*given, **({} if leave is None else {"leave": leave})))
+            given, more = check_backward(*args), {}
+            module = self._module(args[-1])
+            if args[-1] != "triton":
+                return tuple(module.backward(*given, **({} if leave is None else {"leave": leave})))
+            from longscan.ops import _gpu
+
+            if leave is not None:
+                more["leave"] = lambda grad: grad if _gpu.is_compiling() else leave(grad)
+            return tuple(_gpu.compile_together(lambda: module.backward(*given, **more)))
 
         def check_backward(*args: Any, traced: bool = False) -> list[Any]:
             """Return the arguments of a backward kernel, checked, with the states between chunks where `forward` kept none."""
