@@ -1,6 +1,7 @@
 """Tables of the papers' rows: which can be run and how far their runs are, and ours next to the published figures."""
 
 import re
+from collections import Counter
 from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
@@ -312,13 +313,26 @@ def report_page(
     if tracking:
         lines += ["", "## State tracking", "", *tracking_lines(tracking)]
     lines += ["", "## Verdicts", "", *(f"- **{name}**: {meaning}." for name, meaning in VERDICTS.items())]
-    lines += ["", "## Figures without a run", ""]
-    reasons: dict[str, int] = {}
-    for one in outcomes:
-        if one.row.status != "recipe":
-            reason = one.row.status if one.row.status in ("cited", "repeated") else f"{one.row.status}: {one.row.why}"
-            reasons[reason] = reasons.get(reason, 0) + 1
-    return "\n".join([*lines, *(f"- {count} {reason}" for reason, count in reasons.items())]) + "\n"
+    lines += ["", "## Figures without a run", "", *_reason_lines([one.row for one in outcomes if one.row.status != "recipe"])]
+    return "\n".join(lines) + "\n"
+
+
+REASONS = {
+    "cited": "The paper takes the figure from another paper.",
+    "repeated": "The figure stands in another table, too.",
+    "no training": "The figure is not the score of a model that is trained, or it is computed from other figures.",
+    "no recipe": "The settings are not printed, or the figure compares several runs of a plan.",
+    "impossible": "The figure needs another machine or program.",
+}
+
+
+def _reason_lines(rows: Sequence[PublishedRow]) -> list[str]:
+    """Return the numbers of published figures without a run by their reasons, which are explained above the table."""
+    counts = {name: Counter(row.why for row in rows if row.status == name) for name in REASONS}
+    lines = [f"- **{name}** ({counts[name].total()}): {meaning}" for name, meaning in REASONS.items() if counts[name]]
+    lines += ["", "| Reason | Figures | What they are |", "|---|---:|---|"] if any(counts.values()) else []
+    detailed = [name for name in REASONS if name not in ("cited", "repeated")]
+    return lines + [f"| {name} | {count} | {why} |" for name in detailed for why, count in counts[name].items()]
 
 
 def _report_line(table: str, one: Outcome) -> str:
