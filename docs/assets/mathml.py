@@ -1,4 +1,4 @@
-"""MkDocs hook: formulae become MathML when the site is built, so that pages show them without a network."""
+"""MkDocs hook: formulae become MathML when the site is built, so that pages show them without a network. Options do not wrap."""
 
 import html
 import re
@@ -6,6 +6,7 @@ import re
 from latex2mathml.converter import convert
 
 _FORMULA = re.compile(r'<(span|div) class="arithmatex">\\[(\[](.*?)\\[)\]]</\1>', re.DOTALL)
+_OPTION = re.compile(r"<code>(--[^<]{1,40})</code>")
 _NUMBER = re.compile(r"\\tag\{(\d+)\}")
 _SIGN = re.compile(r"(<mo[^>]*>(?:&#x0003D;|&#x00028;|&#x0002C;|&#x02208;|&#x0003C;|\[)</mo>)<mo>&#x02212;</mo>")  # = ( , ∈ < [
 
@@ -39,5 +40,5 @@ def _mathml(match: re.Match[str]) -> str:
 
 
 def on_page_content(content: str, **_: object) -> str:
-    """Replace every formula that arithmatex has marked."""
-    return _FORMULA.sub(_mathml, content)
+    """Replace every formula that arithmatex has marked, and mark options such as --out, which would wrap behind their hyphens."""
+    return _OPTION.sub(r'<code class="option">\1</code>', _FORMULA.sub(_mathml, content))
