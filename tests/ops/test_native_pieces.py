@@ -53,7 +53,7 @@ OPS = (
 )  # fmt: skip
 
 
-def run_op(op: str, masked: bool, length: int) -> float:
+def run_op(op: str, masked: bool, length: int, backend: str = "triton") -> float:
     """Return the largest error of the results and gradients on pieces, over the largest value."""
     from longscan.distributed import context_parallel, shard_sequence
     from longscan.ops import block2_scan, linear_scan, selective_scan, unitary_scan
@@ -75,7 +75,7 @@ def run_op(op: str, masked: bool, length: int) -> float:
     def run(change: Callable[[Tensor], Tensor], share: float) -> dict[str, Tensor]:
         leaves = {name: (change(x) if name in by_step else x).clone().requires_grad_() for name, x in tensors.items()}
         with nullcontext() if change is not cut else context_parallel(world):
-            y, final = function(**leaves, **options, **{name: change(x) for name, x in masks.items()}, backend="triton")
+            y, final = function(**leaves, **options, **{name: change(x) for name, x in masks.items()}, backend=backend)
         weights = change(torch.linspace(-1, 2, BATCH * length, **DOUBLE).view(BATCH, length)).view(
             *y.shape[:2], *(1,) * (y.ndim - 2)
         )
@@ -96,7 +96,7 @@ def run_op(op: str, masked: bool, length: int) -> float:
     return max(errors)
 
 
-def run_all(rank: int, folder: str, cases: list[tuple[str, bool, int]], programs: int) -> None:
+def run_all(rank: int, folder: str, cases: list[tuple[Any, ...]], programs: int) -> None:
     """Run the cases, arguments of `run_op`, on this process, and write the errors to a file.
 
     programs: how many fill the device, by which linear_scan and block2_scan divide the steps into chunks.
@@ -107,7 +107,7 @@ def run_all(rank: int, folder: str, cases: list[tuple[str, bool, int]], programs
     speed_up_interpreter()
     torch.set_num_threads(1)
     distributed.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=SIZE)
-    errors = {f"{op}, masked {masked}, {length} steps": run_op(op, masked, length) for op, masked, length in cases}
+    errors = {str(case): run_op(*case) for case in cases}
     Path(folder, f"errors-{rank}.json").write_text(json.dumps(errors))
     distributed.destroy_process_group()
 
@@ -129,14 +129,23 @@ def test_pieces_equal_the_whole(
 ) -> None:
     pytest.importorskip("triton")
     monkeypatch.setenv("TRITON_INTERPRET", "1")  # to be read when Triton is imported, so that processes are not forked
+    check_pieces(cases, programs, tmp_path)
+
+
+def test_pieces_without_kernels_equal_the_whole(tmp_path: Path) -> None:
+    """The states are passed on by the plain code, which every op has for backends that cannot run a piece alone."""
+    check_pieces([(op, masked, 10, "eager") for op in OPS for masked in (False, True)], 1, tmp_path)
+
+
+def check_pieces(cases: list[tuple[Any, ...]], programs: int, folder: Path) -> None:
     context = multiprocessing.get_context("spawn")
-    workers = [context.Process(target=run_all, args=(rank, str(tmp_path), cases, programs)) for rank in range(SIZE)]
+    workers = [context.Process(target=run_all, args=(rank, str(folder), cases, programs)) for rank in range(SIZE)]
     for process in workers:
         process.start()
     for process in workers:
         process.join(500)
         assert process.exitcode == 0
     for rank in range(SIZE):
-        errors = json.loads((tmp_path / f"errors-{rank}.json").read_text())
+        errors = json.loads((folder / f"errors-{rank}.json").read_text())
         assert len(errors) == len(cases)
         assert max(errors.values()) < 1e-10, errors
