@@ -1,5 +1,7 @@
 """`delta_scan` against the scan of Mamba-2 and a gradient step, and the accuracy of its chunked form for equal keys."""
 
+import shutil
+
 import pytest
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -96,3 +98,16 @@ def test_graph_of_an_open_length_inverts_longer_chunks_or_raises():
         torch.testing.assert_close(graph(x), expected, rtol=1e-10, atol=1e-10)
     with pytest.raises(RuntimeError, match=f"{LONGEST_OPEN}"):
         graph(torch.zeros(1, 1, 1).expand(1, LONGEST_OPEN + 1, LONGEST_OPEN + 1))
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("g++") is None, reason="inductor needs a C++ compiler")
+def test_inverse_compiled_with_gradients_is_right_beyond_32_steps():
+    """Inductor computes a quotient of the steps by 32 wrongly for the last steps, if gradients are wanted."""
+    torch.compiler.reset()
+    lower = (0.3 * torch.randn(2, 33, 33)).tril(-1).requires_grad_()
+    inverse = torch.compile(lambda x: _inverse(x, None), fullgraph=True, dynamic=False)(lower)
+    expected = torch.linalg.inv(torch.eye(33) + lower)
+    torch.testing.assert_close(inverse, expected, rtol=1e-3, atol=1e-3)
+    (grad,), (expected_grad,) = (torch.autograd.grad(x.sin().sum(), lower) for x in (inverse, expected))
+    torch.testing.assert_close(grad.tril(-1), expected_grad.tril(-1), rtol=1e-3, atol=1e-3)

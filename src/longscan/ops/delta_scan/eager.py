@@ -41,11 +41,13 @@ def _inverse(lower: Tensor, mask: Tensor | None) -> Tensor:
             lower = lower + lower.new_zeros(1).expand(largest).narrow(0, 0, length)
     steps = torch.arange(length, device=lower.device)
     inverse = torch.eye(length, dtype=lower.dtype, device=lower.device).expand_as(lower)
+    # Two steps are in neighbouring blocks of a size that make one block of twice the size, if this is the highest bit in which
+    # they differ. The same with quotients of steps is computed wrongly for the last steps by the C++ code of inductor, torch 2.11
+    # and 2.13, where the size is 32 and gradients are wanted.
+    differing_bits = steps.unsqueeze(1) ^ steps
     size = 1  # of the diagonal blocks whose inverses are known
     while size < largest:
-        block = steps // size
-        is_left_of_block = (block % 2 == 1).unsqueeze(1) & (block.unsqueeze(1) == block + 1)
-        left = torch.where(is_left_of_block, lower, 0)
+        left = torch.where((differing_bits >= size) & (differing_bits < 2 * size), lower, 0)
         # the inverse of the first blocks, of size 1, is the identity
         inverse = inverse - (left if size == 1 else _sums(inverse, _sums(left, inverse, mask), mask))
         size *= 2
