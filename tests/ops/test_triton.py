@@ -129,6 +129,24 @@ def test_vmap_over_parameters_is_one_kernel_call(op, monkeypatch):
             torch.testing.assert_close(grads[name][i], expected)
 
 
+@pytest.mark.parametrize("op", ["linear_scan", "block2_scan", "selective_scan", "unitary_scan"])
+def test_third_call_repeats_the_second(op, monkeypatch):
+    """Without planning it, and with equal results."""
+    module = import_module(f"longscan.ops.{op}.triton")
+    calls = []
+    for name in ("forward", "backward"):
+        kernels = getattr(module, name)
+        monkeypatch.setattr(module, name, lambda *args, kernels=kernels, name=name: calls.append(name) or kernels(*args))
+    inputs = {name: x.float() for name, x in floats(example(op, torch.float64, length=20, masked=False)).items()}
+    results = [run_backend(op, move_to_device({name: x.clone() for name, x in inputs.items()}), "triton") for _ in range(4)]
+    if DEVICE.type == "cuda":  # which also calls both to compile their kernels
+        assert calls[-4:] == ["forward", "backward"] * 2
+    else:
+        assert calls == ["forward", "backward"] * 2
+    for other in results[1:]:
+        assert all(torch.equal(x, first) for x, first in zip(other, results[0], strict=True))
+
+
 def test_angles_stay_accurate_over_thousands_of_steps():
     """Without decay, a single input is rotated in each step: y_t = cos(3 t)."""
     length = 5000

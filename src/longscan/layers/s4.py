@@ -34,7 +34,7 @@ from longscan.numerics.initialisers import complex_normal
 from longscan.numerics.pairs import constant
 from longscan.numerics.timescales import initial_dt
 from longscan.ops.arguments import carry_dtype, flag_masks, step_flags
-from longscan.ops.chunks import CHUNK, scan_chunks
+from longscan.ops.chunks import CHUNK, run_chunk, scan_chunks
 from longscan.ops.dispatch import Backend
 from longscan.ops.pieces import PieceMap, count_steps, power
 from longscan.ops.tracing import record_length
@@ -140,14 +140,21 @@ class S4(ConvolutionLayer):
         dt, sign = self.log_dt.to(wide).exp(), constant(self.C, 1.0, -1.0).to(wide)
         A_bar = dense_step(eigenvalues, low_rank, B, dt)[0] if A_bar is None else A_bar
         row = (self.C.to(wide) * sign).flatten(-2).unsqueeze(-2)
-        truncated = (row - row @ torch.linalg.matrix_power(A_bar, length)).view_as(B) * sign  # C (1 - a^L)
+
+        def truncate(row: Tensor, A_bar: Tensor) -> Tensor:
+            return row - row @ torch.linalg.matrix_power(A_bar, length)
+
+        truncated = run_chunk(truncate, (row, A_bar)).view_as(B) * sign  # C (1 - a^L)
 
         def chunk(angles: Tensor, nothing: Tensor) -> tuple[Tensor, Tensor]:
             return spectrum(angles[0], eigenvalues, low_rank, B, truncated, dt), nothing
 
         angles = torch.arange(length // 2 + 1, dtype=wide, device=dt.device).unsqueeze(0) * (2 * math.pi / length)
         size = max(CHUNK, MAX_ELEMENTS // (self.d_model * self.d_state))
-        values, _ = scan_chunks(chunk, (angles,), (), angles[:, 0], empty=angles, size=size)
+        if angles.shape[1] > size:
+            values, _ = scan_chunks(chunk, (angles,), (), angles[:, 0], empty=angles, size=size)
+        else:  # what the sums are computed from has many times the size of the kernel, so it is not stored either
+            values, _ = run_chunk(chunk, (angles, angles[:, 0]))
         return torch.fft.irfft(torch.view_as_complex(values), n=length)
 
     def convolution_form(self, length: int) -> ConvolutionForm:

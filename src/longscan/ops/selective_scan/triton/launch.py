@@ -263,8 +263,14 @@ def backward(
             None if dt_bias is None else d_bias, None if D is None else dD, p.rows * pieces, p.size * p.components, p.channels,
             constants=SUM_PARTIALS,
         )  # fmt: skip
-    scale = u.new_empty(0) if d_scale is None or dt_scale is None else d_scale.sum(0).to(dt_scale.dtype)
-    return du, ddt, dA, dB, dC, dD, dz, d_bias, d_initial, scale
+        total = u.new_empty(0) if dt_scale is None else torch.empty_like(dt_scale)
+        if d_scale is not None:
+            steps = p.batch * p.length
+            launch(
+                sum_partials_kernel, (ceil_div(steps, SUM_PARTIALS["BLOCK"]), 1), d_scale, total, total, p.blocks, 0, steps,
+                steps, steps, 0, constants=SUM_PARTIALS,
+            )  # fmt: skip
+    return du, ddt, dA, dB, dC, dD, dz, d_bias, d_initial, total
 
 
 def sum_in_order(
