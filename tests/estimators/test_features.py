@@ -249,6 +249,15 @@ def test_features_of_an_output_are_those_of_their_definition(length):
     torch.testing.assert_close(linear, [means, part_means, ends])
 
 
+def test_no_value_of_a_tensor_is_read_by_the_host():
+    """Meta tensors have no values; on a GPU, reading one would wait for it, and a CUDA graph could not be captured."""
+    model = FeatureModel(channels=2, length=50, outputs=64, kinds=KINDS, d_output=3).to("meta")
+    inputs, elapsed = torch.empty(2, 50, 2, device="meta"), torch.empty(2, 50, device="meta")
+    with torch.no_grad():
+        assert model(inputs).shape == (2, 3)
+        assert model(inputs, torch.empty(2, 50, dtype=torch.bool, device="meta"), elapsed).shape == (2, 3)
+
+
 def test_families_are_the_groups_and_kinds_of_the_features():
     random = np.random.RandomState(0)
     features = StateFeatures(2, 30, 16, random)
