@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from longscan.ops import _native_op, block2_scan, dispatch, linear_scan, unitary_scan
-from op_examples import example, record_calls
+from longscan.ops import OPS, _native_op, block2_scan, dispatch, linear_scan, unitary_scan
+from op_examples import example, record_calls, with_gradients
 
 pytest.importorskip("triton", reason="Triton is not installed")
 from longscan.ops import _gpu
@@ -118,6 +118,21 @@ def test_lengths_share_one_graph(graphs: list[torch.fx.GraphModule]) -> None:
         given = leaves((2, length, 5), (2, length, 5))
         compiled(*given).sum().backward()
     assert len(graphs) == 4  # forward and backward, of the first length and of all others
+
+
+@pytest.mark.parametrize("op", _native_op.TRACED_OPS)
+def test_open_batches_and_lengths_stay_open(op: str, graphs: list[torch.fx.GraphModule]) -> None:
+    """A size that became a constant is an error of `mark_dynamic`."""
+    scan = OPS[op].function
+    inputs = with_gradients(example(op, length=1000, batch=5, masked=False))
+    inputs["backend"] = "triton"
+    for name in OPS[op].per_step:
+        for axis in (0, 1):
+            torch._dynamo.mark_dynamic(inputs[name], axis)
+    torch._dynamo.mark_dynamic(inputs["initial_state"], 0)
+    compiled = trace(lambda: scan(**inputs)[0], graphs)
+    compiled().sum().backward()
+    assert len(graphs) == 2
 
 
 @pytest.mark.parametrize("op", _native_op.TRACED_OPS)

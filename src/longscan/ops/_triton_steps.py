@@ -68,7 +68,7 @@ def previous_steps(flags: Tensor, reverse: bool = False) -> Tensor:
     previous = torch.empty_like(flags, dtype=torch.int32)
     with on_device(flags):
         launch(
-            previous_steps_kernel, (len(flags),), flags, previous, flags.shape[1],
+            previous_steps_kernel, (flags.shape[0],), flags, previous, flags.shape[1],
             constants={"REVERSE": reverse, "BLOCK_T": BLOCK_T, "num_warps": NUM_WARPS},
         )  # fmt: skip
     return previous
@@ -80,10 +80,10 @@ def valid_steps(flags: Tensor, first: int) -> tuple[Tensor, Tensor, Tensor]:
     Only the first counts[b] entries of a row are initialised.
     """
     order, starts = torch.empty_like(flags, dtype=torch.int32), torch.empty_like(flags, dtype=torch.int32)
-    counts = order.new_empty(len(flags))
+    counts = order.new_empty(flags.shape[0])
     with on_device(flags):
         launch(
-            valid_steps_kernel, (len(flags),), flags, order, starts, counts, flags.shape[1],
+            valid_steps_kernel, (flags.shape[0],), flags, order, starts, counts, flags.shape[1],
             constants={"FIRST": first, "BLOCK_T": BLOCK_T, "num_warps": NUM_WARPS},
         )  # fmt: skip
     return order, starts, counts

@@ -46,7 +46,7 @@ def plan(M: Tensor, f: Tensor, blocks: Blocks) -> Launch:
     blocks = blocks._replace(BLOCK_S=min(blocks.BLOCK_S, power_of_two(size)))
     blocks_of_rows = batch * ceil_div(size, blocks.BLOCK_S)
     chunks = divide_time(length, blocks.BLOCK_T, blocks_of_rows, f.device)
-    groups = len(M) if M.ndim == f.ndim - 1 else 1
+    groups = M.shape[0] if M.ndim == f.ndim - 1 else 1
     constants = {"CONSTANT_M": M.ndim < f.ndim, "K": columns, **blocks._asdict(), "num_warps": 1}
     return Launch(chunks, blocks_of_rows, (length, size, chunks.length, batch // groups), constants)
 
@@ -56,9 +56,9 @@ def chunk_maps(kernel: Any, M: Tensor, f: Tensor, flags: Tensor | None, call: La
     number = stop - first
     if number == 0:
         return ChunkMaps()
-    mult = f.new_empty((len(f), number, f.shape[2], 2, 2), dtype=torch.float64)
-    local = f.new_empty((len(f), number, *f.shape[2:]))
-    maps = ChunkMaps(mult, local, None if flags is None else flags.new_empty((len(f), number)))
+    mult = f.new_empty((f.shape[0], number, f.shape[2], 2, 2), dtype=torch.float64)
+    local = f.new_empty((f.shape[0], number, *f.shape[2:]))
+    maps = ChunkMaps(mult, local, None if flags is None else flags.new_empty((f.shape[0], number)))
     launch(kernel, (call.blocks_of_rows, number), M, f, flags, *maps, first, *call.sizes, constants=call.constants)
     return maps
 
@@ -124,7 +124,7 @@ def backward(
     call = plan(M, x, BACKWARD)
     previous = None if flags is None else previous_steps(flags)
     constant = M.ndim < x.ndim
-    dM = M.new_empty((len(x), call.chunks.number, *M.shape[-3:])) if constant else torch.empty_like(M)
+    dM = M.new_empty((x.shape[0], call.chunks.number, *M.shape[-3:])) if constant else torch.empty_like(M)
     df, d_initial = torch.empty_like(x), torch.empty_like(initial_state)
     with on_device(x):
         maps = chunk_maps(chunk_map_bwd_kernel, M, grad_x, flags, call, int(leave is None), call.chunks.number)
@@ -135,5 +135,5 @@ def backward(
         given = grad_x, grad_final, M, x, initial_state, previous, *maps
         launch(scan_bwd_kernel, grid, *given, dM, df, d_initial, *call.sizes, constants=call.constants)
     if constant:
-        dM = dM.view(len(x) // call.sizes[3], -1, *M.shape[-3:]).sum(1).view(M.shape)
+        dM = dM.view(x.shape[0] // call.sizes[3], -1, *M.shape[-3:]).sum(1).view(M.shape)
     return dM, df, d_initial

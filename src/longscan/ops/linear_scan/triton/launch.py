@@ -52,7 +52,7 @@ def plan(a: Tensor, b: Tensor, reverse: bool, is_complex: bool, one_chunk: Block
         chunks = divide_time(length, blocks.BLOCK_T, batch * ceil_div(size, blocks.BLOCK_S), b.device)
     blocks = blocks._replace(BLOCK_S=min(blocks.BLOCK_S, power_of_two(size)))
     constant = a.ndim < b.ndim
-    groups = len(a) if a.ndim == b.ndim - 1 else 1
+    groups = a.shape[0] if a.ndim == b.ndim - 1 else 1
     constants = {"CONSTANT_A": constant, "COMPLEX": is_complex, "REVERSE": reverse, **blocks._asdict(), "num_warps": 1}
     return Launch(chunks, batch * ceil_div(size, blocks.BLOCK_S), (length, size, chunks.length, batch // groups), constants)
 
@@ -61,8 +61,8 @@ def chunk_maps(kernel: Any, a: Tensor, b: Tensor, flags: Tensor | None, call: La
     """Return the maps of so many chunks, the first ones or, in the backward pass, the last ones."""
     if number == 0:
         return ChunkMaps()
-    shape = (len(b), number, *b.shape[2:])
-    restarted = None if flags is None else flags.new_empty((len(b), number))
+    shape = (b.shape[0], number, *b.shape[2:])
+    restarted = None if flags is None else flags.new_empty((b.shape[0], number))
     maps = ChunkMaps(b.new_empty(shape), b.new_empty(shape), restarted)
     launch(kernel, (call.blocks_of_rows, number), a, b, flags, *maps, *call.sizes, constants=call.constants)
     return maps
@@ -136,7 +136,7 @@ def backward(
     call = plan(a, x, reverse, is_complex, BACKWARD, CHUNKED_BACKWARD)
     previous = None if flags is None else previous_steps(flags, reverse)
     constant = a.ndim < x.ndim
-    da = x.new_empty((len(x), call.chunks.number, *x.shape[2:])) if constant else torch.empty_like(a)
+    da = x.new_empty((x.shape[0], call.chunks.number, *x.shape[2:])) if constant else torch.empty_like(a)
     db, d_initial = torch.empty_like(x), torch.empty_like(initial_state)
     with on_device(x):
         maps = chunk_maps(chunk_map_bwd_kernel, a, grad_x, flags, call, call.chunks.number - int(leave is None))
@@ -147,5 +147,5 @@ def backward(
         given = grad_x, grad_final, a, x, initial_state, previous, *maps
         launch(scan_bwd_kernel, grid, *given, da, db, d_initial, *call.sizes, constants=call.constants)
     if constant:
-        da = da.view(len(x) // call.sizes[3], -1, *x.shape[2:]).sum(1).view(a.shape)
+        da = da.view(x.shape[0] // call.sizes[3], -1, *x.shape[2:]).sum(1).view(a.shape)
     return da, db, d_initial
