@@ -78,3 +78,22 @@ def test_pooling_that_does_not_fit_the_task_raises(task: str, pooling: str, need
 def test_unknown_nested_setting_raises_and_names_similar_ones() -> None:
     with pytest.raises(SettingError, match=r"`training\.curriculum\.strat` is an unknown setting.*start"):
         parse_settings(["--task.name", "parity", "--training.curriculum.strat", "3"])
+
+
+@pytest.mark.parametrize(
+    ("further", "model", "published"),
+    [
+        ([], "S7", ["r148"]),
+        (["--model.spec", "s7*4", "--model.d_model", "16"], "S7", ["r148"]),
+        (["--model.spec", "gru"], None, []),
+        (["--model.spec=gru", "--about.model", "GRU"], "GRU", []),
+        (["--model.spec", "s5*4", "--about.model=S5", "--about.published", "[r146]"], "S5", ["r146"]),
+        (["--task", "parity"], None, []),
+    ],
+)
+def test_record_names_no_published_row_of_another_model_or_task(
+    further: list[str], model: str | None, published: list[str]
+) -> None:
+    path = Path(__file__).parents[2] / "recipes" / "s7" / "pendulum.yaml"
+    about = parse_settings(["--config", str(path), *further]).about
+    assert (about.paper, about.model, about.published) == ("S7", model, published)

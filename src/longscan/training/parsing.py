@@ -143,6 +143,7 @@ def task_class(name: object) -> type[Task]:
 def parse_settings(argv: Sequence[str], base: Mapping[str, Any] | None = None) -> Settings:
     """Return the settings that command-line arguments give; files that they name, `base` and the defaults give the others.
 
+    Where the arguments give another spec or task than the files, `about.model` and `about.published` of these do not count.
     `--steps`, `--checkpoint-every` and `--data-dir` are short for the settings of these names. `--quick` merges the quick section
     of each file over its other settings. Raises SettingError with one line.
     """
@@ -157,11 +158,28 @@ def read_arguments(argv: Sequence[str], base: Mapping[str, Any] | None = None) -
     name = given.task or plain.get("task", {}).get("name")
     if name is None:
         raise SettingError(f"`--task` must be one of {', '.join(sorted(TASKS))}, unless --config FILE names it, got nothing")
-    for setting, value in _parse_overrides(task_class(name), rest).items():
+    overrides = _parse_overrides(task_class(name), rest)
+    plain = _without_labels(plain, overrides | {"task.name": name})
+    for setting, value in overrides.items():
         plain = set_nested(plain, setting, value)
     if given.config and plain.get("about", {}).get("recipe") is None:
         plain = set_nested(plain, "about.recipe", given.config[-1])
     return set_nested(plain, "task.name", name)
+
+
+def _without_labels(plain: dict[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings without a recipe's names of its model and published rows if the command line gives another spec or task.
+
+    The names that the command line gives are set afterwards.
+    """
+    about = plain.get("about", {})
+    same = all(
+        setting not in overrides or plain.get(section, {}).get(name) == overrides[setting]
+        for setting, section, name in (("model.spec", "model", "spec"), ("task.name", "task", "name"))
+    )
+    if same or not about:
+        return plain
+    return plain | {"about": {name: value for name, value in about.items() if name not in ("model", "published")}}
 
 
 def _parse_overrides(task: type[Task], argv: Sequence[str]) -> dict[str, Any]:
