@@ -165,7 +165,7 @@ AHEAD = pd.DataFrame(X, HOURS, ["heat", "weekend"])[300:]
 @pytest.mark.parametrize(
     ("covariates", "message"),
     [
-        (X[:299], "`covariates` must have 300 steps, got 299"),
+        (X[:299], "^`covariates` must have 300 steps, got 299"),
         (FITTED["covariates"].set_axis(HOURS[1:301]), "`covariates` must have the time stamps .* got 2024-03-01 01"),
         (FITTED["covariates"].tz_localize(None), "`covariates` must have the time stamps"),
         (FITTED["covariates"].reset_index(drop=True), "`covariates` must have the time stamps 2024-03-01 00:00.*got 0 ... 299"),
