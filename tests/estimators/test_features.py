@@ -351,6 +351,20 @@ def test_features_of_a_seed_match_the_record():
         np.testing.assert_allclose(means, record, rtol=2e-3)
 
 
+def test_hidden_outputs_are_bounded():
+    """Those below 0 and above 3 deviations of the first layer reach the second as 0 and 3."""
+    random = np.random.RandomState(0)
+    features, inputs, read = StateFeatures(2, 30, 16, random), torch.randn(3, 30, 2), []
+    features.calibrate(inputs, None, None, random)
+    for group in features.second:
+        group.register_forward_pre_hook(lambda _, given: read.append(given[0]))
+    with torch.no_grad():
+        features(100 * inputs)
+    assert read
+    for u in read:
+        assert (u.min(), u.max()) == (0, 3)
+
+
 def test_factors_of_families_match_the_record():
     random = np.random.default_rng(0)
     features = random.standard_normal((20, 30)) * random.uniform(0.5, 5, 30)

@@ -239,6 +239,20 @@ def test_channels_on_which_the_answer_depends_most_are_shown(monkeypatch: pytest
     assert one["probability_of_true"] == 0
 
 
+def test_channels_that_vary_most_are_shown_without_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As for long inputs. The channels stay in their order."""
+    task = TASKS["lra_image"]()
+    inputs = torch.tensor([1.0, 2.0, 4.0])[:, None] * torch.tensor([3.0, 0, 5, 1, 4, 2, 7])
+    monkeypatch.setattr(module, "_spread_batches", lambda *_: [Batch(inputs[None], torch.tensor([0]))])
+    monkeypatch.setattr(module, "relevance", lambda *_: None)
+    monkeypatch.setattr(type(task), "channel_names", tuple("abcdefg"))
+    found = find_examples(FirstChannel(), task, 3)
+    assert found is not None
+    (one,) = found["examples"]
+    assert [series["name"] for series in one["series"]] == ["a", "c", "d", "e", "f", "g"]
+    assert "relevance" not in one
+
+
 @pytest.mark.parametrize(("count", "names"), [(64, 6), (65, 1)])
 def test_many_channels_without_names_are_shown_as_their_mean(monkeypatch: pytest.MonkeyPatch, count: int, names: int) -> None:
     task = TASKS["lra_image"]()
