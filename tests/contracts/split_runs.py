@@ -71,7 +71,7 @@ def compare(
         if pooled:
             weights = share * torch.linspace(-1, 2, y.numel(), dtype=y.dtype).view_as(y)
         else:
-            length = y.shape[1] * (x.shape[1] // inputs.shape[1])  # of the whole sequences
+            length = y.shape[1] * (x.shape[1] // max(1, inputs.shape[1]))  # of the whole sequences
             weights = torch.linspace(-1, 2, y[:, :1].numel() * length, dtype=y.dtype)
             weights = cut(weights.view(y.shape[0], length, *y.shape[2:]))
         _loss(y, weights, after, share).backward()

@@ -11,7 +11,9 @@ from typing import Any
 
 import pytest
 import torch
-from layer_properties import set_backend
+from hypothesis import settings
+from layer_properties import make_nonzero_state, set_backend
+from split_cases import draw_cases, list_options, move_factors_near_one, run_generated, supported_entries
 from split_runs import compare, largest_error, run_cases
 from test_layers import ENTRIES, WIDTH, build, get_options
 from torch import distributed
@@ -20,11 +22,12 @@ from fork_server import PROCESSES
 from longscan.distributed import SequenceSplit, context_parallel, current_split, record_exchanges, shard_sequence
 from longscan.distributed.context import use_split
 from longscan.layers import LAYERS, S4, SequenceModule
-from longscan.layers.state import map_state
+from longscan.layers.state import map_state, state_tensors
 from longscan.models import Forecaster, LanguageModel, SequenceModel, SiameseModel
 from longscan.ops.pieces import PieceMap, scan_piece
 
 TOLERANCE = 1e-10
+GENERATED_SECONDS = 900 * max(1, settings().max_examples / 10)  # for the generated cases of four processes on two cores
 PIECES = {"plain": 6, "valid": 2, "seq_idx": 2, "elapsed": 6, "all": 2}  # lengths of the pieces for each kind of masks
 
 
@@ -278,6 +281,52 @@ def test_pieces_on_three_processes_equal_the_whole(tmp_path: Path) -> None:
 @pytest.mark.parametrize("size", [2, 3, 4])
 def test_pieces_with_each_kind_of_masks_equal_the_whole(size: int, tmp_path: Path) -> None:
     check_results(size, tmp_path, list(PIECES), each=True)
+
+
+def check_generated(size: int, folder: Path, count: int, entries: list[str], seconds: float) -> None:
+    """Draw `count` cases for each entry, run them on `size` processes, and assert that they give the results of one process."""
+    cases = draw_cases(size, count, entries)
+    torch.save(cases, folder / "cases.pt")
+    workers = [PROCESSES.Process(target=run_generated, args=(rank, size, str(folder))) for rank in range(size)]
+    for process in workers:
+        process.start()
+    for process in workers:
+        process.join(seconds)
+        assert process.exitcode == 0
+    for rank in range(size):
+        results = json.loads((folder / f"results-{rank}.json").read_text())
+        assert len(results) == len(cases)
+        wrong = {name: result for name, result in results.items() if not isinstance(result, float)}
+        assert not wrong, (rank, wrong)
+
+
+def test_generated_cases_on_two_processes_equal_the_whole(tmp_path: Path) -> None:
+    check_generated(2, tmp_path, 4, [entry for entry in supported_entries() if entry.startswith("layer")], 100)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(GENERATED_SECONDS + 100)
+@pytest.mark.parametrize("size", [2, 3, 4])
+def test_more_generated_cases_equal_the_whole(size: int, tmp_path: Path) -> None:
+    """LONGSCAN_EXAMPLES sets the number of cases per layer and block, and that of cases with factors near 1."""
+    check_generated(size, tmp_path, settings().max_examples, supported_entries(), GENERATED_SECONDS)
+
+
+def test_layers_without_parameters_for_factors_near_one() -> None:
+    """Those of AUSSM have modulus 1, and attention has none."""
+    names = {name for name in LAYERS if LAYERS[name].context_parallel and not list_options(f"layer {name}", near_one=True)}
+    assert names == {"aussm", "attention"}
+
+
+@pytest.mark.parametrize("name", ["gated_deltanet", "lru", "mamba2", "mamba3", "s4", "s4d", "s5", "s6", "s7"])
+def test_states_hardly_decay_with_factors_near_one(name: str) -> None:
+    """Those of LinOSS also rotate between positions and velocities of other sizes, and mLSTM adds its biases at each step."""
+    for options in list_options(f"layer {name}", near_one=True):
+        layer = move_factors_near_one(build(f"layer {name}", options))
+        start = make_nonzero_state(layer, 2)
+        _, final = layer(torch.zeros(2, 64, WIDTH, dtype=torch.float64), start, return_state=True)
+        before, after = (state_tensors(state)[0].norm().item() for state in (start, final))
+        assert 0.95 < after / before < 1.1, options  # 0.9999^64 = 0.994, and Mamba-3 adds its last input once more
 
 
 def lose_a_process(rank: int, size: int, folder: str) -> None:
