@@ -177,10 +177,10 @@ def _pad(inputs: Inputs, count: int) -> Inputs:
     )
 
 
-def draw_cases(size: int, count: int, entries: list[str]) -> list[SplitCase]:
-    """Return about `count` generated cases for each entry and as many with factors near 1, for `size` processes."""
-    kinds = [(entry, near_one, list_options(entry, near_one=near_one)) for entry in entries for near_one in (False, True)]
-    return [case for entry, near_one, choices in kinds if choices for case in _draw(entry, choices, size, near_one, count)]
+def draw_cases(size: int, count: int, entries: list[str], *, near_one: bool) -> list[SplitCase]:
+    """Return about `count` generated cases for each entry and `size` processes; with `near_one` those with factors near 1."""
+    choices = {entry: list_options(entry, near_one=near_one) for entry in entries}
+    return [case for entry, found in choices.items() if found for case in _draw(entry, found, size, near_one, count)]
 
 
 def _draw(entry: str, choices: list[dict[str, Any]], size: int, near_one: bool, count: int) -> list[SplitCase]:

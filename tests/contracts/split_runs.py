@@ -22,7 +22,12 @@ def run_cases(rank: int, size: int, folder: str, cases: dict[str, Callable[[], f
     """Join a group of `size` processes, run the cases in their order, and write their results to a file of this rank."""
     torch.set_num_threads(1)
     distributed.init_process_group(GROUP, init_method=f"file://{folder}/store", rank=rank, world_size=size)
-    results = {name: case() for name, case in cases.items()}
+    results = {}
+    for name, case in cases.items():
+        try:
+            results[name] = case()
+        except Exception as error:
+            raise RuntimeError(f"case {name!r} failed") from error
     Path(folder, f"results-{rank}.json").write_text(json.dumps(results))
     distributed.destroy_process_group()
 

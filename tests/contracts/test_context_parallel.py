@@ -13,7 +13,7 @@ import pytest
 import torch
 from hypothesis import settings
 from layer_properties import make_nonzero_state, set_backend
-from split_cases import draw_cases, list_options, move_factors_near_one, run_generated, supported_entries
+from split_cases import SplitCase, draw_cases, list_options, move_factors_near_one, run_generated, supported_entries
 from split_runs import compare, largest_error, run_cases
 from test_layers import ENTRIES, WIDTH, build, get_options
 from torch import distributed
@@ -283,9 +283,8 @@ def test_pieces_with_each_kind_of_masks_equal_the_whole(size: int, tmp_path: Pat
     check_results(size, tmp_path, list(PIECES), each=True)
 
 
-def check_generated(size: int, folder: Path, count: int, entries: list[str], seconds: float) -> None:
-    """Draw `count` cases for each entry, run them on `size` processes, and assert that they give the results of one process."""
-    cases = draw_cases(size, count, entries)
+def check_generated(size: int, folder: Path, cases: list[SplitCase], seconds: float) -> None:
+    """Run the cases on `size` processes, and assert that they give the results of one process."""
     torch.save(cases, folder / "cases.pt")
     workers = [PROCESSES.Process(target=run_generated, args=(rank, size, str(folder))) for rank in range(size)]
     for process in workers:
@@ -300,8 +299,9 @@ def check_generated(size: int, folder: Path, count: int, entries: list[str], sec
         assert not wrong, (rank, wrong)
 
 
-def test_generated_cases_on_two_processes_equal_the_whole(tmp_path: Path) -> None:
-    check_generated(2, tmp_path, 4, [entry for entry in supported_entries() if entry.startswith("layer")], 100)
+def test_generated_cases_with_factors_near_one_equal_the_whole(tmp_path: Path) -> None:
+    layers = [entry for entry in supported_entries() if entry.startswith("layer")]
+    check_generated(2, tmp_path, draw_cases(2, 4, layers, near_one=True), 100)
 
 
 @pytest.mark.slow
@@ -309,7 +309,12 @@ def test_generated_cases_on_two_processes_equal_the_whole(tmp_path: Path) -> Non
 @pytest.mark.parametrize("size", [2, 3, 4])
 def test_more_generated_cases_equal_the_whole(size: int, tmp_path: Path) -> None:
     """LONGSCAN_EXAMPLES sets the number of cases per layer and block, and that of cases with factors near 1."""
-    check_generated(size, tmp_path, settings().max_examples, supported_entries(), GENERATED_SECONDS)
+    cases = [
+        case
+        for near_one in (False, True)
+        for case in draw_cases(size, settings().max_examples, supported_entries(), near_one=near_one)
+    ]
+    check_generated(size, tmp_path, cases, GENERATED_SECONDS)
 
 
 def test_layers_without_parameters_for_factors_near_one() -> None:
