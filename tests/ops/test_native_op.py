@@ -216,6 +216,17 @@ def test_call_outside_of_transforms_uses_no_custom_op(kernels, call, requires_gr
     assert y.shape == (2, 1, 3)
 
 
+def test_gradients_of_a_lazily_negated_input_equal_those_of_a_negated_one(kernels):
+    """The backward pass gets the input as it was saved, with the negation still to be done."""
+    inputs = torch.rand(2, 5, 3), torch.rand(2, 5, 3)
+    gradients = []
+    for negate in (torch.neg, torch._neg_view):
+        a, b = (x.clone().requires_grad_() for x in inputs)
+        y, _ = linear_scan(negate(a), b, backend=BACKEND["linear_scan"])
+        gradients.append(torch.autograd.grad(y, (a, b), torch.ones_like(y)))
+    torch.testing.assert_close(gradients[1], gradients[0])
+
+
 @pytest.mark.parametrize("op", NATIVE)
 def test_custom_ops_check_meta_tensors(kernels, op):
     """The meta kernel raises for mixed devices, a missing tensor and an unknown backend, like the other kernels."""

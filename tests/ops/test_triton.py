@@ -1,11 +1,15 @@
 """The Triton kernels, run in Triton's interpreter (TRITON_INTERPRET=1) or on the GPU that LONGSCAN_DEVICE names."""
 
 import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from importlib import import_module
 from pathlib import Path
 from random import Random
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -307,6 +311,36 @@ def test_all_kernels_of_a_call_are_compiled_before_the_first_launch(monkeypatch:
     assert not _gpu.is_compiling()
     launch("three")  # outside of `compiled_together` only this kernel is compiled
     assert events[-1] == "three launched"
+
+
+def test_kernels_are_loaded_onto_the_device_of_their_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The threads that load them have another current device."""
+    current = threading.local()
+    loaded: list[int] = []
+
+    class Kernel:
+        def warmup(self, *_: Any, **__: Any) -> "Kernel":
+            return self
+
+        def __getitem__(self, grid: Any) -> None:
+            loaded.append(current.device)
+
+    @contextmanager
+    def set_device(index: int) -> Iterator[None]:
+        current.device = index
+        yield
+
+    def forward() -> None:
+        if _gpu.is_compiling():
+            _gpu.launch(Kernel(), (1,), None, SimpleNamespace(get_device=lambda: 3), 1, constants={})
+        else:
+            _gpu.compile_ahead()
+
+    monkeypatch.setattr(_gpu, "INTERPRETED", False)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    monkeypatch.setattr(torch.cuda, "device", set_device)
+    _gpu.compile_together(forward)
+    assert loaded == [3]
 
 
 @pytest.mark.parametrize("exponent", [-80, 80])

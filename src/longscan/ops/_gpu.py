@@ -104,7 +104,7 @@ class _Ahead(threading.local):
     compiling = False
 
     def __init__(self) -> None:
-        self.kernels: list[Any] = []  # that are being compiled
+        self.kernels: list[tuple[Any, int]] = []  # that are being compiled, each with the index of its GPU
 
 
 _ahead = _Ahead()
@@ -142,7 +142,7 @@ def compile_ahead() -> None:
             with AsyncCompileMode(threads, ignore_errors=True):
                 for call in calls:
                     call()
-            list(threads.map(_load, _ahead.kernels))
+            list(threads.map(lambda compiled: _load(*compiled), _ahead.kernels))
     except torch.OutOfMemoryError:
         log.info("kernels are compiled one by one, because the buffers of a trial call do not fit into the memory")
     finally:
@@ -155,10 +155,14 @@ def _finished(kernel: Any) -> Any:
     return kernel.result() if hasattr(type(kernel), "result") else kernel
 
 
-def _load(kernel: Any) -> None:
-    """Load a kernel onto the GPU, and build the C function that launches it, which takes Triton 3.6 half a second each."""
+def _load(kernel: Any, device: int) -> None:
+    """Load a kernel onto a GPU, and build the C function that launches it, which takes Triton 3.6 half a second each.
+
+    Kernels are loaded onto the current GPU, which in a new thread is the first one.
+    """
     try:
-        _finished(kernel)[1, 1, 1]
+        with torch.cuda.device(device):
+            _finished(kernel)[1, 1, 1]
     except Exception as error:  # raised again where the kernel is launched
         log.debug("a kernel could not be loaded: %s", error)
 
@@ -189,11 +193,12 @@ def launch(kernel: Any, grid: tuple[int, ...], *args: Any, constants: dict[str, 
             run(*args)
         record_launch(run, tensors, integers)
         return
+    device = next(x.get_device() for x in tensors if x is not None)
     if _ahead.compiling:
-        _ahead.kernels.append(kernel.warmup(*args, grid=grid, **constants))
+        _ahead.kernels.append((kernel.warmup(*args, grid=grid, **constants), device))
         return
     addresses = [None if x is None else x.data_ptr() for x in tensors]
-    key: list[Any] = [kernel, next(x.get_device() for x in tensors if x is not None), *constants.values()]
+    key: list[Any] = [kernel, device, *constants.values()]
     key += [x if x is None else (x.dtype, x.data_ptr() % 16 == 0) for x in tensors]
     for x, specialised in zip(integers, _specialised(kernel)[len(tensors) :], strict=False):
         key.append((x < 2**31, specialised and x == 1, specialised and x % 16 == 0))

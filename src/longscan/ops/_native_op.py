@@ -57,7 +57,7 @@ class _Recorded(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, op: "_CustomOp", *args: Any) -> Any:
-        ctx.op = op
+        ctx.op, ctx.is_plain = op, True
         output = op.run(*args)
         op.save(ctx, args, output)
         return output
@@ -372,8 +372,9 @@ class NativeOp:
                 if exchange.split.rank:  # the first piece alone reads the initial state
                     place = gradient_of["initial_state"]
                     found[place] = torch.zeros_like(found[place])
-            else:  # without `create_graph` only the gradients can be transformed, by `is_grads_batched`
-                found = second(*arguments_of_second, observed=None if torch.is_grad_enabled() else given)
+            else:  # after a plain call without `create_graph` only the gradients can be transformed, by `is_grads_batched`
+                only_gradients = getattr(ctx, "is_plain", False) and not torch.is_grad_enabled()
+                found = second(*arguments_of_second, observed=given if only_gradients else None)
             return (*[None if i is None else found[i] for i in ctx.gradients], None)
 
         def remember_backend(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:  # noqa: ARG001

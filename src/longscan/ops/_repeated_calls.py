@@ -259,7 +259,7 @@ def repeats_calls(function: Callable[..., tuple[Tensor, ...]]) -> Callable[..., 
         if call != 1:
             results = function(*args)
             if not call and len(calls) >= MOST_CALLS:
-                del calls[next(iter(calls))]
+                calls.pop(next(iter(list(calls)), None), None)  # another thread may have forgotten it
             calls.setdefault(known, 1)
             return results
         aliases = [x.detach() if isinstance(x, Tensor) else x for x in inputs]  # told apart where one tensor is two inputs
