@@ -257,7 +257,7 @@ def repeats_calls(function: Callable[..., tuple[Tensor, ...]]) -> Callable[..., 
         if isinstance(call, _Call):
             return call.repeat(inputs, addresses, next(x.device for x in inputs if isinstance(x, Tensor)))
         if call != 1:
-            results = function(*args)
+            results = function(*inputs)  # contiguous, so that no copy is made twice
             if not call and len(calls) >= MOST_CALLS:
                 calls.pop(next(iter(list(calls)), None), None)  # another thread may have forgotten it
             calls.setdefault(known, 1)
