@@ -1,5 +1,6 @@
 """Recorded and repeated calls of functions that launch kernels, which are stand-ins here."""
 
+import ctypes
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -221,3 +222,52 @@ def test_error_of_a_recorded_call_ends_the_recording(copy: Copy) -> None:
     for _ in range(3):
         assert torch.equal(call(torch.ones(2))[0], torch.ones(2))
     assert len(runs) == 3
+
+
+def test_repeated_calls_pass_addresses_and_the_current_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU: of inputs, of parts of the workspace and of results."""
+    streams = []
+
+    def copy_memory(source: int, target: int, count: int, *, stream: str) -> None:
+        streams.append(stream)
+        ctypes.memmove(target, source, 4 * count)
+
+    def launch(source: Tensor, target: Tensor) -> None:
+        ctypes.memmove(target.data_ptr(), source.data_ptr(), 4 * source.numel())
+        record_launch(copy_memory, [source, target], (source.numel(),))
+
+    def function(x: Tensor) -> tuple[Tensor, ...]:
+        between, y = x.new_empty(3, 4), x.new_empty(4)
+        launch(x[4:], between[2])
+        launch(between[2], y)
+        return (y,)
+
+    monkeypatch.setattr(_gpu, "INTERPRETED", False)
+    monkeypatch.setattr(_gpu, "current_stream", lambda like: f"the stream of {like.device}")
+    call, runs = counted(function)
+    for i in range(4):
+        x = torch.arange(8.0) + 10 * i
+        assert torch.equal(call(x)[0], x[4:])
+    assert len(runs) == 2
+    assert streams == ["the stream of cpu"] * 4
+
+
+@pytest.mark.parametrize("place", ["recording", "repeating"])
+def test_call_whose_buffers_do_not_fit_together_is_not_repeated(place: str, copy: Copy, monkeypatch: pytest.MonkeyPatch) -> None:
+    def function(x: Tensor) -> tuple[Tensor, ...]:
+        if place == "recording" and _repeated_calls._active.recorder is not None:
+            raise torch.OutOfMemoryError
+        y = torch.empty_like(x)
+        copy.launch(x, y, x.numel())
+        return (y,)
+
+    def repeat(*_: Any) -> tuple[Tensor, ...]:
+        raise torch.OutOfMemoryError
+
+    if place == "repeating":
+        monkeypatch.setattr(_repeated_calls._Call, "repeat", repeat)
+    call, runs = counted(function)
+    for i in range(4):
+        x = torch.full((3,), float(i))
+        assert torch.equal(call(x)[0], x)
+    assert len(runs) == (5 if place == "recording" else 4)

@@ -6,6 +6,7 @@ address lies. A later call on such tensors allocates the results and one workspa
 Python code of the op nor its checks of the arguments, which the recorded call passed.
 """
 
+import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -17,8 +18,12 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+log = logging.getLogger("longscan")
+
 ALIGNMENT = 512  # bytes, of buffers in the workspace, as the caching allocator of CUDA aligns
 MOST_CALLS = 256  # remembered of each function; the oldest is forgotten
+SEEN_ONCE = "seen once"  # in place of a recorded call: the next such call is recorded
+NOT_REPEATED = "not repeated"  # likewise: what such calls do cannot be recorded, or does not fit into the memory
 ZEROS = {torch.ops.aten.zeros.default, torch.ops.aten.zeros_like.default, torch.ops.aten.new_zeros.default}
 ALLOCATIONS = {
     *ZEROS,
@@ -125,19 +130,19 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._launches: list[_Launch] = []
         self._places: list[tuple[int | _Buffer, int, torch.dtype]] = []  # the index of an input or a buffer, offset, dtype
         self._zeros: set[_Buffer] = set()
-        self._alive: list[Tensor | None] = []  # while it records, so that two buffers never have the same address
+        self._recorded_tensors: list[Tensor | None] = []  # while it records, so that two buffers never have the same address
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self._complete = self._complete and (_active.interprets or func in ALLOCATIONS or func.is_view)
         result = func(*args, **(kwargs or {}))
         if func in ZEROS:
-            self._alive.append(result)
+            self._recorded_tensors.append(result)
             self._zeros.add(_buffer(result))
         return result
 
     def add(self, run: Run, tensors: Sequence[Tensor | None], others: tuple[Any, ...]) -> None:
         """Record a launch, run(*tensors, *others)."""
-        self._alive.extend(tensors)
+        self._recorded_tensors.extend(tensors)
         self._launches.append(_Launch(run, tuple([0 if x is None else self._place(x) for x in tensors]), others))
 
     def _place(self, x: Tensor) -> int:
@@ -233,7 +238,7 @@ def repeats_calls(function: Callable[..., tuple[Tensor, ...]]) -> Callable[..., 
     The third call and all later ones on tensors of the same shapes, dtypes, device and alignments, with the same constants, are
     repeated: what `function` launches must not depend on anything else.
     """
-    calls: dict[Any, Any] = {}  # by what a call depends on: 1 after the first, then the call, or 2 if it cannot be repeated
+    calls: dict[Any, _Call | str] = {}  # by what a call depends on
     _functions.append(calls)
 
     @wraps(function)
@@ -253,23 +258,34 @@ def repeats_calls(function: Callable[..., tuple[Tensor, ...]]) -> Callable[..., 
             inputs.append(x)
             addresses.append(address)
         known = tuple(key)
-        call = calls.get(known, 0)
+        call = calls.get(known)
         if isinstance(call, _Call):
-            return call.repeat(inputs, addresses, next(x.device for x in inputs if isinstance(x, Tensor)))
-        if call != 1:
-            results = function(*inputs)  # contiguous, so that no copy is made twice
-            if not call and len(calls) >= MOST_CALLS:
+            try:
+                return call.repeat(inputs, addresses, next(x.device for x in inputs if isinstance(x, Tensor)))
+            except torch.OutOfMemoryError:  # it allocates all buffers at once
+                log.info("%s is not repeated, because its buffers do not fit into the memory together", function.__qualname__)
+                calls[known] = call = NOT_REPEATED
+        if call != SEEN_ONCE:
+            returned = function(*inputs)  # contiguous, so that no copy is made twice
+            if call is None and len(calls) >= MOST_CALLS:
                 calls.pop(next(iter(list(calls)), None), None)  # another thread may have forgotten it
-            calls.setdefault(known, 1)
-            return results
+            calls.setdefault(known, SEEN_ONCE)
+            return returned
         aliases = [x.detach() if isinstance(x, Tensor) else x for x in inputs]  # told apart where one tensor is two inputs
         _active.recorder = recorder = _Recorder(aliases)
+        results: tuple[Tensor, ...] | None
         try:
             with recorder:
                 results = function(*aliases)
+        except torch.OutOfMemoryError:  # a recorder keeps all buffers
+            results = None
         finally:
             _active.recorder = None
-        calls[known] = recorder.call(results) or 2
+        if results is None:
+            calls[known] = NOT_REPEATED
+            del recorder
+            return function(*inputs)
+        calls[known] = recorder.call(results) or NOT_REPEATED
         return results
 
     return repeat

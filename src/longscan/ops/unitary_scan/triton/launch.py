@@ -344,8 +344,8 @@ class Gemm:
 
     Attributes:
         d_theta: buffers of the gradients of the angles, as the scans store them, for slices of at most `steps` steps: the
-        numbers,
-            or their high and low parts with the inverses of their powers of two, one a chunk or with `by_step` one a step.
+            gradients themselves, or their high and low parts with the inverses of their powers of two, one for each chunk or,
+            with `by_step`, one for each step.
         W_hi, W_lo: buffers of the parts of W, which `preprocess_bwd_kernel` fills; None without parts.
         split_k, weight_split_k: number of parts of which the gradient of u, or of W, is the sum.
     """
