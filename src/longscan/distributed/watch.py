@@ -129,7 +129,7 @@ class _Watch:
         self._send(_LEAVES)
 
     def close(self) -> None:
-        """Close the connections. Where `leave` was not called before, the others are told that this process has ended."""
+        """Close the connections. If `leave` was not called before, the other processes are notified that this one has ended."""
         self._done.set()
         for peer in self._peers:
             with suppress(OSError):
