@@ -178,7 +178,7 @@ def test_validation_part_is_stratified(monkeypatch):
     assert [np.bincount(part.targets).tolist() for part in split["parts"]] == [[12, 4], [3, 1]]
     for labels, fraction in ((np.repeat(["a", "b"], [19, 1]), 0.2), (y, 0.01)):
         rarest = min(np.sum(labels == "a"), np.sum(labels == "b"))
-        message = rf"^`validation_fraction` must leave enough series of each class .* 20 series with {rarest} of the rarest \("
+        message = rf"^`validation_fraction` must leave enough series .* 20 series with {rarest} of the rarest class \("
         with pytest.raises(ValueError, match=message):
             SSMClassifier(**BRIEF, validation_fraction=fraction).fit(X, labels)
     with pytest.raises(ValueError, match=r"^`validation_fraction` must leave enough series .*, got 0\.9 of 1 series"):

@@ -243,34 +243,39 @@ def repeats_calls(function: Callable[..., tuple[Tensor, ...]]) -> Callable[..., 
 
     @wraps(function)
     def repeat(*args: Any) -> tuple[Tensor, ...]:
-        inputs: list[Any] = []
         addresses: list[int] = []
         key: list[Any] = []
+        copies = False
         for x in args:
+            address = 0  # of a copy, which is aligned
             if isinstance(x, Tensor):
-                if not x.is_contiguous():
-                    x = x.contiguous()
-                address = x.data_ptr()
+                if x.is_contiguous():
+                    address = x.data_ptr()
+                else:
+                    copies = True
                 key += x.shape, x.dtype, x.get_device(), address % 16
             else:
-                address = 0
                 key.append(x)
-            inputs.append(x)
             addresses.append(address)
         known = tuple(key)
         call = calls.get(known)
+        if call is None or call == NOT_REPEATED:
+            returned = function(*args)  # which checks the arguments, before it makes copies
+            if call is None and len(calls) >= MOST_CALLS:
+                calls.pop(next(iter(list(calls)), None), None)  # another thread may have forgotten it
+            calls.setdefault(known, SEEN_ONCE)
+            return returned
+        inputs: Sequence[Any] = args
+        if copies:
+            inputs = [x.contiguous() if isinstance(x, Tensor) else x for x in args]
+            addresses = [x.data_ptr() if isinstance(x, Tensor) else 0 for x in inputs]
         if isinstance(call, _Call):
             try:
                 return call.repeat(inputs, addresses, next(x.device for x in inputs if isinstance(x, Tensor)))
             except torch.OutOfMemoryError:  # it allocates all buffers at once
                 log.info("%s is not repeated, because its buffers do not fit into the memory together", function.__qualname__)
-                calls[known] = call = NOT_REPEATED
-        if call != SEEN_ONCE:
-            returned = function(*inputs)  # contiguous, so that no copy is made twice
-            if call is None and len(calls) >= MOST_CALLS:
-                calls.pop(next(iter(list(calls)), None), None)  # another thread may have forgotten it
-            calls.setdefault(known, SEEN_ONCE)
-            return returned
+                calls[known] = NOT_REPEATED
+                return function(*inputs)
         aliases = [x.detach() if isinstance(x, Tensor) else x for x in inputs]  # told apart where one tensor is two inputs
         _active.recorder = recorder = _Recorder(aliases)
         results: tuple[Tensor, ...] | None
