@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from hypothesis import settings
-from layer_properties import make_nonzero_state, set_backend
+from layer_properties import assert_close, make_nonzero_state, set_backend
 from split_cases import SplitCase, draw_cases, list_options, move_factors_near_one, run_generated, supported_entries
 from split_runs import compare, largest_error, run_cases
 from test_layers import ENTRIES, WIDTH, build, get_options
@@ -427,6 +427,21 @@ def test_pieces_of_empty_batches_have_empty_outputs(mesh: Any, name: str) -> Non
     assert y.shape == x.shape
     assert x.grad is not None
     assert all(parameter.grad is None or not parameter.grad.any() for parameter in layer.parameters())
+
+
+@pytest.mark.parametrize("entry", supported_entries())
+def test_empty_pieces_have_empty_outputs_and_leave_states(mesh: Any, entry: str) -> None:
+    for options in list_options(entry, near_one=False):
+        module = build(entry, options)
+        x = torch.zeros(2, 0, WIDTH, dtype=torch.float64, requires_grad=True)
+        state, masks = make_nonzero_state(module, 2), {}
+        if not module.changes_length:
+            masks = {"valid": torch.ones(2, 0, dtype=torch.bool), "seq_idx": torch.zeros(2, 0, dtype=torch.long)}
+        whole = module(x, state, **masks, return_state=True)
+        with use_split(SequenceSplit(mesh.get_group(), 0, 1)):
+            y, after = module(x, state, **masks, return_state=True)
+        y.sum().backward()
+        assert_close((y, after), whole)
 
 
 def test_corrections_of_outputs_in_half_precision_are_added_before_the_sum_is_rounded(mesh: Any) -> None:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import silu
 
-from longscan.distributed.context import check_piece_lengths, current_split
+from longscan.distributed.context import check_piece_lengths, current_split, use_split
 from longscan.layers.checks import StateForm, check_input, check_state_form, check_steps, state_form
 from longscan.layers.parameters import Marked
 from longscan.layers.state import PhaseState, ScanState, State, no_sequence, restarted_rows, zero_rows
@@ -118,7 +118,11 @@ class SequenceModule(Marked, ABC):
             x, info = self.validate_inputs(x, info)
             self.check_state(state, x.shape[0])
         check_piece_lengths(x)
-        y, state = self.forward_impl(x, state, info)
+        if current_split() is not None and not x.shape[1]:  # all pieces are empty, and so are the whole sequences
+            with use_split(None):
+                y, state = self.forward_impl(x, state, info)
+        else:
+            y, state = self.forward_impl(x, state, info)
         if info.gate is not None and not self.fuses_gate:
             y = y * silu(info.gate)
         if info.valid is not None and self.checks_inputs:  # otherwise the containing module masks its own output

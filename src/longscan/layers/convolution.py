@@ -144,7 +144,7 @@ class ConvolutionLayer(SequenceLayer):
 
     def _recur_piece(self, u: Tensor, initial: Tensor, info: SequenceInfo) -> tuple[Tensor, Tensor]:
         """Return what `recur` returns, for pieces of split sequences, too."""
-        if current_split() is None or not u.shape[1]:  # all pieces have the same length, so that all are empty
+        if current_split() is None:
             return self.recur(u, initial, info)
         flags = step_flags(u.shape[0], u.shape[1], info.valid, info.seq_idx, u)
         return scan_piece(
