@@ -312,8 +312,8 @@ class NativeOp:
 
         repeated_forward, repeated_backward = repeats_calls(forward), repeats_calls(backward)
 
-        def run_forward(*args: Any, **exchange: Any) -> Any:
-            return repeated_forward(*args) if args[-1] == "triton" and not exchange else forward(*args, **exchange)
+        def run_forward(*args: Any, enter: Callable[[Tensor, Tensor], Tensor] | None = None) -> Any:
+            return repeated_forward(*args) if args[-1] == "triton" and enter is None else forward(*args, enter=enter)
 
         def run_backward(*args: Any) -> Any:
             return repeated_backward(*args) if args[-1] == "triton" else backward(*args)
