@@ -23,6 +23,7 @@ import select
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import warnings
@@ -440,18 +441,27 @@ def serve(device: str) -> None:
 
 
 class Child:
-    """The process that runs cases. It is started when it is needed, and again after a crash."""
+    """The process that runs cases. It is started when it is needed, and again after a crash.
+
+    It has a folder of inductor's compiled code, because two processes that compile the same code for one folder may read each
+    other's unfinished files, and a process group, so that compilers end with it.
+    """
 
     def __init__(self, device: str, timeout: float) -> None:
         self.device, self.timeout = device, timeout
         self.process: subprocess.Popen[str] | None = None
+        self.compiled_code: tempfile.TemporaryDirectory[str] | None = None
 
     def run(self, case: Case, end: float = float("inf")) -> dict[str, Any] | None:
         """Run a case and return its line; None if time.monotonic() reached `end` before the case did."""
         if self.process is None:
             environment = {"OMP_NUM_THREADS": "1", "CUBLAS_WORKSPACE_CONFIG": ":4096:8", **os.environ}
+            self.compiled_code = tempfile.TemporaryDirectory(prefix="tracing-", ignore_cleanup_errors=True)
+            environment |= {"TORCHINDUCTOR_CACHE_DIR": self.compiled_code.name, "TORCHINDUCTOR_COMPILE_THREADS": "1"}
             command = [sys.executable, __file__, "--serve", "--device", self.device]
-            self.process = subprocess.Popen(command, stdin=-1, stdout=-1, stderr=subprocess.DEVNULL, text=True, env=environment)
+            self.process = subprocess.Popen(
+                command, stdin=-1, stdout=-1, stderr=subprocess.DEVNULL, text=True, env=environment, process_group=0
+            )
             if self._read_line(end) is None:
                 return self._describe_death(case, time.monotonic(), end)
         start = time.monotonic()
@@ -483,19 +493,20 @@ class Child:
         return {"case": str(case), "status": "hung" if hung else "crashed", "detail": detail, "seconds": seconds}
 
     def close(self, kill: bool = False) -> None:
-        """End the process."""
+        """End the process; with `kill`, without waiting for the case that it runs."""
         if self.process is not None:
             if kill:
-                self.process.kill()
+                os.killpg(self.process.pid, signal.SIGKILL)
             self.process.stdin.close()  # type: ignore[union-attr]
             if self.process.poll() is None:
                 try:
                     self.process.wait(1)
                 except subprocess.TimeoutExpired:
-                    self.process.kill()
+                    os.killpg(self.process.pid, signal.SIGKILL)
             self.process.wait()
             self.process.stdout.close()  # type: ignore[union-attr]
             self.process = None
+            self.compiled_code.cleanup()  # type: ignore[union-attr]
 
 
 def cost_rank(case: Case) -> tuple[int, bool, bool, int]:
