@@ -187,8 +187,8 @@ class Training:
             self.engine.capture(device)
 
     def _is_captured(self) -> bool:
-        """Return whether updates are captured as a CUDA graph; not those of other packages, which tune kernels while they run."""
-        return self.device.type == "cuda" and MODELS[self.name].package is None
+        """Return whether updates are captured as a CUDA graph. Kernels of other packages are tuned in the updates before it."""
+        return self.device.type == "cuda"
 
     def _load(self) -> None:
         captured = self._is_captured()
