@@ -4,6 +4,7 @@
     torchrun --nproc-per-node 2 benchmarks/context_parallel.py --lengths 65536 131072 --out results/context_parallel.jsonl
     torchrun --nproc-per-node 2 benchmarks/context_parallel.py --lengths --longest plain --out results/context_parallel.jsonl
     torchrun --nproc-per-node 2 benchmarks/context_parallel.py --check --lengths 32768
+    torchrun --nproc-per-node 4 benchmarks/context_parallel.py --data 2 --shard --lengths 65536
     torchrun --nproc-per-node 2 benchmarks/context_parallel.py --stacks --exchanges 1024 1048576
     python benchmarks/context_parallel.py --alternatives
     python benchmarks/context_page.py results/context_parallel.jsonl
@@ -11,6 +12,9 @@
 The first two measure stacks on one process and on two: forward and backward pass of a batch of one sequence of random tokens, in
 bfloat16 autocast on GPUs and in float32 on CPUs, and print a row for each length. Lengths are those of whole sequences. A length
 for which the memory does not suffice ends the measurement of a stack; its row has the message of the allocator.
+
+--data gives the number of groups of processes, each of which has another sequence, so that a mesh has data x context processes;
+--shard splits the model over all of them by FSDP2 instead of DDP.
 
 --ways says how steps are made: "plain"; "recompute", whose blocks are recomputed in the backward pass; "captured", replayed as
 a CUDA graph with its exchanges; "twice", with two scans of each piece, as backends make whose kernels have no exchange of their
@@ -46,7 +50,8 @@ from longscan.engine.graphed_step import WARMUP_CALLS, GraphedStep
 from longscan.models import SequenceModel
 from longscan.ops import block2_scan, delta_scan, linear_scan, selective_scan, ssd_scan
 from longscan.ops._native_op import NativeOp
-from longscan.training.context import average_gradients
+from longscan.training import shard_model
+from longscan.training.context import average_gradients, build_group
 from longscan.training.run import commit, device_name
 
 VOCABULARY = 256
@@ -112,17 +117,21 @@ class Stack:
             if isinstance(block, GatedBlock):
                 block.recompute = case.way == "recompute"
         self.wrapped, self.captured = self.model, case.way == "captured"
-        self.tokens = torch.randint(VOCABULARY, (1, length), device=device)
+        self.tokens = torch.randint(VOCABULARY, (options.data, length), device=device)
+        self.group, self.shard = options.group, options.shard
         self.device, self.autocast = device, device.type == "cuda" and not options.check
         self.step: Callable[[], Tensor] = lambda: self.run(Tokens(self.tokens))
         self.graphed: GraphedStep | None = None
 
     def split(self) -> None:
-        """Split the sequence over all processes; steps to come are captured if the case says so."""
-        self.tokens = shard_sequence(self.tokens, distributed.group.WORLD)
+        """Split the sequences over the processes of their groups; steps to come are captured if the case says so."""
+        row = distributed.get_rank() // distributed.get_world_size(self.group)
+        self.tokens = shard_sequence(self.tokens[row : row + 1], self.group)
         if self.captured and self.device.type == "cuda":
             graphed = self.graphed = GraphedStep(self.run, self.device)
             self.step = lambda: graphed(Tokens(self.tokens))
+        elif self.shard:
+            shard_model(self.model)
         elif distributed.get_world_size() > 1 and not self.captured:
             self.wrapped = DistributedDataParallel(self.model)
 
@@ -153,7 +162,7 @@ def measure_stack(options: argparse.Namespace, case: Case, length: int, repeats:
         if device.type == "cuda":
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats(device)
-        with scanning(case.way), context_parallel(distributed.group.WORLD):
+        with scanning(case.way), context_parallel(options.group):
             with record_exchanges() as exchanges:
                 loss = stack.step().clone()
             for _ in range(WARMUP_CALLS if stack.captured else 0):
@@ -184,7 +193,8 @@ def relative_error(found: Tensor, expected: Tensor) -> float:
 def check_stack(options: argparse.Namespace, case: Case, length: int, device: torch.device) -> dict[str, Any]:
     """Return the largest error of a gradient on all processes against this process alone, by norm, and that of the loss.
 
-    "float32_error" is the largest error of this process alone in float32 against float64.
+    "float32_error" is the largest error of this process alone in float32 against float64, "pieces_float32_error" that of all
+    processes together.
     """
     stack = Stack(options, case, length, device)
     exact = Stack(options, case, length, device)
@@ -193,17 +203,22 @@ def check_stack(options: argparse.Namespace, case: Case, length: int, device: to
     expected_loss = stack.step()
     expected = {name: x.grad.clone() for name, x in stack.model.named_parameters() if x.grad is not None}
     stack.split()
-    with scanning(case.way), context_parallel(distributed.group.WORLD):
+    with scanning(case.way), context_parallel(options.group):
         for _ in range(WARMUP_CALLS + 1 if stack.captured else 1):
             loss = stack.step().clone()
     distributed.all_reduce(loss)
-    errors = {name: relative_error(stack.model.get_parameter(name).grad, x) for name, x in expected.items()}
-    own = max(relative_error(x, exact.model.get_parameter(name).grad) for name, x in expected.items())
+    found = {name: stack.model.get_parameter(name).grad for name in expected}
+    if options.shard:
+        found = {name: x.full_tensor() for name, x in found.items()}
+    errors = {name: relative_error(found[name], x) for name, x in expected.items()}
+    float64 = {name: exact.model.get_parameter(name).grad for name in expected}
+    own = max(relative_error(x, float64[name]) for name, x in expected.items())
+    pieces = max(relative_error(found[name], x) for name, x in float64.items())
     stack.release()
     worst = max(errors, key=lambda name: errors[name])
     return describe(options, case, length, device) | {
         "check": "gradients", "parameter": worst, "error": errors[worst], "median_error": statistics.median(errors.values()),
-        "float32_error": own,
+        "float32_error": own, "pieces_float32_error": pieces,
         "loss_error": abs(loss.item() / distributed.get_world_size() / expected_loss.item() - 1),
     }  # fmt: skip
 
@@ -212,8 +227,9 @@ def describe(options: argparse.Namespace, case: Case, length: int, device: torch
     """Return what was run, and where."""
     return {
         "stack": case.spec, "d_model": options.d_model, "d_state": options.d_state, "recompute": case.way == "recompute",
-        "length": length, "processes": distributed.get_world_size(), "twice": case.way == "twice",
-        "captured": case.way == "captured", "allocator": os.environ.get("PYTORCH_CUDA_ALLOC_CONF", ""),
+        "length": length, "processes": distributed.get_world_size(), "data": options.data, "shard": options.shard,
+        "twice": case.way == "twice", "captured": case.way == "captured",
+        "allocator": os.environ.get("PYTORCH_CUDA_ALLOC_CONF", ""),
         "device": device_name(device), "torch": torch.__version__, "commit": commit(),
     }  # fmt: skip
 
@@ -229,6 +245,8 @@ def measure_stacks(options: argparse.Namespace) -> None:
         distributed.init_process_group(backend, timeout=TIMEOUT)
     else:
         distributed.init_process_group(backend, store=distributed.HashStore(), rank=0, world_size=1)
+    size = distributed.get_world_size()
+    options.group = build_group(size, size // options.data) if options.data > 1 else distributed.group.WORLD
 
     def report(row: dict[str, Any]) -> dict[str, Any]:
         if distributed.get_rank() == 0:
@@ -363,6 +381,8 @@ if __name__ == "__main__":
     parser.add_argument("--d-model", type=int, default=256)
     parser.add_argument("--d-state", type=int, default=16)
     parser.add_argument("--lengths", type=int, nargs="*", default=[65_536])
+    parser.add_argument("--data", type=int, default=1, help="groups of processes with sequences of their own")
+    parser.add_argument("--shard", action="store_true", help="split the model by FSDP2")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--backend", default="auto", help="of the scans of --alternatives")
     parser.add_argument("--out", type=Path)
