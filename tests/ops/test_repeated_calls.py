@@ -1,6 +1,8 @@
-"""Recorded and repeated calls of functions that launch kernels, which are stand-ins here."""
+"""Recorded and repeated calls of functions that launch kernels: stand-ins, and with LONGSCAN_DEVICE=cuda those of the ops."""
 
 import ctypes
+import os
+import threading
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -10,8 +12,9 @@ import torch
 from torch import Tensor
 
 pytest.importorskip("triton", reason="Triton is not installed")
-from longscan.ops import _gpu, _repeated_calls
+from longscan.ops import OPS, _gpu, _repeated_calls
 from longscan.ops._repeated_calls import record_launch, repeats_calls
+from op_examples import example, floats, run_with_gradients
 
 Function = Callable[..., tuple[Tensor, ...]]
 
@@ -271,3 +274,71 @@ def test_call_whose_buffers_do_not_fit_together_is_not_repeated(place: str, copy
         x = torch.full((3,), float(i))
         assert torch.equal(call(x)[0], x)
     assert len(runs) == (5 if place == "recording" else 4)
+
+
+@pytest.fixture
+def gpu() -> torch.device:
+    """The GPU on which kernels run."""
+    device = torch.device(os.environ.get("LONGSCAN_DEVICE", "cpu"))
+    if device.type != "cuda":
+        pytest.skip("needs a GPU that LONGSCAN_DEVICE names")
+    return device
+
+
+def call_with_gradients(op: str, inputs: dict[str, Any]) -> list[Tensor]:
+    """Return the results and gradients of an op with its Triton kernels."""
+    return run_with_gradients(lambda given: OPS[op].function(**given, backend="triton"), inputs)
+
+
+def examples_on(device: torch.device, op: str, number: int) -> list[dict[str, Any]]:
+    """Return arguments of calls of the same shapes with other numbers in each."""
+    inputs = example(op, torch.float32, length=300, batch=2)
+    inputs = {name: x.to(device) if isinstance(x, Tensor) else x for name, x in inputs.items()}
+    return [inputs | {name: x * (1 - i / 16) for name, x in floats(inputs).items()} for i in range(number)]
+
+
+@pytest.mark.parametrize("op", ["linear_scan", "selective_scan", "ssd_scan", "unitary_scan"])
+def test_threads_repeat_calls_at_the_same_time(op: str, gpu: torch.device) -> None:
+    """Each of two threads, on a stream of its own, gets what the call returns alone, from its first call on."""
+    examples = examples_on(gpu, op, 6)
+    expected = [call_with_gradients(op, inputs) for inputs in examples]
+    _repeated_calls.forget_calls()  # so that both threads record
+    torch.cuda.synchronize()
+    wrong: list[str] = []
+    start = threading.Barrier(2)
+
+    def run(thread: int) -> None:
+        with torch.cuda.stream(torch.cuda.Stream(gpu)):
+            start.wait()
+            for i in range(60):
+                number = (i + 3 * thread) % len(examples)
+                found = call_with_gradients(op, examples[number])
+                if not all(map(torch.equal, found, expected[number])):
+                    wrong.append(f"call {i} of thread {thread}")
+
+    threads = [threading.Thread(target=run, args=(thread,)) for thread in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+
+
+@pytest.mark.parametrize("op", ["linear_scan", "selective_scan", "ssd_scan", "unitary_scan"])
+def test_repeated_call_runs_on_the_stream_of_its_caller(op: str, gpu: torch.device) -> None:
+    """It reads what is written earlier on a side stream, while the default stream still waits."""
+    (inputs,) = examples_on(gpu, op, 1)
+    expected = call_with_gradients(op, inputs)
+    for _ in range(3):
+        call_with_gradients(op, inputs)
+    late = {name: torch.zeros_like(x) for name, x in floats(inputs).items()}
+    side = torch.cuda.Stream(gpu)
+    torch.cuda.synchronize()
+    with torch.cuda.stream(side):
+        torch.cuda._sleep(50_000_000)  # cycles, about 30 ms: a launch on the default stream would read zeros
+        for name, x in late.items():
+            x.copy_(inputs[name])
+        found = call_with_gradients(op, inputs | late)
+    side.synchronize()
+    for x, y in zip(found, expected, strict=True):
+        assert torch.equal(x, y)
