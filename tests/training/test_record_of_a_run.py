@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 import torch
 
-from longscan.training import ModelSettings, SettingError, parse_settings
+from longscan.training import ModelSettings, SettingError, SweepConfig, parse_settings
 from longscan.training import run as run_module
 from longscan.training.records import check_target, read_baselines, write_baselines
 from longscan.training.run import build_model, device_name
+from longscan.training.space import read_sweep_file
 
 
 def test_device_name_of_a_cpu_is_its_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -97,3 +98,38 @@ def test_record_names_no_published_row_of_another_model_or_task(
     path = Path(__file__).parents[2] / "recipes" / "s7" / "pendulum.yaml"
     about = parse_settings(["--config", str(path), *further]).about
     assert (about.paper, about.model, about.published) == ("S7", model, published)
+
+
+@pytest.mark.parametrize(
+    ("content", "model", "published"),
+    [
+        ("model: {d_model: 16}", "S7", ["r148"]),
+        ("model: {spec: s7*4}", "S7", ["r148"]),
+        ("model: {spec: gru}", None, []),
+        ("task: {name: parity}", None, []),
+        ("model: {spec: s5*4}\nabout: {model: S5, published: [r146]}", "S5", ["r146"]),
+    ],
+)
+def test_a_later_file_drops_the_published_row_of_another_model_or_task(
+    tmp_path: Path, content: str, model: str | None, published: list[str]
+) -> None:
+    recipe = Path(__file__).parents[2] / "recipes" / "s7" / "pendulum.yaml"
+    later = tmp_path / "later.yaml"
+    later.write_text(f"spec_version: 2\n{content}\n")
+    about = parse_settings(["--config", str(recipe), "--config", str(later)]).about
+    assert (about.model, about.published) == (model, published)
+    sweep = tmp_path / "sweep.yaml"
+    settings = "".join(f"  {line}\n" for line in content.splitlines())
+    sweep.write_text(f"spec_version: 2\nconfig: {recipe}\nsettings:\n{settings}")
+    about = parse_settings([], read_sweep_file(sweep)["settings"]).about
+    assert (about.model, about.published) == (model, published)
+
+
+def test_a_point_of_a_sweep_drops_the_published_row_of_another_model() -> None:
+    recipe = Path(__file__).parents[2] / "recipes" / "s7" / "pendulum.yaml"
+    settings = parse_settings(["--config", str(recipe)])
+    space = {"model.spec, training.lr": [["s7*4", 0.01], ["gru", 0.01]]}
+    config = SweepConfig(settings=settings, space=space)
+    first, second = [config.settings_for(point, 0).about for point in config.grid_points()]
+    assert (first.model, first.published) == ("S7", ["r148"])
+    assert (second.paper, second.model, second.published) == ("S7", None, [])

@@ -86,6 +86,27 @@ def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     return merged
 
 
+def drop_labels(settings: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Return nested settings without `about.model` and `about.published` if the changes have another spec or task.
+
+    These two describe the model and the task of a recipe. The changes, by dotted names, are not applied and may name them.
+    """
+    changed = any(
+        f"{section}.{name}" in changes and changes[f"{section}.{name}"] != settings.get(section, {}).get(name)
+        for section, name in (("model", "spec"), ("task", "name"))
+    )
+    if not changed or "about" not in settings:
+        return dict(settings)
+    about = {name: value for name, value in settings["about"].items() if name not in ("model", "published")}
+    return {**settings, "about": about}
+
+
+def merge_recipe(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """Merge the settings of a file over those of another. Another spec or task drops the labels of the other file's model."""
+    changes = {f"{section}.{name}": value for section, values in over.items() for name, value in values.items()}
+    return merge(drop_labels(base, changes), over)
+
+
 def set_nested(settings: Mapping[str, Any], name: str, value: Any) -> dict[str, Any]:
     """Return a copy of nested settings with one of them, named with dots, replaced."""
     head, _, rest = name.partition(".")
@@ -143,7 +164,8 @@ def task_class(name: object) -> type[Task]:
 def parse_settings(argv: Sequence[str], base: Mapping[str, Any] | None = None) -> Settings:
     """Return the settings that command-line arguments give; files that they name, `base` and the defaults give the others.
 
-    Where the arguments give another spec or task than the files, `about.model` and `about.published` of these do not count.
+    Where the arguments, or a later file, give another spec or task than the files before, `about.model` and `about.published` of
+    these do not count.
     `--steps`, `--checkpoint-every` and `--data-dir` are short for the settings of these names. `--quick` merges the quick section
     of each file over its other settings. Raises SettingError with one line.
     """
@@ -159,27 +181,12 @@ def read_arguments(argv: Sequence[str], base: Mapping[str, Any] | None = None) -
     if name is None:
         raise SettingError(f"`--task` must be one of {', '.join(sorted(TASKS))}, unless --config FILE names it, got nothing")
     overrides = _parse_overrides(task_class(name), rest)
-    plain = _without_labels(plain, overrides | {"task.name": name})
+    plain = drop_labels(plain, overrides | {"task.name": name})
     for setting, value in overrides.items():
         plain = set_nested(plain, setting, value)
     if given.config and plain.get("about", {}).get("recipe") is None:
         plain = set_nested(plain, "about.recipe", given.config[-1])
     return set_nested(plain, "task.name", name)
-
-
-def _without_labels(plain: dict[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
-    """Return settings without a recipe's names of its model and published rows if the command line gives another spec or task.
-
-    The names that the command line gives are set afterwards.
-    """
-    about = plain.get("about", {})
-    same = all(
-        setting not in overrides or plain.get(section, {}).get(name) == overrides[setting]
-        for setting, section, name in (("model.spec", "model", "spec"), ("task.name", "task", "name"))
-    )
-    if same or not about:
-        return plain
-    return plain | {"about": {name: value for name, value in about.items() if name not in ("model", "published")}}
 
 
 def _parse_overrides(task: type[Task], argv: Sequence[str]) -> dict[str, Any]:
@@ -237,7 +244,7 @@ def _read_configs(base: Mapping[str, Any], configs: Sequence[str], *, quick: boo
     if quick and configs and not any(small for _, small in found):
         raise SettingError(f"`--config` must be a recipe with a section {QUICK!r} for --quick, got {configs[-1]}")
     for content, small in found:
-        plain = merge(plain, merge(content, small) if quick and small else content)
+        plain = merge_recipe(plain, merge(content, small) if quick and small else content)
     if found:  # a stored quick run stays quick until a recipe is given without --quick
         is_quick = quick or any(content.get("about", {}).get(QUICK) for content, _ in found)
         plain = merge(plain, {"about": {QUICK: is_quick}})

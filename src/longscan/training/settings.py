@@ -358,14 +358,11 @@ class AboutSettings(SettingsGroup):
     paper: Annotated[str | None, Doc("paper whose row the recipe follows, by its name in longscan/report/published.json")] = None
     model: Annotated[
         str | None,
-        Doc("name of the model in tables; the spec where it is not given, or where the command line changes a recipe's"),
+        Doc("name of the model in tables; the spec where it is not given, or where a recipe's is changed"),
     ] = None
     published: Annotated[
         list[Annotated[str, Rule(lambda name: name in published_ids(), "the id of a row in longscan/report/published.json")]],
-        Doc(
-            "ids of the published rows that the run is compared with; none of a recipe's if the command line changes its spec "
-            "or task"
-        ),
+        Doc("ids of the published rows that the run is compared with; none of a recipe's if its spec or task is changed"),
     ] = field(default_factory=list)
     recipe: Annotated[str | None, Doc("file that the settings came from; the command line fills it in")] = None
     quick: Annotated[

@@ -34,8 +34,10 @@ from longscan._yaml import read_mapping
 from longscan.training.parsing import (
     QUICK,
     check_sections,
+    drop_labels,
     make_settings,
     merge,
+    merge_recipe,
     read_recipe,
     set_nested,
     stored_settings,
@@ -210,14 +212,20 @@ class SweepConfig(SettingsGroup):
         return [first + i for i in range(self.seeds)]
 
     def settings_for(self, point: dict[str, Any], seed: int) -> Settings:
-        """Return the settings of one run at a point of the space. Raises SettingError if they are invalid."""
+        """Return the settings of one run at a point of the space. Raises SettingError if they are invalid.
+
+        A point with another spec does not have `about.model` and `about.published` of the recipe.
+        """
         plain = self.settings.as_dict()
         if self.spec_version == 1:  # Optuna knows the values as the folder has them, so they are translated here
             point = {key: upgrade_point(key, value) for key, value in point.items()}
+        changes: dict[str, Any] = {}
         for key, value in {**point, **dict.fromkeys(self.with_seed, seed), "training.seed": seed}.items():
             names = split_key(key)
-            for name, part in zip(names, value if len(names) > 1 else [value], strict=True):
-                plain = set_nested(plain, name, part)
+            changes |= zip(names, value if len(names) > 1 else [value], strict=True)
+        plain = drop_labels(plain, changes)
+        for name, value in changes.items():
+            plain = set_nested(plain, name, value)
         return make_settings(plain)
 
     def as_dict(self) -> dict[str, Any]:
@@ -238,7 +246,7 @@ def read_sweep_file(path: str | Path, *, quick: bool = False) -> dict[str, Any]:
     if config is not None:
         recipe = Path(os.path.normpath(Path(path).parent / str(config)))
         base, small = read_recipe(recipe)
-        settings = merge({"about": {"recipe": str(recipe)}}, merge(base, settings))
+        settings = merge({"about": {"recipe": str(recipe)}}, merge_recipe(base, settings))
         if quick and small is None:
             raise SettingError(f"`recipe` must have a section {QUICK!r} for --quick, got {recipe}")
         if quick:
