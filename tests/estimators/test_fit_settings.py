@@ -304,6 +304,20 @@ def test_verbose_shows_losses_and_errors(kind, capsys):
     assert ("error" in lines[1]) == (kind is SSMClassifier)
 
 
+@pytest.mark.parametrize("kind", [*KINDS, SSMForecaster])
+def test_verbose_may_be_a_bool(kind, capsys):
+    data = (WAVE,) if kind is SSMForecaster else make_series()
+    settings = {**BRIEF, **({"horizon": 2, "window": 8} if kind is SSMForecaster else {})}
+    kind(**settings, verbose=False).fit(*data)
+    assert capsys.readouterr().err == ""
+    fitted = kind(**settings, verbose=True).fit(*data)
+    assert capsys.readouterr().err
+    assert fitted.get_params()["verbose"] is True
+    for wrong in (2, "yes", None):
+        with pytest.raises(ValueError, match="`verbose` must be True, False, 1 or 0, got "):
+            kind(**settings, verbose=wrong).fit(*data)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_threads_are_set_in_fit_and_predict_and_restored(monkeypatch, kind):
     X, y = make_series()

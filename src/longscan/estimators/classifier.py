@@ -16,7 +16,16 @@ from torch.nn.functional import cross_entropy
 from longscan._types import FractionBelowOne, NonNegativeFloat, PositiveFloat, PositiveInt
 from longscan.engine import Callback
 from longscan.estimators.features import StateFeatures
-from longscan.estimators.fitting import BlockOptions, Examples, Jobs, SeriesEstimator, Spec, check_settings, read_weights
+from longscan.estimators.fitting import (
+    BlockOptions,
+    Examples,
+    Jobs,
+    SeriesEstimator,
+    Spec,
+    Verbose,
+    check_settings,
+    read_weights,
+)
 from longscan.estimators.reading import Layout, align_targets
 from longscan.estimators.ridge import RidgeFit, fit_scores
 from longscan.estimators.series import Collection
@@ -70,7 +79,7 @@ class SSMClassifier(ClassifierMixin, SeriesEstimator):
             indexed by (case, time), the former for all other input, as in scikit-learn.
         callbacks: `longscan.engine.Callback`s, called after each update and at the end. Each epoch logs a row of split "train"
             to them and, with validation data, one of split "valid".
-        verbose: 1 for a progress bar with loss, validation error and time left; a line for each epoch where there is no terminal.
+        verbose: True or 1 for a progress bar with loss, validation error and time left; without a terminal a line for each epoch.
 
     Attributes:
         classes_: the labels. model_: the fitted `SequenceModel` or `FeatureModel`. loss_curve_: mean loss of each epoch, or
@@ -101,7 +110,7 @@ class SSMClassifier(ClassifierMixin, SeriesEstimator):
         layout: Layout | None = None,
         output: Literal["auto", "numpy", "pandas"] = "auto",
         callbacks: Sequence[Callback] | None = None,
-        verbose: Literal[0, 1] = 0,
+        verbose: Verbose = 0,
     ) -> None:
         super().__init__(
             spec,

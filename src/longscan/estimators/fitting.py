@@ -63,6 +63,7 @@ class StackSettings(NamedTuple):
 
 ONLY_TRAINED = (*StackSettings._fields, "block_options", "validation_fraction", "callbacks")
 Jobs = Annotated[int, Rule(bool, "a whole number other than 0")]
+Verbose = Annotated[bool | int, Rule(lambda value: value in (0, 1), "True, False, 1 or 0")]
 
 
 @contextmanager
@@ -126,7 +127,7 @@ def minimise(
     patience: int = 0,
     seconds: float | None = None,
     callbacks: Sequence[Callback] = (),
-    verbose: int = 0,
+    verbose: bool | int = False,
 ) -> list[float]:
     """Fit a model by AdamW with a linear warm-up, a cosine to 0 and gradients clipped at norm 1; return each epoch's mean loss.
 
@@ -149,7 +150,7 @@ def minimise(
             the part of the time that is over, whichever is larger. So it reaches 0 in time even if the speed changes, which an
             estimate from the first updates would not. None: no limit, and results that do not depend on the speed.
         callbacks: called after those of this function.
-        verbose: 1 for a progress bar.
+        verbose: True or 1 for a progress bar.
 
     Raises ValueError if the loss stops being finite, as scikit-learn's own estimators do.
     """
@@ -280,7 +281,7 @@ class SeriesEstimator(SavedEstimator):
         layout: Layout | None = None,
         output: Literal["auto", "numpy", "pandas"] = "auto",
         callbacks: Sequence[Callback] | None = None,
-        verbose: Literal[0, 1] = 0,
+        verbose: Verbose = 0,
     ) -> None:
         self.spec = spec
         self.d_model = d_model

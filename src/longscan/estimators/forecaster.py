@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from time import monotonic
-from typing import Any, Literal, Self, cast
+from typing import Any, Self, cast
 
 import numpy as np
 import pandas as pd
@@ -23,7 +23,7 @@ from longscan.engine import Callback
 from longscan.estimators.backtesting import build_frame, find_cutoffs
 from longscan.estimators.clock import as_clock, season_of, to_seconds
 from longscan.estimators.covariates import CovariateEffect, fit_effect, read_covariates, split_columns
-from longscan.estimators.fitting import BlockOptions, Jobs, Spec, check_settings, minimise, seeded
+from longscan.estimators.fitting import BlockOptions, Jobs, Spec, Verbose, check_settings, minimise, seeded
 from longscan.estimators.forecast_series import (
     History,
     as_given,
@@ -116,7 +116,7 @@ class SSMForecaster(SavedEstimator):
             0.9); None for none. The blocks are then trained by the pinball loss as well, and the quantiles of each step ahead are
             corrected by the errors on the part that is held back.
         callbacks: `longscan.engine.Callback`s, for both trainings: with a part held back, and on the whole series.
-        verbose: 1 for a progress bar of each training, or a line for each epoch where there is no terminal.
+        verbose: True or 1 for a progress bar of each training, or a line for each epoch where there is no terminal.
 
     Attributes:
         model_: the fitted `Forecaster`.
@@ -157,7 +157,7 @@ class SSMForecaster(SavedEstimator):
         layout: Layout | None = None,
         quantiles: Sequence[Probability] | None = None,
         callbacks: Sequence[Callback] | None = None,
-        verbose: Literal[0, 1] = 0,
+        verbose: Verbose = 0,
     ) -> None:
         self.horizon = horizon
         self.window = window

@@ -57,7 +57,7 @@ class SSMRegressor(RegressorMixin, SeriesEstimator):
             indexed by (case, time), the former for all other input, as in scikit-learn.
         callbacks: `longscan.engine.Callback`s, called after each update and at the end. Each epoch logs a row of split "train"
             to them and, with validation data, one of split "valid".
-        verbose: 1 for a progress bar with loss, validation error and time left; a line for each epoch where there is no terminal.
+        verbose: True or 1 for a progress bar with loss, validation error and time left; without a terminal a line for each epoch.
 
     Attributes:
         model_, loss_curve_, mean_, scale_, time_unit_, n_channels_, channel_names_, has_times_: as in `SSMClassifier`.
