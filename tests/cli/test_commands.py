@@ -267,5 +267,15 @@ def test_help_names_every_command_and_setting(run_command: Callable[..., str]) -
         assert f"longscan {name}" in run_command(name, "--help")
 
 
+@pytest.mark.parametrize("columns", ["80", "100", "300"])
+def test_help_fits_the_terminal_and_100_columns(run_command: Callable[..., str], monkeypatch, columns: str) -> None:
+    monkeypatch.setenv("COLUMNS", columns)
+    argvs = [[name] for name in COMMANDS if name != "train"] + [["train", "--task", "parity"], ["train", "--task", "forecast"]]
+    pages = [run_command("--help"), *(run_command(*argv, "--help") for argv in argvs)]
+    assert [line for line in pages[0].splitlines() if len(line) > 100] == []
+    lines = [line for page in pages[1:] for line in page.splitlines() if not line.startswith("usage: ")]
+    assert [line for line in lines if len(line) > min(100, int(columns))] == []
+
+
 def test_no_arguments_show_the_help_and_fail() -> None:
     assert main([]) == 2

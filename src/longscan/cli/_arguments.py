@@ -10,15 +10,18 @@ parameter `command_line` gets the whole command line, for records.
 
 import inspect
 import shlex
+import textwrap
 from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from collections.abc import Callable, Sequence
 from dataclasses import MISSING
 from functools import partial
+from shutil import get_terminal_size
 from typing import Any, NamedTuple, get_args
 
 from longscan._argparse import new_parser, option_help, parse_known, unknown_argument
 from longscan._errors import SettingError
 from longscan._types import checked_value, find_doc, matches_type, type_hints
+from longscan.cli._console import MAX_WIDTH
 
 Command = Callable[..., int]
 COMMAND_LINE = "command_line"
@@ -116,6 +119,14 @@ def _parser(arguments: Sequence[Argument]) -> ArgumentParser:
     return parser
 
 
+class _HelpFormatter(RawDescriptionHelpFormatter):
+    """A formatter that wraps each line of a description, and keeps its line breaks."""
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        lines = (textwrap.fill(line, width, initial_indent=indent, subsequent_indent=indent) for line in text.splitlines())
+        return "\n".join(lines)
+
+
 def _print_help(name: str, command: Command, settings: Sequence[str] | None) -> None:
     """Print the help page of a command; settings: its arguments for settings, None if it takes none."""
     arguments = list_arguments(command)
@@ -126,7 +137,7 @@ def _print_help(name: str, command: Command, settings: Sequence[str] | None) -> 
         parents += settings_help(settings)
         words = "".join(f"[{one.name.upper()}] " for one in arguments if one.is_positional)
         usage = f"longscan {name} {words}[OPTIONS] [--config FILE] [--task NAME] [--SECTION.SETTING VALUE ...]"
-    layout = partial(RawDescriptionHelpFormatter, max_help_position=40)
+    layout = partial(_HelpFormatter, max_help_position=40, width=min(get_terminal_size().columns, MAX_WIDTH) - 2)
     description = first_line(command)
     parser = ArgumentParser(f"longscan {name}", usage, description, parents=parents, formatter_class=layout, add_help=False)
     parser.print_help()
