@@ -158,3 +158,10 @@ def test_stabiliser_of_mlstm_has_an_open_length_up_to_a_limit(way, monkeypatch):
         torch.testing.assert_close(graph(*given), Maximum()(*given))
     with pytest.raises((RuntimeError, AssertionError)):
         graph(*inputs(65))
+
+
+def test_stabiliser_of_mlstm_without_restarts_has_no_masks():
+    """Inductor of torch 2.11 writes C++ that does not compile for a mask that is False everywhere."""
+    inputs = -torch.rand(2, 8, 3), torch.randn(2, 8, 3), torch.zeros(2, 3)
+    graph = make_fx(lambda *args: mlstm.running_maximum(*args, None))(*inputs)
+    assert not [node for node in graph.graph.nodes if node.op == "call_function" and node.meta["val"].dtype == torch.bool]

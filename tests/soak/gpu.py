@@ -51,7 +51,8 @@ class Check(NamedTuple):
 def list_checks(device: str, logs: Path) -> dict[str, Check]:
     """Return the checks by name, in the order in which they run."""
     python = sys.executable
-    test = [python, "-m", "pytest", "-q", "--tb=short", "-p", "no:cacheprovider"]
+    # pytest-benchmark, if it is installed, warns that it cannot measure with several processes, and warnings are errors here.
+    test = [python, "-m", "pytest", "-q", "--tb=short", "-p", "no:cacheprovider", "-p", "no:benchmark"]
     tracing = [python, "tests/soak/tracing.py", "--device", device, "--backends", native_backend(device), "--timeout", "120"]
     tracing += ["--processes", str(TRACING_PROCESSES), "--out", str(logs / "tracing.jsonl")]
     return {

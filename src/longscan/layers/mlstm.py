@@ -61,11 +61,11 @@ def running_maximum(log_f: Tensor, log_i: Tensor, start: Tensor, flags: Tensor |
         start: (B, H), m before the first step. It is 0 before the first step of a later sequence.
         flags: (B, L), from `longscan.ops.arguments.step_flags`, or None.
     """
-    restarted = torch.zeros_like(log_f, dtype=torch.bool)
+    restarted = None  # a mask of constants would not compile: inductor of torch 2.11 writes wrong C++ for it
     if flags is not None:
-        invalid, reset = (flags.unsqueeze(-1) == kind for kind in (INVALID, RESET))
-        log_i = torch.where(invalid, -torch.inf, torch.where(reset, torch.maximum(log_f, log_i), log_i))
-        log_f, restarted = torch.where(invalid, 0, log_f), restarted | reset
+        invalid, restarted = (flags.unsqueeze(-1) == kind for kind in (INVALID, RESET))
+        log_i = torch.where(invalid, -torch.inf, torch.where(restarted, torch.maximum(log_f, log_i), log_i))
+        log_f = torch.where(invalid, 0, log_f)
     log_i, length = record_length(log_i)  # the number of doublings depends on it
     is_open = is_symbolic(length) and not torch.compiler.is_dynamo_compiling()  # torch.compile recompiles for more steps
     if is_open:
@@ -73,12 +73,18 @@ def running_maximum(log_f: Tensor, log_i: Tensor, start: Tensor, flags: Tensor |
         log_i = log_i + log_i.new_zeros(1).expand(LONGEST_OPEN).narrow(0, 0, length).unsqueeze(-1)
     reach = 1
     while reach < (LONGEST_OPEN if is_open else length):
-        earlier = _shift_right(log_i, reach, -torch.inf, is_open)
-        log_i = torch.maximum(log_i, torch.where(restarted, -torch.inf, log_f + earlier))
+        earlier = _drop_restarted(log_f + _shift_right(log_i, reach, -torch.inf, is_open), restarted)
+        log_i = torch.maximum(log_i, earlier)
         log_f = log_f + _shift_right(log_f, reach, 0, is_open)
-        restarted = restarted | _shift_right(restarted, reach, False, is_open)
+        if restarted is not None:
+            restarted = restarted | _shift_right(restarted, reach, False, is_open)
         reach *= 2
-    return torch.maximum(torch.where(restarted, -torch.inf, log_f + start.unsqueeze(1)), log_i)
+    return torch.maximum(_drop_restarted(log_f + start.unsqueeze(1), restarted), log_i)
+
+
+def _drop_restarted(earlier: Tensor, restarted: Tensor | None) -> Tensor:
+    """Return contributions of earlier steps (B, L, H), with -inf where the sequence has restarted since then."""
+    return earlier if restarted is None else torch.where(restarted, -torch.inf, earlier)
 
 
 def pass_maximum(
