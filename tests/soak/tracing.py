@@ -458,9 +458,9 @@ class Child:
     def run(self, case: Case, end: float = float("inf")) -> dict[str, Any] | None:
         """Run a case and return its line; None if time.monotonic() reached `end` before the case did."""
         if self.process is None:
-            environment = {"OMP_NUM_THREADS": "1", "CUBLAS_WORKSPACE_CONFIG": ":4096:8", **os.environ}
             self.compiled_code = tempfile.TemporaryDirectory(prefix="tracing-", ignore_cleanup_errors=True)
-            environment |= {"TORCHINDUCTOR_CACHE_DIR": self.compiled_code.name, "TORCHINDUCTOR_COMPILE_THREADS": "1"}
+            environment = {"OMP_NUM_THREADS": "1", "CUBLAS_WORKSPACE_CONFIG": ":4096:8", "TORCHINDUCTOR_COMPILE_THREADS": "1"}
+            environment |= {**os.environ, "TORCHINDUCTOR_CACHE_DIR": self.compiled_code.name}
             command = [sys.executable, __file__, "--serve", "--device", self.device]
             self.process = subprocess.Popen(
                 command, stdin=-1, stdout=-1, stderr=subprocess.DEVNULL, text=True, env=environment, process_group=0
