@@ -7,8 +7,10 @@ import selectors
 import socket
 import struct
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from typing import Any, cast
 
 from torch import distributed
 
@@ -59,8 +61,7 @@ class _Watch:
         distributed.all_gather_object(self._processes, own)
         host, _, port, token = self._processes[0]
         if server is not None:
-            with server:
-                self._peers = self._accept(server, token)
+            self._peers = self._accept(server, token)
         else:
             peer = socket.create_connection((os.environ.get("MASTER_ADDR", host), port), _CONNECT)
             peer.sendall(token + _NUMBER.pack(self.rank))
@@ -72,17 +73,38 @@ class _Watch:
         self._thread.start()
 
     def _accept(self, server: socket.socket, token: bytes) -> dict[socket.socket, int]:
-        """Return the connections of all other processes with their numbers."""
+        """Return the connections of all other processes with their numbers.
+
+        A process introduces itself with `token` and its number. Connections are read simultaneously, so that one that sends
+        something else, or nothing, delays no other. It is closed.
+        """
         peers: dict[socket.socket, int] = {}
-        server.settimeout(_CONNECT)
-        while len(peers) < self.size - 1:
-            peer, _ = server.accept()
-            peer.settimeout(_CONNECT)
-            hello = _receive(peer, len(token) + _NUMBER.size)
-            if secrets.compare_digest(hello[: len(token)], token) and len(hello) == len(token) + _NUMBER.size:
-                peers[peer] = _NUMBER.unpack(hello[len(token) :])[0]
-            else:  # a stranger
-                peer.close()
+        size, deadline = len(token) + _NUMBER.size, time.monotonic() + _CONNECT
+        with selectors.DefaultSelector() as selector, server:
+            server.setblocking(False)
+            selector.register(server, selectors.EVENT_READ)
+            while len(peers) < self.size - 1 and (left := deadline - time.monotonic()) > 0:
+                for key, _ in selector.select(left):
+                    connection: Any = key.fileobj
+                    if connection is server:
+                        _accept_pending(server, selector)
+                        continue
+                    received: bytearray = key.data
+                    received += (part := _receive(connection, size - len(received)))
+                    if part and len(received) < size:
+                        continue  # the rest has not arrived
+                    selector.unregister(connection)
+                    if len(received) == size and secrets.compare_digest(received[: len(token)], token):
+                        peers[connection] = _NUMBER.unpack(received[len(token) :])[0]
+                    else:
+                        connection.close()
+            for key in list(selector.get_map().values()):  # the server, and connections that have not introduced themselves
+                cast("socket.socket", key.fileobj).close()
+        if len(peers) < self.size - 1:
+            for connection in peers:
+                connection.close()
+            missing = sorted(set(range(1, self.size)) - set(peers.values()))
+            raise TimeoutError(f"processes {missing} of {self.size} have not connected to process 0 in {_CONNECT:.0f} seconds")
         return peers
 
     def describe(self) -> str:
@@ -146,8 +168,19 @@ def _listen() -> socket.socket:
     return socket.create_server(("", 0))
 
 
+def _accept_pending(server: socket.socket, selector: selectors.BaseSelector) -> None:
+    """Accept a connection that waits at `server`, and register it with `selector` and an empty bytearray for what it sends."""
+    with suppress(OSError):  # the other end may have been closed already
+        peer, _ = server.accept()
+        peer.setblocking(False)
+        selector.register(peer, selectors.EVENT_READ, bytearray())
+
+
 def _receive(peer: socket.socket, size: int) -> bytes:
-    """Return `size` bytes, or those that came before the other end was closed, none if that was not in good order."""
+    """Return up to `size` bytes: those that came before the other end was closed, or that are there if `peer` does not block.
+
+    An error of the connection, such as a reset, ends them too.
+    """
     received = b""
     with suppress(OSError):
         while len(received) < size and (part := peer.recv(size - len(received))):
