@@ -1,14 +1,17 @@
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.nn.functional import linear
 
 from longscan.layers import GRU, LSTM
+from longscan.layers._cells import run_cell
+from longscan.layers.base import SequenceInfo
 from longscan.models import SequenceModel
 
 
 @pytest.mark.parametrize(("layer", "module"), [(GRU, nn.GRU), (LSTM, nn.LSTM)])
 def test_outputs_equal_those_of_torch_with_the_same_weights(layer, module):
-    """Without a mask the layer calls torch on the whole sequence; with a mask it calls a cell for each step."""
+    """With and without a mask."""
     ours, torch_layer = layer(5).double(), module(5, 5, batch_first=True).double()
     names = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
     torch_layer.load_state_dict({f"{name}_l0": getattr(ours, name) for name in names})
@@ -20,6 +23,40 @@ def test_outputs_equal_those_of_torch_with_the_same_weights(layer, module):
         torch.testing.assert_close(y, expected)
         for part, expected_part in zip(state, final, strict=False):
             torch.testing.assert_close(part, expected_part[0])
+
+
+@pytest.mark.parametrize(("layer", "states"), [(GRU, 1), (LSTM, 2)])
+def test_padded_rows_of_the_fused_kernel_equal_the_loop_over_steps(layer, states, monkeypatch):
+    """Outputs, states and gradients agree for padding at any place; NaN at padding reaches none of them."""
+    ours, rows, length = layer(5).double(), 6, 9
+    valid = torch.rand(rows, length) < 0.5
+    valid[0], valid[1] = False, True
+    valid[2], valid[3] = torch.arange(length) < 4, torch.arange(length) >= 4  # padding on the right, and on the left
+    x = torch.randn(rows, length, 5, dtype=torch.float64).masked_fill(~valid.unsqueeze(-1), torch.nan).requires_grad_()
+    state = tuple(torch.randn(rows, 5, dtype=torch.float64, requires_grad=True) for _ in range(states))
+    info = SequenceInfo(valid=valid)
+    weights = [torch.randn(rows, length, 5, dtype=torch.float64), *(torch.randn_like(part) for part in state)]
+
+    def results(outputs: Tensor, final: tuple[Tensor, ...], inputs: Tensor) -> list[Tensor]:
+        total = torch.stack([(weight * part).sum() for weight, part in zip(weights, (outputs, *final), strict=True)]).sum()
+        return [outputs, *final, *torch.autograd.grad(total, (inputs, *state, *ours.parameters()))]
+
+    steps = torch.where(valid.unsqueeze(-1), x.detach(), 0).requires_grad_()
+    expected = results(*run_cell(ours.cell, linear(steps, ours.weight_ih, ours.bias_ih), state, info), steps)
+    monkeypatch.setattr(layer, "cell", None)  # the fused kernel calls no cell
+    for part, expected_part in zip(results(*ours.run(x, state, info), x), expected, strict=True):
+        torch.testing.assert_close(part, expected_part, rtol=0, atol=1e-13)
+
+
+@pytest.mark.parametrize("layer", [GRU, LSTM])
+@pytest.mark.parametrize("is_padded", [False, True])
+def test_float32_inputs_under_autocast_have_the_outputs_of_a_bfloat16_copy(layer, is_padded):
+    """torch.lstm raises RuntimeError for such inputs on a CPU."""
+    ours, x = layer(6), torch.randn(2, 7, 6)
+    valid = torch.arange(7) < torch.tensor([[7], [4]]) if is_padded else None
+    with torch.autocast("cpu", torch.bfloat16):
+        y = ours(x, valid=valid)
+    torch.testing.assert_close(y, ours.to(torch.bfloat16)(x.to(torch.bfloat16), valid=valid), rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("layer", [GRU, LSTM])
