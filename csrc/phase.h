@@ -53,15 +53,15 @@ template <class T> struct Phase {
   Vec<T> rest;
   Sign half_turns;  // only the lowest bit means anything
 
-  // Adds an angle and `turned` half turns.
-  INLINE void add(Vec<T> angle, Sign turned) {
+  // Adds an angle and `more` half turns.
+  INLINE void add(Vec<T> angle, Sign more) {
     using H = HalfTurns<T>;
     Vec<T> total = rest + angle;
     Vec<T> shifted = total * H::INVERSE + ROUNDING<T>;
     Vec<T> n = shifted - ROUNDING<T>;
     rest = (total - n * H::PART1) - n * H::PART2;
     if constexpr (H::PART3 != 0) rest -= n * H::PART3;
-    half_turns ^= bits<Sign>(shifted) ^ turned;
+    half_turns ^= bits<Sign>(shifted) ^ more;
   }
 
   // The sine and cosine of `rest`; those of the whole phase have the sign bit flipped where `sign()` has it set.

@@ -14,7 +14,7 @@
 // Sums over channels (dB, dC, d dt_scale) go over the blocks of a group lane by lane, then over lanes, then over groups, always
 // in this order; sums over the batch (dA, dD, d dt_bias) go over rows in order. No result depends on the number of threads.
 //
-// An invalid step is turned into dt = 0, u = 0, B = C = 0, z = 0 when its chunk is loaded: it leaves the state as it is, and
+// An invalid step becomes dt = 0, u = 0, B = C = 0, z = 0 when its chunk is loaded: it leaves the state as it is, and
 // nothing of what the inputs hold there, NaN included, reaches a result.
 #include "selective_scan.h"
 
@@ -82,14 +82,16 @@ template <class T> struct Step {
 
 // As Step, for the backward.
 template <class T> struct GradStep : Step<T> {
-  T slope[lanes<T>];  // d dt / d raw dt
+  T softplus_derivative[lanes<T>];  // d dt / d raw dt
   T gy[lanes<T>];     // k times the gradient of y before the gate
   T d_du[lanes<T>];   // gradients of dt u and, through the decay, of dt
   T d_dt[lanes<T>];
 };
 
-template <class T> INLINE void keep_slope(Step<T>&, Vec<T>) {}
-template <class T> INLINE void keep_slope(GradStep<T>& step, Vec<T> slope) { store(step.slope, slope); }
+template <class T> INLINE void store_softplus_derivative(Step<T>&, Vec<T>) {}
+template <class T> INLINE void store_softplus_derivative(GradStep<T>& step, Vec<T> derivative) {
+  store(step.softplus_derivative, derivative);
+}
 
 template <class T, class Steps>
 void prepare(const SelectiveScan& a, Steps* block, int64_t row, int64_t d, int count, int steps, const uint8_t* flags) {
@@ -100,11 +102,11 @@ void prepare(const SelectiveScan& a, Steps* block, int64_t row, int64_t d, int c
     Vec<T> input{};
     if (!flags || !(flags[t] & INVALID)) {
       Vec<T> raw = load(dt + t * a.channels, count) + bias, factor = broadcast<T>(scale ? scale[t] : T(1));
-      step = a.dt_softplus ? softplus_and_slope<T>(raw) : Softplus<T>{raw, broadcast<T>(1)};
-      step = {step.value * factor, step.slope * factor};
+      step = a.dt_softplus ? softplus_and_derivative<T>(raw) : Softplus<T>{raw, broadcast<T>(1)};
+      step = {step.value * factor, step.derivative * factor};
       input = load(u + t * a.channels, count);
     }
-    keep_slope<T>(block[t], step.slope);
+    store_softplus_derivative<T>(block[t], step.derivative);
     store(block[t].dt, step.value);
     store(block[t].dt2, step.value * T(1.4426950408889634));
     store(block[t].du, step.value * input);
@@ -263,11 +265,11 @@ void replay(GradStep<T>* block, Tape<Num>* tape, const T* A, const T* start, int
       Vec<T> y{};
       for (int i = 0; i < NB; i++) {
         Num d = decay(dt, dt2, a[i]), moved = d * h[i];
-        Tape<Num>& kept = tape[t * NB + i];
-        store_number(kept.decay, d);
-        store_number(kept.moved, moved);
+        Tape<Num>& saved = tape[t * NB + i];
+        store_number(saved.decay, d);
+        store_number(saved.moved, moved);
         h[i] = moved + times(broadcast_number<Num>(B + t * row_size + i * Num::PARTS), du);
-        store_number(kept.dC, load_number<Num>(kept.dC) + times(conj(h[i]), gy));
+        store_number(saved.dC, load_number<Num>(saved.dC) + times(conj(h[i]), gy));
         if (with_y) y = add_real_product(y, broadcast_number<Num>(C + t * row_size + i * Num::PARTS), h[i]);
       }
       if (with_y) store(block[t].y, load(block[t].y) + y);
@@ -293,16 +295,16 @@ void sweep(GradStep<T>* block, Tape<Num>* tape, const T* A, T* carry, T* dA, con
       Vec<T> d_du = load(block[t].d_du), d_dt = load(block[t].d_dt);
       ahead.fetch(t);
       for (int i = 0; i < NB; i++) {
-        Tape<Num>& kept = tape[t * NB + i];
+        Tape<Num>& saved = tape[t * NB + i];
         Num b = broadcast_number<Num>(B + t * row_size + i * Num::PARTS);
-        Num c = broadcast_number<Num>(C + t * row_size + i * Num::PARTS), moved = load_number<Num>(kept.moved);
+        Num c = broadcast_number<Num>(C + t * row_size + i * Num::PARTS), moved = load_number<Num>(saved.moved);
         g[i] = g[i] + times(conj(c), gy);
-        store_number(kept.dB, load_number<Num>(kept.dB) + times(g[i], du));
+        store_number(saved.dB, load_number<Num>(saved.dB) + times(g[i], du));
         d_du = add_real_product(d_du, g[i], conj(b));
         Num w = g[i] * conj(moved);
         d_dt = add_real_product(d_dt, w, a[i]);
         da[i] = da[i] + times(w, dt);
-        g[i] = conj(load_number<Num>(kept.decay)) * g[i];
+        g[i] = conj(load_number<Num>(saved.decay)) * g[i];
       }
       store(block[t].d_du, d_du);
       store(block[t].d_dt, d_dt);
@@ -358,9 +360,9 @@ void group_states(const SelectiveScanGradients& s, const Span<T>& span, const Se
   }
   for (int t = 0; t < span.steps; t++)
     for (int i = 0; i < NB * PARTS; i++) {
-      const Tape<Num>& kept = tape[t * NB + i / PARTS];
+      const Tape<Num>& saved = tape[t * NB + i / PARTS];
       const int64_t to = (t * N + n) * PARTS + i, part = i % PARTS * lanes<T>;
-      T b = sum<T>(load(kept.dB + part)), c = sum<T>(load(kept.dC + part));
+      T b = sum<T>(load(saved.dB + part)), c = sum<T>(load(saved.dC + part));
       span.dB[to] = span.add ? span.dB[to] + b : b;
       span.dC[to] = span.add ? span.dC[to] + c : c;
     }
@@ -421,7 +423,7 @@ void finish(const SelectiveScanGradients& s, const GradStep<T>* block, ChannelSu
       Vec<T> raw = load(dt + t * D, count) + bias;
       store(d_scale + t * lanes<T>, load(d_scale + t * lanes<T>) + gradient * (a.dt_softplus ? softplus(raw) : raw));
     }
-    gradient *= load(block[t].slope);
+    gradient *= load(block[t].softplus_derivative);
     store(ddt + t * D, gradient, count);
     here.d_bias += gradient;
   }

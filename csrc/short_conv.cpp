@@ -131,21 +131,21 @@ template <class T> void backward(const ShortConvGradients& g) {
       d_window[K - 1] = du + t * D;
       for (int64_t d = first; d < last; d += lanes<T>) {
         const int count = int(last - d < lanes<T> ? last - d : lanes<T>);
-        Vec<T> slope = load(gy + t * D + d, count);
+        Vec<T> d_sum = load(gy + t * D + d, count);
         if (s.silu) {
           Vec<T> sum = bias ? load(bias + d, count) : Vec<T>{};
           for (int64_t k = 0; k < K; k++) sum += load(w + k * D + d, count) * load(window[k] + d, count);
           const Vec<T> sigma = sigmoid(sum);
-          slope *= sigma * (1 + sum * (1 - sigma));
+          d_sum *= sigma * (1 + sum * (1 - sigma));
         }
         for (int64_t k = 0; k < K; k++) {
           T* const to = part + k * width + d - first;
-          store(to, load(to) + slope * load(window[k] + d, count));
-          const Vec<T> back = load(w + k * D + d, count) * slope;
+          store(to, load(to) + d_sum * load(window[k] + d, count));
+          const Vec<T> back = load(w + k * D + d, count) * d_sum;
           store(d_window[k] + d, k == K - 1 ? back : load(d_window[k] + d, count) + back, count);
         }
         T* const to = part + K * width + d - first;
-        store(to, load(to) + slope);
+        store(to, load(to) + d_sum);
       }
       advance(window, K, u + t * D);
       advance(d_window, K, du + t * D);

@@ -339,14 +339,14 @@ INLINE Doubles log1p_unit(Doubles y) {
 
 // softplus and its derivative, the sigmoid, from one exponential
 template <class T> struct Softplus {
-  Vec<T> value, slope;
+  Vec<T> value, derivative;
 };
-template <class T> INLINE Softplus<T> softplus_and_slope(Vec<T> x) {
+template <class T> INLINE Softplus<T> softplus_and_derivative(Vec<T> x) {
   Vec<T> small = exp(-absolute<T>(x)), large = reciprocal(1 + small);
   return {max(broadcast<T>(0), x) + log1p_unit(small), x < 0 ? small * large : large};
 }
-INLINE Floats softplus(Floats x) { return softplus_and_slope<float>(x).value; }
-INLINE Doubles softplus(Doubles x) { return softplus_and_slope<double>(x).value; }
+INLINE Floats softplus(Floats x) { return softplus_and_derivative<float>(x).value; }
+INLINE Doubles softplus(Doubles x) { return softplus_and_derivative<double>(x).value; }
 
 // ---------------------------------------------------------------------------------------------- sine and cosine
 

@@ -57,11 +57,11 @@ template <class Body> void run_team(Member member, const Body& body) {
   body(Member{0, 1, 0, 1}, 0, 1);
 }
 
-// Cuts a piece of scratch memory into arrays, null where empty; without memory it counts.
-template <class T> class Cutter {
+// Allocates arrays from one block of scratch memory; empty ones are null. Without a block it adds up the size only.
+template <class T> class Arena {
  public:
-  explicit Cutter(T* memory = nullptr) : memory_(memory) {}
-  T* take(int64_t count) {
+  explicit Arena(T* memory = nullptr) : memory_(memory) {}
+  T* allocate(int64_t count) {
     T* piece = memory_ && count > 0 ? memory_ + size : nullptr;
     size += round_up(count, 64 / sizeof(T));
     return piece;

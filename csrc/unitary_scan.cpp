@@ -40,7 +40,7 @@ constexpr int ROWS = GEMM_ROWS;
 
 // ---------------------------------------------------------------------------------------------- parameters in lanes
 
-enum Constant { BIAS, BIAS_LOW, TURNED, B_RE, B_IM, C_RE, C_IM, CONSTANTS };
+enum Constant { BIAS, BIAS_LOW, BIAS_HALF_TURN, B_RE, B_IM, C_RE, C_IM, CONSTANTS };
 
 template <class T> struct Parameters {
   const Layout<T>& layout;
@@ -101,15 +101,15 @@ template <class T> struct Parameters {
     double rest = a.phase_dt ? double(bias) : phase.rest[0];
     constant[BIAS * lanes<T> + lane] = T(rest);
     constant[BIAS_LOW * lanes<T> + lane] = T(rest - double(T(rest)));
-    IntVec<T> turned = IntVec<T>{} + int(phase.half_turns[0] & 1);
-    memcpy(constant + TURNED * lanes<T> + lane, &turned, sizeof(T));
+    IntVec<T> bias_half_turn = IntVec<T>{} + int(phase.half_turns[0] & 1);
+    memcpy(constant + BIAS_HALF_TURN * lanes<T> + lane, &bias_half_turn, sizeof(T));
   }
 };
 
 // The constants of a unit in registers.
 template <class T, int V> struct Coefficients {
   Vec<T> bias[V], bias_low[V], Br[V], Bi[V], Cr[V], Ci[V];
-  IntVec<T> turned[V];
+  IntVec<T> bias_half_turn[V];
 
   INLINE explicit Coefficients(const T* constant) {
     constexpr int W = lanes<T>;
@@ -117,7 +117,7 @@ template <class T, int V> struct Coefficients {
     for (int v = 0; v < V; v++, constant += CONSTANTS * W) {
       bias[v] = load(constant + BIAS * W);
       bias_low[v] = load(constant + BIAS_LOW * W);
-      turned[v] = bits<IntVec<T>>(load(constant + TURNED * W));
+      bias_half_turn[v] = bits<IntVec<T>>(load(constant + BIAS_HALF_TURN * W));
       Br[v] = load(constant + B_RE * W);
       Bi[v] = load(constant + B_IM * W);
       Cr[v] = load(constant + C_RE * W);
@@ -162,11 +162,11 @@ template <class T> struct Trace {
   T* omega;     // [step][vector][re, im][lane], before the step
   T* w;         // the same of w; null unless the final state has a gradient
   T* angles;    // [step][vector][lane]: the angle before the multiplication by dt; with phase_dt
-  T* slopes;    // [step][vector][lane]: the gradient of the projection
+  T* d_theta;    // [step][vector][lane]: the gradient of the projection
 };
 
 // Where a sweep over a chunk ended: the phase, and w_0 and S of the last segment.
-template <class T, int V> struct Ending {
+template <class T, int V> struct ChunkEnd {
   Vec<T> rest[V], wr[V], wi[V], Sr[V], Si[V];
   IntVec<T> sign[V];
 };
@@ -174,7 +174,7 @@ template <class T, int V> struct Ending {
 // Runs over a chunk from the state at its start: per vector [rest of the phase, re w, im w][lane]. y, unless null: [step][lane]
 // += Re sum C h.
 template <class T, int V, bool PHASE_DT, bool TRACE>
-INLINE Ending<T, V> sweep(const Tile<T>& tile, int64_t block, const T* panel, int64_t D, const Coefficients<T, V>& k,
+INLINE ChunkEnd<T, V> sweep(const Tile<T>& tile, int64_t block, const T* panel, int64_t D, const Coefficients<T, V>& k,
                           const T* state, const Trace<T>& trace, T* y) {
   constexpr int W = lanes<T>;
   Phase<T> phase[V];
@@ -216,7 +216,7 @@ INLINE Ending<T, V> sweep(const Tile<T>& tile, int64_t block, const T* panel, in
           if constexpr (TRACE) store(trace.angles + (step * V + v) * W, theta);
           theta *= load(tile.dt + at);
         }
-        if (!restarts) phase[v].add(theta, k.turned[v]);
+        if (!restarts) phase[v].add(theta, k.bias_half_turn[v]);
         SinCos<T> e = phase[v].sincos();
         e = {flip<T>(e.sin, phase[v].sign()), flip<T>(e.cos, phase[v].sign())};
         if constexpr (TRACE) {
@@ -240,17 +240,17 @@ INLINE Ending<T, V> sweep(const Tile<T>& tile, int64_t block, const T* panel, in
 #pragma GCC unroll 2
     for (int v = 0; v < V; v++) phase[v].rest += k.bias_low[v] * T(last - added);
   }
-  Ending<T, V> ending;
+  ChunkEnd<T, V> end;
 #pragma GCC unroll 2
   for (int v = 0; v < V; v++) {
-    ending.rest[v] = phase[v].rest;
-    ending.sign[v] = phase[v].sign();
-    ending.wr[v] = wr[v];
-    ending.wi[v] = wi[v];
-    ending.Sr[v] = Sr[v];
-    ending.Si[v] = Si[v];
+    end.rest[v] = phase[v].rest;
+    end.sign[v] = phase[v].sign();
+    end.wr[v] = wr[v];
+    end.wi[v] = wi[v];
+    end.Sr[v] = Sr[v];
+    end.Si[v] = Si[v];
   }
-  return ending;
+  return end;
 }
 
 // Brings the state of a unit from the chunk's start to its end. y: [step][lane] += Re sum C h.
@@ -258,7 +258,7 @@ template <class T, int V, bool PHASE_DT>
 void forward_unit(const Tile<T>& tile, int64_t block, const T* panel, int64_t D, const T* constant, T* state, T* y) {
   constexpr int W = lanes<T>;
   const Coefficients<T, V> k(constant);
-  const Ending<T, V> end = sweep<T, V, PHASE_DT, false>(tile, block, panel, D, k, state, Trace<T>{}, y);
+  const ChunkEnd<T, V> end = sweep<T, V, PHASE_DT, false>(tile, block, panel, D, k, state, Trace<T>{}, y);
 #pragma GCC unroll 2
   for (int v = 0; v < V; v++) {
     store(state + v * 3 * W, end.rest[v]);
@@ -284,7 +284,7 @@ void backward_unit(const Tile<T>& tile, int64_t block, const T* panel, int64_t D
                    const Trace<T>& trace, const T* final_state, T* carried, T* sums, const TileGradients<T>& gradients) {
   constexpr int W = lanes<T>;
   const Coefficients<T, V> k(constant);
-  const Ending<T, V> ending = sweep<T, V, PHASE_DT, true>(tile, block, panel, D, k, state, trace, gradients.y);
+  const ChunkEnd<T, V> end = sweep<T, V, PHASE_DT, true>(tile, block, panel, D, k, state, trace, gradients.y);
   Vec<T> pr[V], pi[V], Rr[V], Ri[V], next_r[V], next_i[V], mr[V], mi[V], br[V], bi[V], Zr[V], Zi[V], bias[V];
 #pragma GCC unroll 2
   for (int v = 0; v < V; v++) {
@@ -294,19 +294,19 @@ void backward_unit(const Tile<T>& tile, int64_t block, const T* panel, int64_t D
     mr[v] = load(from + M_RE * W);
     mi[v] = load(from + M_IM * W);
     if (final_state) {
-      SinCos<T> e = sincos_half_turn(ending.rest[v]);
+      SinCos<T> e = sincos_half_turn(end.rest[v]);
       Vec<T> fr = load(final_state + v * 2 * W), fi = load(final_state + (v * 2 + 1) * W);
       mr[v] = e.cos * fr + e.sin * fi;
       mi[v] = e.cos * fi - e.sin * fr;
     }
-    mr[v] = flip<T>(mr[v], ending.sign[v]);
-    mi[v] = flip<T>(mi[v], ending.sign[v]);
-    Rr[v] = next_r[v] = flip<T>(load(from + R_RE * W), ending.sign[v]);
-    Ri[v] = next_i[v] = flip<T>(load(from + R_IM * W), ending.sign[v]);
+    mr[v] = flip<T>(mr[v], end.sign[v]);
+    mi[v] = flip<T>(mi[v], end.sign[v]);
+    Rr[v] = next_r[v] = flip<T>(load(from + R_RE * W), end.sign[v]);
+    Ri[v] = next_i[v] = flip<T>(load(from + R_IM * W), end.sign[v]);
     // dL/dB and dL/dC: what the chunk's end contributes
     T* into = sums + v * SUMMED * W;
-    store(into + SUM_B_RE * W, load(into + SUM_B_RE * W) + mr[v] * ending.Sr[v] + mi[v] * ending.Si[v]);
-    store(into + SUM_B_IM * W, load(into + SUM_B_IM * W) + mi[v] * ending.Sr[v] - mr[v] * ending.Si[v]);
+    store(into + SUM_B_RE * W, load(into + SUM_B_RE * W) + mr[v] * end.Sr[v] + mi[v] * end.Si[v]);
+    store(into + SUM_B_IM * W, load(into + SUM_B_IM * W) + mi[v] * end.Sr[v] - mr[v] * end.Si[v]);
     Zr[v] = Zi[v] = bias[v] = Vec<T>{};
     br[v] = k.Br[v] * mr[v] + k.Bi[v] * mi[v];  // B conj(m)
     bi[v] = k.Bi[v] * mr[v] - k.Br[v] * mi[v];
@@ -321,22 +321,22 @@ void backward_unit(const Tile<T>& tile, int64_t block, const T* panel, int64_t D
       Vec<T> cos = load(trace.rotation + pair), sin = load(trace.rotation + pair + W);
       Rr[v] += g * cos;
       Ri[v] -= g * sin;
-      Vec<T> slope = Ri[v] * load(trace.omega + pair) - Rr[v] * load(trace.omega + pair + W);
+      Vec<T> d_theta = Ri[v] * load(trace.omega + pair) - Rr[v] * load(trace.omega + pair + W);
       Vec<T> kr = cos * Rr[v] - sin * Ri[v];  // V conj(R)
       Vec<T> ki = -(cos * Ri[v] + sin * Rr[v]);
       Vec<T> entering = pr[v] * kr - pi[v] * ki;
       Zr[v] += x * kr;
       Zi[v] -= x * ki;
       if (trace.w) {
-        slope += mi[v] * load(trace.w + pair) - mr[v] * load(trace.w + pair + W);
+        d_theta += mi[v] * load(trace.w + pair) - mr[v] * load(trace.w + pair + W);
         entering += br[v] * cos + bi[v] * sin;
       }
       if constexpr (PHASE_DT) {
-        sum_dt += slope * load(trace.angles + (step * V + v) * W);
-        slope *= load(tile.dt + at);
+        sum_dt += d_theta * load(trace.angles + (step * V + v) * W);
+        d_theta *= load(tile.dt + at);
       }
-      bias[v] += slope;
-      store(trace.slopes + (step * V + v) * W, slope);
+      bias[v] += d_theta;
+      store(trace.d_theta + (step * V + v) * W, d_theta);
       sum += entering;
     }
     store(gradients.x + at, load(gradients.x + at) + sum);
@@ -359,8 +359,8 @@ void backward_unit(const Tile<T>& tile, int64_t block, const T* panel, int64_t D
     store(into + SUM_B_RE * W, load(into + SUM_B_RE * W) + k.Cr[v] * Zr[v] + k.Ci[v] * Zi[v]);
     store(into + SUM_B_IM * W, load(into + SUM_B_IM * W) + k.Cr[v] * Zi[v] - k.Ci[v] * Zr[v]);
     // dL/dC = conj(w_0) (R_0 - R_next) + conj(B) (Z - R_next conj(S_last)); no R_next reaches w_0 over a restart
-    Vec<T> Yr = Zr[v] - (next_r[v] * ending.Sr[v] + next_i[v] * ending.Si[v]);
-    Vec<T> Yi = Zi[v] - (next_i[v] * ending.Sr[v] - next_r[v] * ending.Si[v]);
+    Vec<T> Yr = Zr[v] - (next_r[v] * end.Sr[v] + next_i[v] * end.Si[v]);
+    Vec<T> Yi = Zi[v] - (next_i[v] * end.Sr[v] - next_r[v] * end.Si[v]);
     Vec<T> dr = restarted ? Rr[v] : Rr[v] - next_r[v], di = restarted ? Ri[v] : Ri[v] - next_i[v];
     Vec<T> wr = load(state + (v * 3 + 1) * W), wi = load(state + (v * 3 + 2) * W);
     store(into + SUM_C_RE * W, load(into + SUM_C_RE * W) + (wr * dr + wi * di) + (k.Br[v] * Yr + k.Bi[v] * Yi));
@@ -525,15 +525,15 @@ template <class T> struct ForwardMemory {
   T* states;                // of the group: [vector][rest of the phase, re w, im w][lane]
   T* y;                     // of the member: [chunk of the span][step][block * lanes + lane]
 
-  ForwardMemory(const Problem<T>& p, int64_t span, Cutter<T>& group, Cutter<T>& member) : tiles() {
+  ForwardMemory(const Problem<T>& p, int64_t span, Arena<T>& group, Arena<T>& member) : tiles() {
     for (int64_t i = 0; i < span; i++) {
       tiles[i].lanes_row = p.lanes_row;
-      tiles[i].u_columns = group.take(p.padded_chunk * p.D);
-      tiles[i].x = group.take(p.tile_size);
-      tiles[i].dt = group.take(p.a.phase_dt ? p.tile_size : 0);
+      tiles[i].u_columns = group.allocate(p.padded_chunk * p.D);
+      tiles[i].x = group.allocate(p.tile_size);
+      tiles[i].dt = group.allocate(p.a.phase_dt ? p.tile_size : 0);
     }
-    states = group.take(p.layout.vectors * 3 * lanes<T>);
-    y = member.take(span * p.tile_size);
+    states = group.allocate(p.layout.vectors * 3 * lanes<T>);
+    y = member.allocate(span * p.tile_size);
   }
 };
 
@@ -621,14 +621,14 @@ template <class T> static void forward(const UnitaryScan& a) {
   const Member team = plan(a.threads, a.batch, p.layout.units, 0, 0);
   const int members = team.groups * team.ranks;
   const int64_t span = p.span(team);
-  Cutter<T> group_count, member_count;
+  Arena<T> group_count, member_count;
   ForwardMemory<T>{p, span, group_count, member_count};
   Buffer<T> group_memory(team.groups * group_count.size), member_memory(members * member_count.size);
   StepLists lists(members, span, p.chunk);
   Buffer<T*> y_tiles(members);
 
   run_team(team, [&](const Member& m, int index, int) {
-    Cutter<T> group(group_memory.slice(m.group, group_count.size)), own(member_memory.slice(index, member_count.size));
+    Arena<T> group(group_memory.slice(m.group, group_count.size)), own(member_memory.slice(index, member_count.size));
     Forward<T> work = {p, parameters, m, ForwardMemory<T>(p, span, group, own), y_tiles.data() + m.group * m.ranks};
     Tile<T>* tiles = work.memory.tiles;
     y_tiles.data()[index] = work.memory.y;
@@ -662,31 +662,31 @@ template <class T> struct BackwardMemory {
   T* D;                        // [block * lanes + lane]
   Trace<T> trace;
 
-  BackwardMemory(const Problem<T>& p, int64_t span, bool terminal, Cutter<T>& group, Cutter<T>& member) : tiles() {
+  BackwardMemory(const Problem<T>& p, int64_t span, bool terminal, Arena<T>& group, Arena<T>& member) : tiles() {
     constexpr int W = lanes<T>;
     const int64_t unit_size = p.padded_chunk * 2 * W;
     for (int64_t i = 0; i < span; i++) {
       tiles[i].row = p.u_row;
       tiles[i].lanes_row = p.lanes_row;
-      tiles[i].u = group.take(p.padded_chunk * p.u_row);
-      tiles[i].u_columns = group.take(p.padded_chunk * p.D);
-      tiles[i].x = group.take(p.tile_size);
-      tiles[i].g = group.take(p.tile_size);
-      tiles[i].dt = group.take(p.a.phase_dt ? p.tile_size : 0);
+      tiles[i].u = group.allocate(p.padded_chunk * p.u_row);
+      tiles[i].u_columns = group.allocate(p.padded_chunk * p.D);
+      tiles[i].x = group.allocate(p.tile_size);
+      tiles[i].g = group.allocate(p.tile_size);
+      tiles[i].dt = group.allocate(p.a.phase_dt ? p.tile_size : 0);
     }
-    carried = group.take(p.layout.vectors * CARRIED * W);
-    sums = group.take(p.layout.vectors * SUMMED * W);
-    weights = group.take(p.layout.vectors * W * weight_rows(p));
-    gradients.x = member.take(span * p.tile_size);
-    gradients.y = member.take(p.a.z ? span * p.tile_size : 0);
-    gradients.dt = member.take(p.a.phase_dt ? span * p.tile_size : 0);
-    u = member.take(span * u_size(p));
-    D = member.take(p.lanes_row);
-    trace.rotation = member.take(2 * unit_size);
-    trace.omega = member.take(2 * unit_size);
-    trace.w = member.take(terminal ? 2 * unit_size : 0);
-    trace.angles = member.take(p.a.phase_dt ? unit_size : 0);
-    trace.slopes = member.take(unit_size);
+    carried = group.allocate(p.layout.vectors * CARRIED * W);
+    sums = group.allocate(p.layout.vectors * SUMMED * W);
+    weights = group.allocate(p.layout.vectors * W * weight_rows(p));
+    gradients.x = member.allocate(span * p.tile_size);
+    gradients.y = member.allocate(p.a.z ? span * p.tile_size : 0);
+    gradients.dt = member.allocate(p.a.phase_dt ? span * p.tile_size : 0);
+    u = member.allocate(span * u_size(p));
+    D = member.allocate(p.lanes_row);
+    trace.rotation = member.allocate(2 * unit_size);
+    trace.omega = member.allocate(2 * unit_size);
+    trace.w = member.allocate(terminal ? 2 * unit_size : 0);
+    trace.angles = member.allocate(p.a.phase_dt ? unit_size : 0);
+    trace.d_theta = member.allocate(unit_size);
   }
 
   static int64_t weight_rows(const Problem<T>& p) { return round_up(p.D, ROWS); }
@@ -696,20 +696,20 @@ template <class T> struct BackwardMemory {
   T* carried_of(const Unit& unit) { return carried + unit.vector * CARRIED * lanes<T>; }
 };
 
-// weights += u^T slopes and u += slopes W for the steps of a tile.
+// weights += u^T d_theta and u += d_theta W for the steps of a tile.
 template <class T, int V>
-static void apply_slopes(const Problem<T>& p, const Tile<T>& tile, T* slopes, const T* rows, T* weights, T* u) {
+static void add_projection_gradients(const Problem<T>& p, const Tile<T>& tile, T* d_theta, const T* rows, T* weights, T* u) {
   constexpr int W = lanes<T>;
   for (int64_t i = 0; i < p.D; i += ROWS)
-    multiply_add<T, V, 1>(weights + i * V * W, V * W, tile.u + i, tile.row, slopes, V * W, tile.steps);
-  memset(slopes + tile.steps * V * W, 0, (round_up(tile.steps, ROWS) - tile.steps) * V * W * sizeof(T));
+    multiply_add<T, V, 1>(weights + i * V * W, V * W, tile.u + i, tile.row, d_theta, V * W, tile.steps);
+  memset(d_theta + tile.steps * V * W, 0, (round_up(tile.steps, ROWS) - tile.steps) * V * W * sizeof(T));
   int64_t i = 0;
   for (; i + 2 * W <= p.padded; i += 2 * W)
     for (int64_t step = 0; step < tile.steps; step += ROWS)
-      multiply_add<T, 2, V * W>(u + step * p.padded + i, p.padded, slopes + step * V * W, 1, rows + i, p.padded, V * W);
+      multiply_add<T, 2, V * W>(u + step * p.padded + i, p.padded, d_theta + step * V * W, 1, rows + i, p.padded, V * W);
   if (i < p.padded)
     for (int64_t step = 0; step < tile.steps; step += ROWS)
-      multiply_add<T, 1, V * W>(u + step * p.padded + i, p.padded, slopes + step * V * W, 1, rows + i, p.padded, V * W);
+      multiply_add<T, 1, V * W>(u + step * p.padded + i, p.padded, d_theta + step * V * W, 1, rows + i, p.padded, V * W);
 }
 
 enum Gathered { OF_X, OF_Y, OF_DT, OF_U, OF_D, GATHERED };
@@ -785,8 +785,8 @@ template <class T> struct Backward {
                                       : (a.phase_dt ? backward_unit<T, 1, true> : backward_unit<T, 1, false>);
       kernel(tile, unit.block, parameters.panel(unit), p.D, parameters.constant(unit.vector), state, memory.trace,
              ends ? final_state : nullptr, memory.carried_of(unit), memory.sums_of(unit), gradients);
-      auto apply = unit.vectors == 2 ? apply_slopes<T, 2> : apply_slopes<T, 1>;
-      apply(p, tile, memory.trace.slopes, parameters.weights(unit), memory.weights_of(p, unit), u);
+      auto apply = unit.vectors == 2 ? add_projection_gradients<T, 2> : add_projection_gradients<T, 1>;
+      apply(p, tile, memory.trace.d_theta, parameters.weights(unit), memory.weights_of(p, unit), u);
     }
   }
 
@@ -888,14 +888,14 @@ template <class T> static void backward(const UnitaryScanGradients& grads) {
   const bool terminal = any_nonzero(at<T>(grads.final_state, 0), a.batch * p.state_size() * 2);
   const Member team = plan(a.threads, a.batch, p.layout.units, p.state_size(), 4 * a.batch * a.length);
   const int64_t span = p.span(team);
-  Cutter<T> group_count, member_count;
+  Arena<T> group_count, member_count;
   BackwardMemory<T>{p, span, terminal, group_count, member_count};
   Buffer<T> group_memory(team.groups * group_count.size), member_memory(team.groups * team.ranks * member_count.size);
   StepLists lists(team.groups * team.ranks, span, p.chunk);
   Buffer<T*> pointers(GATHERED * team.groups * team.ranks);
 
   run_team(team, [&](const Member& m, int index, int members) {
-    Cutter<T> group(group_memory.slice(m.group, group_count.size)), own(member_memory.slice(index, member_count.size));
+    Arena<T> group(group_memory.slice(m.group, group_count.size)), own(member_memory.slice(index, member_count.size));
     BackwardMemory<T> cut(p, span, terminal, group, own);
     Backward<T> work = {p, grads, parameters, terminal, m, cut, pointers.data(), members};
     BackwardMemory<T>& memory = work.memory;
@@ -925,7 +925,7 @@ template <class T> static void backward(const UnitaryScanGradients& grads) {
       Unit unit = p.layout.unit(n);
       T *weights = nullptr, *sums = nullptr;
       for (int g = 0; g < m.groups; g++) {
-        Cutter<T> other(group_memory.slice(g, group_count.size)), none;
+        Arena<T> other(group_memory.slice(g, group_count.size)), none;
         BackwardMemory<T> of(p, span, terminal, other, none);
         if (g == 0) {
           weights = of.weights_of(p, unit);
