@@ -324,12 +324,12 @@ void backward_unit(const Tile<T>& tile, int64_t block, const T* panel, int64_t D
       Vec<T> d_theta = Ri[v] * load(trace.omega + pair) - Rr[v] * load(trace.omega + pair + W);
       Vec<T> kr = cos * Rr[v] - sin * Ri[v];  // V conj(R)
       Vec<T> ki = -(cos * Ri[v] + sin * Rr[v]);
-      Vec<T> entering = pr[v] * kr - pi[v] * ki;
+      Vec<T> d_x = pr[v] * kr - pi[v] * ki;
       Zr[v] += x * kr;
       Zi[v] -= x * ki;
       if (trace.w) {
         d_theta += mi[v] * load(trace.w + pair) - mr[v] * load(trace.w + pair + W);
-        entering += br[v] * cos + bi[v] * sin;
+        d_x += br[v] * cos + bi[v] * sin;
       }
       if constexpr (PHASE_DT) {
         sum_dt += d_theta * load(trace.angles + (step * V + v) * W);
@@ -337,7 +337,7 @@ void backward_unit(const Tile<T>& tile, int64_t block, const T* panel, int64_t D
       }
       bias[v] += d_theta;
       store(trace.d_theta + (step * V + v) * W, d_theta);
-      sum += entering;
+      sum += d_x;
     }
     store(gradients.x + at, load(gradients.x + at) + sum);
     if constexpr (PHASE_DT) store(gradients.dt + at, load(gradients.dt + at) + sum_dt);

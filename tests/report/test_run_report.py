@@ -284,14 +284,15 @@ def test_map_of_a_forecast_is_explained_as_that_of_a_number():
     relevance = {"names": ["x"], "times": [0, 1], "values": [[0.5, -0.2]]}
     variable = {"name": "x", "known": line, "truth": line, "answer": line}
     example = {"error": "median", "variables": [variable], "relevance": relevance}
-    found = {"kind": "values", "looked_at": 3, "coverage": None, "examples": [example]}
+    found = {"kind": "values", "n_examined": 3, "coverage": None, "examples": [example]}
     text = " ".join(map(str, example_section(found)))
     assert "Blue raises the number" in text
     assert "supports the answer" not in text
 
 
-def test_order_of_answers_names_wrong_ones_only_if_there_are_any():
-    found = {"kind": "classes", "looked_at": 24, "wrong": 0, "examples": [{}]}
+@pytest.mark.parametrize("key", ["n_examined", "looked_at"])  # the second is that of folders of earlier versions
+def test_order_of_answers_names_wrong_ones_only_if_there_are_any(key):
+    found = {"kind": "classes", key: 24, "wrong": 0, "examples": [{}]}
     _, text = itertools.islice(example_section(found), 2)
     assert "None of 24 test examples has a wrong answer. The least certain right ones come first." in str(text)
     _, text = itertools.islice(example_section(found | {"wrong": 2}), 2)

@@ -31,7 +31,7 @@ def test_examples_of_generated_tasks_are_in_the_report(name: str, tmp_path: Any)
     few = ("--steps", "1", "--training.test_batches", "1", "--training.eval_batches", "1")
     run = train(settings_of(name, *few), tmp_path / "run")
     found = json.loads((run.folder / "examples.json").read_text())
-    assert 0 < found["looked_at"] <= module.MAX_EXAMPLES
+    assert 0 < found["n_examined"] <= module.MAX_EXAMPLES
     assert 1 <= len(found["examples"]) <= module.MAX_WRONG + module.MAX_RIGHT
     assert all(np.isfinite(one["relevance"]["values"]).all() for one in found["examples"])
     text = (run.folder / "report.html").read_text("utf-8")
@@ -85,7 +85,7 @@ def test_wrong_answers_are_the_most_certain_ones(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(module, "_spread_batches", lambda *_: [Batch(inputs, targets)])
     found = find_examples(FirstChannel(), task, 3)
     assert found is not None
-    assert (found["looked_at"], found["wrong"]) == (8, 5)
+    assert (found["n_examined"], found["wrong"]) == (8, 5)
     wrong, right = found["examples"][: module.MAX_WRONG], found["examples"][module.MAX_WRONG :]
     values = [one["series"][0]["values"][0] for one in wrong]
     assert values == [7 / 8, 6 / 8, 5 / 8, 4 / 8]
@@ -186,7 +186,7 @@ def test_answers_at_several_steps(tmp_path: Any) -> None:
     names = ["a", "a", "~", "␣", "↵", "0x00", "0x00", "a"]
     answers = [[step, names[step + 1], names[step], probability] for step in range(7)]
     assert found["answers"] == answers
-    assert (found["looked_at"], found["wrong"], found["scored"], found["first"], found["length"]) == (1, 5, 7, 0, 7)
+    assert (found["n_examined"], found["wrong"], found["scored"], found["first"], found["length"]) == (1, 5, 7, 0, 7)
     assert found["focus"] == 3, "the middle one of the wrong answers at 1, 2, 3, 4 and 6"
     assert found["tokens"] == names[:7]
     np.testing.assert_allclose(found["token_relevance"], [0, 0, 0, 6, 0, 0, 0], atol=1e-6)
@@ -270,7 +270,7 @@ def test_many_channels_without_names_are_shown_as_their_mean(monkeypatch: pytest
 
 
 @pytest.mark.parametrize(("length", "count"), [(10, 256), (20_000, 100), (10**7, 16)])
-def test_fewer_examples_are_looked_at_if_they_are_long(length: int, count: int) -> None:
+def test_fewer_examples_are_examined_if_they_are_long(length: int, count: int) -> None:
     """They come from equally many places over the whole split."""
     asked = []
 

@@ -62,7 +62,8 @@ def example_section(found: Mapping[str, Any] | None) -> Iterator[str]:
     """Yield the section of the examples: wrong and right answers, or forecasts over the truth; nothing without examples."""
     if not found or not found["examples"]:
         return
-    examples, number = found["examples"], f"{found['looked_at']:,} test examples"
+    examined = found["n_examined"] if "n_examined" in found else found["looked_at"]  # the key in folders of earlier versions
+    examples, number = found["examples"], f"{examined:,} test examples"
     if found["kind"] == "values":
         yield page.heading(2, "Answers over the truth")
         coverage = found.get("coverage")

@@ -18,7 +18,7 @@ from longscan.tasks.base import Split
 from longscan.tasks.regression import RegressionTask
 from longscan.training.evaluate import error_quantiles, predict
 
-MAX_EXAMPLES, MIN_EXAMPLES, MAX_STEPS = 256, 16, 2_000_000  # that are looked at: number, and steps of all
+MAX_EXAMPLES, MIN_EXAMPLES, MAX_STEPS = 256, 16, 2_000_000  # of the examples that are examined: number, and steps of all together
 MAX_WRONG, MAX_RIGHT = 4, 2  # of a classification that are shown
 MAX_VARIABLES = 3  # of a forecast that are shown
 MAX_CHANNELS = 6  # of a series that are shown, those on which the answer depends most
@@ -32,7 +32,7 @@ BATCHES = 8  # of a split, equally far apart, from which the examples come
 def find_examples(model: nn.Module, task: Task, batch_size: int, seed: int = 0) -> dict[str, Any] | None:
     """Return examples of the answers on the test split, as `longscan.report` reads them from examples.json.
 
-    At most MAX_EXAMPLES examples are looked at, fewer if they are long. Wrong answers are those with the greatest probability;
+    At most MAX_EXAMPLES examples are examined, fewer if they are long. Wrong answers are those with the greatest probability;
     forecasts those with the smallest, the median and the largest error. None for tasks of pairs of sequences, and of one number
     for each sequence.
     """
@@ -48,7 +48,7 @@ def find_examples(model: nn.Module, task: Task, batch_size: int, seed: int = 0) 
             found = _find_answers(model, task, batches, batch_size)
     finally:
         model.train(was_training)
-    return {"split": "test", "looked_at": sum(len(batch.inputs) for batch in batches), **found}
+    return {"split": "test", "n_examined": sum(len(batch.inputs) for batch in batches), **found}
 
 
 def _spread_batches(task: Task, split: Split, seed: int) -> list[Batch]:
