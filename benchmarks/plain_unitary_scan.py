@@ -23,7 +23,7 @@ import triton.language as tl
 from torch import Tensor
 
 from longscan.ops import unitary_scan
-from longscan.ops._triton import fast_sincos, row_of, silu, silu_slope, sincos, wrap
+from longscan.ops._triton import fast_sincos, row_of, silu, silu_derivative, sincos, wrap
 from longscan.training.run import commit
 
 SCRATCH = 40 * 2**20  # bytes of gradients of the angles that are in memory at the same time, where pieces are that short
@@ -244,9 +244,9 @@ def scan_bwd(
             dC_re += all_R_re * w_re + all_R_im * w_im
             dC_im += all_R_im * w_re - all_R_re * w_im
             raw = tl.load(p_raw + o_td, mask=m_td, other=0.0)
-            tl.store(p_dz + o_td, dy * (raw + skip[None, :] * gated) * silu_slope(z), mask=m_td)
+            tl.store(p_dz + o_td, dy * (raw + skip[None, :] * gated) * silu_derivative(z), mask=m_td)
             tl.store(p_ddt + o_td, dx * gated, mask=m_td)
-            tl.store(p_du + o_td, (dx * b_dt + skip[None, :] * g_channel) * silu_slope(b_u), mask=m_td)
+            tl.store(p_du + o_td, (dx * b_dt + skip[None, :] * g_channel) * silu_derivative(b_u), mask=m_td)
             dD += tl.sum(g_channel * gated, 0)
         m_re += C_re * all_R_re + C_im * all_R_im
         m_im += C_re * all_R_im - C_im * all_R_re

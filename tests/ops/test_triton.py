@@ -61,9 +61,9 @@ def set_tile_sizes(monkeypatch, **sizes):
 
 
 def set_plan(monkeypatch, PROGRAMS, SCRATCH=None):
-    """Change the number of programs that fill the device, and the memory for what is handed from kernel to kernel."""
-    modules = ("_gpu", "_triton_launch", "selective_scan.triton.launch", "unitary_scan.triton.launch", "ssd_scan.triton_turns")
-    for name in modules:
+    """Change the number of programs that fill the device, and the memory for what kernels pass to each other."""
+    launchers = ("selective_scan.triton.launch", "unitary_scan.triton.launch", "ssd_scan.cumulative_rotation")
+    for name in ("_gpu", "_triton_launch", *launchers):
         monkeypatch.setattr(import_module(f"longscan.ops.{name}"), "programs_to_fill", lambda _: PROGRAMS)
     if SCRATCH is not None:
         monkeypatch.setattr(_triton_launch, "SCRATCH", SCRATCH)

@@ -1,8 +1,7 @@
-"""What the Triton kernels share: range reduction and elementary functions, operators of associative scans,
-walks over the steps of a split, chains of splits.
+"""Functions that several Triton kernels use: elementary functions, operators of associative scans, loads of tiles, state passing.
 
-Everything here is plain arithmetic, without calls to a vendor's library in inner loops, and the same on every GPU and in Triton's
-interpreter; float32 and float64 alike. Complex numbers are two tensors. A tile holds consecutive steps along axis 0.
+Inner loops use plain arithmetic instead of a vendor's library, so that results are the same on every GPU and in Triton's
+interpreter, in float32 and float64. A complex number is two tensors. A tile has consecutive steps along axis 0.
 """
 
 import triton
@@ -13,9 +12,10 @@ import triton.language as tl
 
 @triton.jit
 def wrap(x):
-    """`x` less whole turns: within half a turn of 0. The first part of the turn has 12 bits, so its product is exact.
+    """Return the angle x wrapped to [-pi, pi].
 
-    With |x| below 25,000 (float32) the error is that of one rounding of the result.
+    2 pi is subtracted in two parts, the first of which has 12 bits, so that its product with a whole number is exact. With |x|
+    below 25,000 (float32) the error is that of one rounding of the result.
     """
     if x.dtype == tl.float64:
         n = (x * 0.15915494309189535 + 6755399441055744.0) - 6755399441055744.0
@@ -28,7 +28,11 @@ def wrap(x):
 
 @triton.jit
 def sincos(x):
-    """sin(x), cos(x): x less half turns, near-minimax polynomials, and the sign of an odd number of half turns."""
+    """Return sin(x) and cos(x).
+
+    Multiples of pi are subtracted from x, polynomials that are nearly minimax are evaluated, and the sign is changed for an odd
+    multiple.
+    """
     if x.dtype == tl.float64:
         shifted = x * 0.3183098861837907 + 6755399441055744.0
         n = shifted - 6755399441055744.0
@@ -73,7 +77,7 @@ def sincos(x):
 
 @triton.jit
 def fast_sincos(x):
-    """sin(x), cos(x) by NVIDIA's special function unit: off by at most 2^-20.5 for |x| <= pi."""
+    """Return sin(x) and cos(x) by NVIDIA's special function unit, with errors of at most 2^-20.5 for |x| <= pi."""
     s = tl.inline_asm_elementwise("sin.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1)
     c = tl.inline_asm_elementwise("cos.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1)
     return s, c
@@ -81,26 +85,29 @@ def fast_sincos(x):
 
 @triton.jit
 def sigmoid(x):
-    """1 / (1 + e^-x)."""
+    """Return 1 / (1 + e^-x)."""
     return 1.0 / (1.0 + tl.exp(-x))
 
 
 @triton.jit
 def silu(x):
-    """x sigmoid(x)."""
+    """Return x sigmoid(x)."""
     return x * sigmoid(x)
 
 
 @triton.jit
-def silu_slope(x):
-    """The derivative of silu."""
+def silu_derivative(x):
+    """Return the derivative of silu at x."""
     gate = sigmoid(x)
     return gate * (1.0 + x * (1.0 - gate))
 
 
 @triton.jit
 def softplus(x):
-    """log(1 + e^x). Of y = e^-|x|, log(1 + y) is a polynomial times y (float32), or 2 atanh(y / (2 + y)) (float64)."""
+    """Return log(1 + e^x).
+
+    With y = e^-|x|, log(1 + y) is computed as a polynomial times y (float32) or as 2 atanh(y / (2 + y)) (float64).
+    """
     y = tl.exp(-tl.abs(x))
     if x.dtype == tl.float64:
         s = y / (2.0 + y)
@@ -142,27 +149,27 @@ def softplus(x):
 
 @triton.jit
 def affine(a1, b1, a2, b2):
-    """Of x -> a x + b: first 1, then 2."""
+    """Return the composition of the maps x -> a x + b: first that of index 1, then that of index 2."""
     return a1 * a2, a2 * b1 + b2
 
 
-# Packed rows: what a sequence holds must not reach the next one, and 0 times NaN is NaN. So restarts are operands of the scans,
-# and values from before a restart are never used, instead of being multiplied by 0.
+# Packed rows: no value of a sequence may reach the next one, and 0 times NaN is NaN. So restarts are operands of the scans, which
+# never use values from before a restart, instead of multiplying them by 0.
 @triton.jit
 def segmented_add(restart1, x1, restart2, x2):
-    """Whether there was a restart, and the sum since the latest one: first 1, then 2."""
+    """Return whether one of two consecutive runs has a restart, and the sum since the latest restart."""
     return restart1 | restart2, tl.where(restart2, x2, x1 + x2)
 
 
 @triton.jit
 def segmented_add_pair(restart1, x1, y1, restart2, x2, y2):
-    """`segmented_add` of two numbers, of which each has its own sum."""
+    """Apply `segmented_add` to two separate sums, x and y."""
     return restart1 | restart2, tl.where(restart2, x2, x1 + x2), tl.where(restart2, y2, y1 + y2)
 
 
 @triton.jit
 def segmented_affine(restart1, a1, b1, restart2, a2, b2):
-    """`affine`, where x is 0 before a restart, whatever it was."""
+    """Compose maps as `affine` does; a restart replaces x by 0 before its map."""
     return restart1 | restart2, a1 * a2, tl.where(restart2, b2, a2 * b1 + b2)
 
 
@@ -171,28 +178,28 @@ def segmented_affine(restart1, a1, b1, restart2, a2, b2):
 
 @triton.jit
 def row_of(x, which):
-    """The row of a tile (steps, lanes) that `which` (steps, 1) marks. Sums with -0, unlike those with 0, cost nothing."""
+    """Return the row of a tile (steps, lanes) where `which` (steps, 1) is True. Adding -0, unlike 0, needs no instruction."""
     return tl.sum(tl.where(which, x, -0.0), 0)
 
 
 @triton.jit
 def extended(items, item):
-    """A tuple and one item more."""
+    """Return a tuple with one more item."""
     return items + (item,)  # noqa: RUF005
 
 
 @triton.jit
 def where_positive(live, count):
-    """`live` where `count` is positive, else nothing."""
+    """Return the mask `live` if `count` is positive, otherwise a mask that is False everywhere."""
     return live & (tl.zeros(live.shape, tl.int32) < count)
 
 
-# ---------------------------------------------------------------------------------------------- walks over the steps of a split
+# ---------------------------------------------------------------------------------------------- loops over the steps of a split
 
 
 @triton.jit
 def walk(split, span, length, REVERSE: tl.constexpr, BACKWARDS: tl.constexpr, T: tl.constexpr):
-    """The first step of a split, how many it has, and at which step of the tensors a walk over it begins."""
+    """Return the first step of a split, its number of steps, and the step of the tensors at which a loop over it begins."""
     first = (split * span).to(tl.int64) * T
     steps = tl.minimum(length - first, span * T).to(tl.int32)
     start = first + steps - 1 if BACKWARDS else first
@@ -203,7 +210,7 @@ def walk(split, span, length, REVERSE: tl.constexpr, BACKWARDS: tl.constexpr, T:
 
 @triton.jit
 def next_rows(source, stride, live, T: tl.constexpr):
-    """The next T rows of a walk."""
+    """Load the next T rows of a loop over steps."""
     rows = ()
     for j in tl.static_range(T):
         rows = extended(rows, tl.load(source + j * stride, mask=live, other=0.0))
@@ -212,7 +219,7 @@ def next_rows(source, stride, live, T: tl.constexpr):
 
 @triton.jit
 def next_numbers(source, sign, T: tl.constexpr):
-    """What stands at the next T steps of a walk, a number each; nothing where source is None."""
+    """Load one number for each of the next T steps of a loop; an empty tuple if source is None."""
     numbers = ()
     for j in tl.static_range(T):
         if source is not None:
@@ -220,45 +227,47 @@ def next_numbers(source, sign, T: tl.constexpr):
     return numbers
 
 
-# ---------------------------------------------------------------------------------------------- chains of splits
+# ---------------------------------------------------------------------------------------------- state passing
 
 
 @triton.jit(do_not_specialize=["splits"])
-def chain(mult, local, first, restarts, out, splits, size, COMPLEX: tl.constexpr, REVERSE: tl.constexpr, BLOCK: tl.constexpr):
-    """States between splits of the time axis: x <- mult x + local, split after split.
+def state_passing_kernel(
+    mult, local, first, restarts, out, splits, size, COMPLEX: tl.constexpr, REVERSE: tl.constexpr, BLOCK: tl.constexpr
+):  # fmt: skip
+    """Pass a state from split to split of the time axis, x <- mult x + local, and store it before and after every split.
 
     mult, local: (B, splits, size[, 2]); first: (B, size[, 2]); out: (B, splits + 1, size[, 2]), out[:, 0] = first. With REVERSE
-    from the last split to the first, by conj(mult), and out[:, splits] = first. restarts: (B, splits), not 0 where a sequence
-    starts in a split, for which x <- local; None where none does.
+    the state passes from the last split to the first, with conj(mult), and out[:, splits] = first. restarts: (B, splits), not 0
+    where a sequence starts in a split, so that x <- local there; None if no sequence does.
     """
-    parts: tl.constexpr = 2 if COMPLEX else 1
+    n_components: tl.constexpr = 2 if COMPLEX else 1
     b = tl.program_id(0).to(tl.int64)
-    place = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    here = place < size
-    xr = tl.load(first + (b * size + place) * parts, mask=here, other=0.0)
+    offset = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    mask = offset < size
+    xr = tl.load(first + (b * size + offset) * n_components, mask=mask, other=0.0)
     xi = xr
     if COMPLEX:
-        xi = tl.load(first + (b * size + place) * 2 + 1, mask=here, other=0.0)
+        xi = tl.load(first + (b * size + offset) * 2 + 1, mask=mask, other=0.0)
     for i in range(splits + 1):
         before = splits - i if REVERSE else i
-        to = ((b * (splits + 1) + before) * size + place) * parts
-        tl.store(out + to, xr, mask=here)
+        target = ((b * (splits + 1) + before) * size + offset) * n_components
+        tl.store(out + target, xr, mask=mask)
         if COMPLEX:
-            tl.store(out + to + 1, xi, mask=here)
+            tl.store(out + target + 1, xi, mask=mask)
         split = before - 1 if REVERSE else before
-        ours = here & (place * 0 + i < splits)
-        source = ((b * splits + split) * size + place) * parts
-        mr = tl.load(mult + source, mask=ours, other=0.0)
-        br = tl.load(local + source, mask=ours, other=0.0)
+        split_mask = mask & (offset * 0 + i < splits)
+        source = ((b * splits + split) * size + offset) * n_components
+        mr = tl.load(mult + source, mask=split_mask, other=0.0)
+        br = tl.load(local + source, mask=split_mask, other=0.0)
         if restarts is not None:
-            goes_on = tl.load(restarts + b * splits + split, mask=i < splits, other=0) == 0
-            mr, xr = tl.where(goes_on, mr, 0.0), tl.where(goes_on, xr, 0.0)
+            continues = tl.load(restarts + b * splits + split, mask=i < splits, other=0) == 0
+            mr, xr = tl.where(continues, mr, 0.0), tl.where(continues, xr, 0.0)
         if COMPLEX:
-            mi = tl.load(mult + source + 1, mask=ours, other=0.0)
-            bi = tl.load(local + source + 1, mask=ours, other=0.0)
+            mi = tl.load(mult + source + 1, mask=split_mask, other=0.0)
+            bi = tl.load(local + source + 1, mask=split_mask, other=0.0)
             mi = -mi if REVERSE else mi
             if restarts is not None:
-                mi, xi = tl.where(goes_on, mi, 0.0), tl.where(goes_on, xi, 0.0)
+                mi, xi = tl.where(continues, mi, 0.0), tl.where(continues, xi, 0.0)
             moved = mr * xr - mi * xi
             xi = mr * xi + mi * xr + bi
             xr = moved + br

@@ -1,8 +1,9 @@
-"""How the Triton kernels are launched: every number that a measurement may change, in one table, and what follows from it.
+"""Launch parameters of the Triton kernels: one table of all numbers that a measurement may change, and the grids that follow.
 
-A scan kernel's program owns `lanes` pairs of a channel and a state (whole channels) of one batch row, and goes over a split of
-the time axis in tiles of `steps`. Where channels and rows alone do not fill the GPU, there are several splits: a first pass
-finds what each does to the state, `chain` brings the state from split to split, and a second pass does the work.
+A program of a scan kernel computes `lanes` pairs of a channel and a state (whole channels) of one batch row, over a split of the
+time axis in tiles of `steps`. If channels and rows alone do not fill the GPU, there are several splits: a first pass computes the
+effect of each split on the state, `state_passing_kernel` passes the state from split to split, and a second pass computes the
+outputs.
 """
 
 from collections.abc import Iterator, Sequence
@@ -19,9 +20,13 @@ from longscan.ops.arguments import RESET
 
 @dataclass(frozen=True)
 class Launch:
-    """steps: of a tile. lanes: at least so many pairs of channel and state a program. warps: of 32 threads for so many lanes.
+    """Launch parameters of a kernel.
 
-    stages: tiles on their way from memory at once, where kernels of the op leave that to Triton's pipeliner; 1: it has no part.
+    Attributes:
+        steps: number of steps of a tile.
+        lanes: smallest number of pairs of channel and state of a program.
+        warps: number of warps for `lanes` pairs.
+        stages: number of tiles that Triton's pipeliner loads ahead; 1 for kernels that do not use it.
     """
 
     steps: int
@@ -41,21 +46,21 @@ TABLE = {
     "ssd_scan_backward": Launch(steps=64, lanes=8192, warps=4, stages=1),
     "ssd_scan_exact": Launch(steps=16, lanes=4096, warps=4),
     "ssd_scan_backward_exact": Launch(steps=16, lanes=4096, warps=4),
-    "turns": Launch(steps=16, lanes=128, warps=4, stages=3),
+    "rotation": Launch(steps=16, lanes=128, warps=4, stages=3),
     "short_conv": Launch(steps=8, lanes=256, warps=4),
     "short_conv_backward": Launch(steps=4, lanes=256, warps=4),
 }
 
 
-SCRATCH = 5 * 2**23  # bytes of memory for what a backward hands from kernel to kernel, beyond which it goes slice by slice
-MAX_STATES = 1024  # of a channel: they lie in one program
-MAX_MATRIX_STATES = 256  # of a head's state (P, N): they lie in one program, and what they are multiplied with in shared memory
+SCRATCH = 5 * 2**23  # bytes that kernels of a backward pass may pass to each other; beyond that it runs in slices of time
+MAX_STATES = 1024  # of a channel, which one program computes
+MAX_MATRIX_STATES = 256  # N of a head's state (P, N), which one program computes; its factors are in shared memory
 MAX_WARPS = 16
-ALIGNMENT = 16  # bytes, of what an op returns
+ALIGNMENT = 16  # in bytes, of the results of an op
 
 
 class Layout(NamedTuple):
-    """Of (channel, state) pairs: `blocks` programs of BD channels with NB places for states (powers of 2)."""
+    """Division of (channel, state) pairs: `blocks` programs of BD channels with up to NB states each (powers of 2)."""
 
     BD: int
     NB: int
@@ -64,7 +69,7 @@ class Layout(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """Of the time axis: `tiles` of T steps in `splits` of `span` tiles, which run side by side where `parallel`."""
+    """Division of the time axis: `tiles` of T steps, in `splits` of `span` tiles, which run in parallel CTAs if `parallel`."""
 
     T: int
     tiles: int
@@ -74,7 +79,7 @@ class Plan(NamedTuple):
 
 
 def smallest(*sizes: int) -> int:
-    """The minimum; of sizes that stay open in a graph as an expression, since a comparison would tie the graph to its outcome."""
+    """Return the minimum; for symbolic sizes an expression, as a comparison would restrict the graph to its result."""
     for x in sizes:
         if isinstance(x, torch.SymInt):
             return reduce(torch.sym_min, sizes)
@@ -82,12 +87,12 @@ def smallest(*sizes: int) -> int:
 
 
 def largest(one: int, other: int) -> int:
-    """The maximum, as `smallest`."""
+    """Return the maximum; for symbolic sizes an expression."""
     return torch.sym_max(one, other) if isinstance(one, torch.SymInt) or isinstance(other, torch.SymInt) else max(one, other)
 
 
 def layout(op: str, channels: int, states: int) -> Layout:
-    """How channels and states are divided among programs."""
+    """Return how channels and states are divided among programs. Raises ValueError for more than MAX_STATES states."""
     if states > MAX_STATES:
         raise ValueError(f"`N` must be at most {MAX_STATES} states for each channel on the triton backend, got {states}")
     launch, NB = TABLE[op], power_of_two(states)
@@ -97,9 +102,15 @@ def layout(op: str, channels: int, states: int) -> Layout:
 
 
 def plan(op: str, length: int, programs: int, device: torch.device, most: int | None = None, chunk: int | None = None) -> Plan:
-    """How the time axis is divided, where a split has `programs` programs and may not be longer than `most` tiles.
+    """Return how the time axis is divided.
 
-    chunk: steps that stay together, for tiles of the op's own.
+    Args:
+        op: key of TABLE.
+        length: number of steps.
+        programs: number of programs of a split.
+        device: the device, which the programs should fill.
+        most: largest number of tiles of a split; None for any.
+        chunk: number of steps of a tile; None for that of the table.
     """
     T = chunk or TABLE[op].steps
     tiles = ceil_div(length, T)
@@ -111,13 +122,13 @@ def plan(op: str, length: int, programs: int, device: torch.device, most: int | 
 
 
 def slices(splits: int, each: int) -> Iterator[tuple[int, int]]:
-    """Runs [start, stop) of at most `each` splits, from the last to the first."""
+    """Yield runs [start, stop) of at most `each` splits, from the last to the first."""
     for stop in range(splits, 0, -each):
         yield max(0, stop - each), stop
 
 
 def restarts(flags: Tensor | None, steps: int) -> Tensor | None:
-    """Whether a sequence starts in each run of `steps` steps, (B, runs) uint8; None where `flags` (B, L) is."""
+    """Return whether a sequence starts in each run of `steps` steps, (B, runs) uint8; None if `flags` (B, L) is None."""
     if flags is None:
         return None
     runs = ceil_div(flags.shape[1], steps)
@@ -126,14 +137,14 @@ def restarts(flags: Tensor | None, steps: int) -> Tensor | None:
 
 
 def result(piece: Tensor, shape: Sequence[int]) -> Tensor:
-    """A piece of a larger tensor as a contiguous result of an op, of this shape.
+    """Return a part of a larger tensor as a contiguous result of an op, of this shape.
 
-    It is copied only where it is not contiguous or does not begin at a multiple of ALIGNMENT bytes, as generated code expects.
+    It is copied only if it is not contiguous or does not begin at a multiple of ALIGNMENT bytes, as generated code expects.
     """
     x = piece.reshape(shape).contiguous()
     return x.clone() if x.storage_offset() * x.element_size() % ALIGNMENT else x
 
 
 def special_functions(like: Tensor) -> bool:
-    """Whether the GPU of `like` has a unit for sine and cosine that Triton reaches."""
+    """Return whether the GPU of `like` has instructions for sine and cosine that Triton can use (`_triton.fast_sincos`)."""
     return like.is_cuda and torch.version.hip is None

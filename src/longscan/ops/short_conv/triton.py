@@ -1,10 +1,13 @@
-"""`short_conv` in Triton: a program goes over a split of the time axis step by step; no two programs write the same numbers.
+"""Triton kernels of `short_conv`: a program convolves one split of the time axis step by step.
 
-A thread keeps the last K - 1 inputs, the window of the present step without its newest entry. The backward keeps beside each
-what of its gradient is known: a step adds to the K inputs of its window, and what is the oldest there is done. It goes K - 1
-steps beyond its split, for the gradients of the inputs whose windows reach there.
-Invalid steps are left out: steps are counted without them, a table (B, L) says where each lies in the tensors, and another
-which step its segment starts with. The steps before the first, -(K - 1) to -1, are the initial state.
+No two programs write the same element.
+
+A thread stores the last K - 1 inputs, the window of a step without its newest entry. The backward pass also stores the gradient
+of each entry as far as it is known: a step adds to the gradients of the K inputs of its window, and that of the oldest input is
+then complete. It reads K - 1 steps beyond its split, for the gradients of the inputs whose windows reach there.
+
+Invalid steps are left out: valid steps are numbered without them. The table `order` (B, L) has the position of each valid step in
+the tensors, and `starts` (B, L) the number of the first step of its sequence. Steps -(K - 1) to -1 are the initial state.
 """
 
 from typing import Any, NamedTuple
@@ -16,123 +19,124 @@ from torch import Tensor
 
 from longscan.ops import _triton_launch as tables
 from longscan.ops._gpu import ceil_div, launch, on_device, power_of_two
-from longscan.ops._triton import extended, silu, silu_slope, where_positive
+from longscan.ops._triton import extended, silu, silu_derivative, where_positive
 from longscan.ops.arguments import INVALID, RESET
 
-# steps a program at most, where channels alone would fill the GPU; a program loads up to 2 (K - 1) more
-SPANS = {"short_conv": 128, "short_conv_backward": 256}
+# the largest numbers of steps of a program, used if the channels alone fill the GPU; a program loads up to 2 (K - 1) more
+MAX_SPLIT_STEPS = {"short_conv": 128, "short_conv_backward": 256}
 
 
 @triton.jit
-def _row(j, order, known):
-    """Which row of the tensors, counted from where their pointers stand, the step j is; order points to step 0, or is None."""
+def _row_index(j, order, is_known):
+    """Return the row of step j in the tensors, relative to their pointers; `order` points to the entry of step 0, or is None."""
     row = j
     if order is not None:
-        row = tl.load(order + j, mask=known, other=0)
+        row = tl.load(order + j, mask=is_known, other=0)
     return row
 
 
 @triton.jit
-def _rows(source, order, left, channels, live, T: tl.constexpr, RAGGED: tl.constexpr):
-    """The rows of T steps, `left` of them where RAGGED."""
+def _load_rows(source, order, remaining, channels, mask, T: tl.constexpr, RAGGED: tl.constexpr):
+    """Load the rows of T steps, only the first `remaining` of them if RAGGED."""
     rows = ()
     for j in tl.static_range(T):
-        at = source + _row(j, order, j < left) * channels
-        rows = extended(rows, tl.load(at, mask=where_positive(live, left - j) if RAGGED else live, other=0.0))
+        pointer = source + _row_index(j, order, j < remaining) * channels
+        rows = extended(rows, tl.load(pointer, mask=where_positive(mask, remaining - j) if RAGGED else mask, other=0.0))
     return rows
 
 
 @triton.jit
-def _starts(starts, left, T: tl.constexpr):
-    """With which steps the segments of T steps start."""
-    found = ()
+def _load_starts(starts, remaining, T: tl.constexpr):
+    """Load the numbers of the first steps of the sequences of T steps; empty if `starts` is None."""
+    values = ()
     for j in tl.static_range(T):
         if starts is not None:
-            found = extended(found, tl.load(starts + j, mask=j < left, other=0))
-    return found
+            values = extended(values, tl.load(starts + j, mask=j < remaining, other=0))
+    return values
 
 
 @triton.jit
-def _window(u, initial, order, step, channels, live, K: tl.constexpr):
-    """The K - 1 inputs before a step, oldest first; the pointers stand at step 0."""
+def _load_window(u, initial, order, step, channels, mask, K: tl.constexpr):
+    """Load the K - 1 inputs before a step, oldest first; the pointers are those of step 0."""
     rows = ()
     for k in tl.static_range(K - 1):
-        place = tl.cast(step - (K - 1) + k, tl.int64)
-        row = tl.load(u + _row(place, order, place >= 0) * channels, mask=where_positive(live, place + 1), other=0.0)
-        rows = extended(rows, row + tl.load(initial + (K - 1) + place, mask=where_positive(live, -place), other=0.0))
+        position = tl.cast(step - (K - 1) + k, tl.int64)
+        pointer = u + _row_index(position, order, position >= 0) * channels
+        row = tl.load(pointer, mask=where_positive(mask, position + 1), other=0.0)
+        rows = extended(rows, row + tl.load(initial + (K - 1) + position, mask=where_positive(mask, -position), other=0.0))
     return rows
 
 
 @triton.jit
-def _parameters(weight, bias, group, d, channels, K: tl.constexpr):
-    """The columns of the weight, and the bias or 0."""
-    columns, shift = (), tl.zeros(d.shape, weight.dtype.element_ty)
+def _load_parameters(weight, bias, group, d, channels, K: tl.constexpr):
+    """Load the K taps of the weight, and the bias or 0."""
+    taps, bias_d = (), tl.zeros(d.shape, weight.dtype.element_ty)
     for k in tl.static_range(K):
-        columns = extended(columns, tl.load(weight + (group * channels + d) * K + k, mask=d < channels, other=0.0))
+        taps = extended(taps, tl.load(weight + (group * channels + d) * K + k, mask=d < channels, other=0.0))
     if bias is not None:
-        shift = tl.load(bias + group * channels + d, mask=d < channels, other=0.0)
-    return columns, shift
+        bias_d = tl.load(bias + group * channels + d, mask=d < channels, other=0.0)
+    return taps, bias_d
 
 
 @triton.jit
-def _counted(x, step, k: tl.constexpr, start, K: tl.constexpr):
-    """x, of entry k of the window of a step, where the entry belongs to the segment from `start` on; else 0."""
+def _mask_entry(x, step, k: tl.constexpr, start, K: tl.constexpr):
+    """Return x, a value of entry k of a step's window, if the entry is in the sequence that begins at `start`, otherwise 0."""
     if start is not None and k < K - 1:
         x = tl.where(step - (K - 1) + k >= start, x, 0.0)
     return x
 
 
 @triton.jit
-def _convolve(window, columns, shift, step, start, K: tl.constexpr):
-    """The sum over a window of all K entries."""
-    total = shift
+def _window_sum(window, taps, bias_d, step, start, K: tl.constexpr):
+    """Return the convolution at a step from its window of K entries."""
+    total = bias_d
     for k in tl.static_range(K):
-        total += _counted(columns[k] * window[k], step, k, start, K)
+        total += _mask_entry(taps[k] * window[k], step, k, start, K)
     return total
 
 
 @triton.jit
-def _added(totals, value, others, step, start, K: tl.constexpr):
-    """totals and value times others, for each entry of a window."""
-    found = ()
+def _add_products(totals, value, others, step, start, K: tl.constexpr):
+    """Return totals[k] + value * others[k] for each entry k of a window."""
+    values = ()
     for k in tl.static_range(K):
-        found = extended(found, totals[k] + _counted(value * others[k], step, k, start, K))
-    return found
+        values = extended(values, totals[k] + _mask_entry(value * others[k], step, k, start, K))
+    return values
 
 
 @triton.jit
-def _extent(counts, b, split, span, length, T: tl.constexpr):
-    """The first step of a split, the one after its last, and how many steps the row has."""
-    count = length
+def _split_range(counts, b, split, span, length, T: tl.constexpr):
+    """Return the first step of a split, the step after its last one, and the number of valid steps of the row."""
+    n_valid = length
     if counts is not None:
-        count = tl.load(counts + b).to(tl.int32)
+        n_valid = tl.load(counts + b).to(tl.int32)
     first = split * span * T
-    return first, tl.maximum(tl.minimum(first + span * T, count), first), count
+    return first, tl.maximum(tl.minimum(first + span * T, n_valid), first), n_valid
 
 
 @triton.jit
-def _last_start(starts, count, K: tl.constexpr):
-    """With which step the segment of the last of `count` steps starts, or None."""
+def _load_last_start(starts, n_valid, K: tl.constexpr):
+    """Load the first step of the sequence of the last of `n_valid` steps; None if `starts` is None."""
     start = None
     if starts is not None:
-        start = tl.load(starts + count - 1, mask=count > 0, other=1 - K)
+        start = tl.load(starts + n_valid - 1, mask=n_valid > 0, other=1 - K)
     return start
 
 
 @triton.jit
-def _forward_tiles(
-    window, u, y, order, starts, columns, shift, step, tiles, channels, live, SILU: tl.constexpr, K: tl.constexpr,
+def _convolve_tiles(
+    window, u, y, order, starts, taps, bias_d, step, tiles, channels, mask, SILU: tl.constexpr, K: tl.constexpr,
     T: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """The window after as many tiles of T steps from `step` on, where the pointers stand."""
+    """Convolve `tiles` tiles of T steps from `step` on, to which the pointers belong; return the window after them."""
     for i in tl.range(0, tiles, num_stages=STAGES):
-        rows, begun = _rows(u, order, T, channels, live, T, False), _starts(starts, T, T)
+        rows, start_steps = _load_rows(u, order, T, channels, mask, T, False), _load_starts(starts, T, T)
         for j in tl.static_range(T):
             window = extended(window, rows[j])
-            value = _convolve(window, columns, shift, step + i * T + j, None if starts is None else begun[j], K)
+            value = _window_sum(window, taps, bias_d, step + i * T + j, None if starts is None else start_steps[j], K)
             if SILU:
                 value = silu(value)
-            tl.store(y + _row(j, order, True) * channels, value, mask=live)
+            tl.store(y + _row_index(j, order, True) * channels, value, mask=mask)
             window = window[1:]
         if order is None:
             u += T * channels
@@ -144,102 +148,103 @@ def _forward_tiles(
 
 
 @triton.jit(do_not_specialize=["length", "blocks", "span", "rows"])
-def convolve(
+def short_conv_kernel(
     u, weight, bias, initial, order, starts, counts, y, final, length, channels, blocks, span, rows, SILU: tl.constexpr,
     K: tl.constexpr, T: tl.constexpr, BD: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """y of one split of one batch row, and the final state.
+    """Store y of one split of one batch row, and the final state.
 
-    order, starts: (B, L), where each valid step lies and with which its segment starts; counts: (B,), how many there are; None
-    where every step is valid.
+    order, starts: (B, L), see the top of the file; counts: (B,), the numbers of valid steps. All are None if every step is valid.
     """
     b, split = (tl.program_id(0) // blocks).to(tl.int64), tl.program_id(1)
     d = (tl.program_id(0) % blocks) * BD + tl.arange(0, BD)
-    live = d < channels
-    first, stop, count = _extent(counts, b, split, span, length, T)
-    columns, shift = _parameters(weight, bias, b // rows, d, channels, K)
+    mask = d < channels
+    first, end, n_valid = _split_range(counts, b, split, span, length, T)
+    taps, bias_d = _load_parameters(weight, bias, b // rows, d, channels, K)
     u += b * length * channels + d
     y += b * length * channels + d
     initial += (b * channels + d) * (K - 1)
     if order is not None:
         order += b * length
         starts += b * length
-    window = _window(u, initial, order, first, channels, live, K)
-    start = _last_start(starts, count, K)
+    window = _load_window(u, initial, order, first, channels, mask, K)
+    start = _load_last_start(starts, n_valid, K)
     if split == tl.num_programs(1) - 1:
-        last = _window(u, initial, order, count, channels, live, K)
+        last = _load_window(u, initial, order, n_valid, channels, mask, K)
         for k in tl.static_range(K - 1):
-            state = _counted(last[k], count, k, start, K)
-            tl.store(final + (b * channels + d) * (K - 1) + k, state, mask=live)
+            state = _mask_entry(last[k], n_valid, k, start, K)
+            tl.store(final + (b * channels + d) * (K - 1) + k, state, mask=mask)
     if order is None:
         u += first.to(tl.int64) * channels
         y += first.to(tl.int64) * channels
     else:
         order += first
         starts += first
-    steps = stop - first
-    window = _forward_tiles(window, u, y, order, starts, columns, shift, first, steps // T, channels, live, SILU, K, T, STAGES)
-    done = steps - steps % T
+    steps = end - first
+    window = _convolve_tiles(window, u, y, order, starts, taps, bias_d, first, steps // T, channels, mask, SILU, K, T, STAGES)
+    n_whole = steps - steps % T
     if order is None:
-        u += done * channels
-        y += done * channels
+        u += n_whole * channels
+        y += n_whole * channels
     else:
-        order += done
-        starts += done
-    _forward_tiles(window, u, y, order, starts, columns, shift, first + done, steps % T, channels, live, SILU, K, 1, 8)
+        order += n_whole
+        starts += n_whole
+    _convolve_tiles(window, u, y, order, starts, taps, bias_d, first + n_whole, steps % T, channels, mask, SILU, K, 1, 8)
 
 
 @triton.jit
 def _backward_tile(
-    window, parts, sums, grad_y, grad_final, u, du, d_initial, order, starts, columns, shift, step, first, count, last_start,
-    channels, live, SILU: tl.constexpr, K: tl.constexpr, T: tl.constexpr, BEYOND: tl.constexpr, INITIAL: tl.constexpr,
+    window, d_window, sums, grad_y, grad_final, u, du, d_initial, order, starts, taps, bias_d, step, first, n_valid, last_start,
+    channels, mask, SILU: tl.constexpr, K: tl.constexpr, T: tl.constexpr, AFTER_SPLIT: tl.constexpr, INITIAL: tl.constexpr,
 ):  # fmt: skip
-    """The window after T steps from `step` on, and the parts of the gradients of its entries; sums: of the weight and the bias.
+    """Differentiate T steps from `step` on; return the window after them, the gradients of its entries, and the sums.
 
-    What is done are gradients of inputs from `first` on, or of the initial state where INITIAL. BEYOND the split steps do not
-    count in sums, and there are none from `count` on.
+    The sums are the gradients of weight and bias. Complete gradients are stored: those of inputs from `first` on, or of the
+    initial state if INITIAL. With AFTER_SPLIT the steps are beyond the split: they are not added to the sums, and steps from
+    `n_valid` on have no gradient.
     """
-    left = count - step if BEYOND else T
-    rows, slopes = _rows(u, order, left, channels, live, T, BEYOND), _rows(grad_y, order, left, channels, live, T, BEYOND)
-    begun = _starts(starts, left, T)
+    remaining = n_valid - step if AFTER_SPLIT else T
+    rows = _load_rows(u, order, remaining, channels, mask, T, AFTER_SPLIT)
+    dy_rows = _load_rows(grad_y, order, remaining, channels, mask, T, AFTER_SPLIT)
+    start_steps = _load_starts(starts, remaining, T)
     for j in tl.static_range(T):
-        now = step + j
-        start = None if starts is None else begun[j]
+        current = step + j
+        start = None if starts is None else start_steps[j]
         window = extended(window, rows[j])
-        slope = slopes[j]
+        dy = dy_rows[j]
         if SILU:
-            slope *= silu_slope(_convolve(window, columns, shift, now, start, K))
-        if BEYOND:
-            slope = tl.where(now < count, slope, 0.0)
+            dy *= silu_derivative(_window_sum(window, taps, bias_d, current, start, K))
+        if AFTER_SPLIT:
+            dy = tl.where(current < n_valid, dy, 0.0)
         else:
-            sums = extended(_added(sums, slope, window, now, start, K), sums[K] + slope)
-        parts = _added(extended(parts, slope * 0.0), slope, columns, now, start, K)
-        place, done = now - (K - 1), parts[0]
-        if BEYOND:
-            entry = place - count + (K - 1)
-            kept = tl.minimum(entry + 1, count - place)
+            sums = extended(_add_products(sums, dy, window, current, start, K), sums[K] + dy)
+        d_window = _add_products(extended(d_window, dy * 0.0), dy, taps, current, start, K)
+        position, d_oldest = current - (K - 1), d_window[0]
+        if AFTER_SPLIT:
+            entry = position - n_valid + (K - 1)
+            in_state = tl.minimum(entry + 1, n_valid - position)
             if last_start is not None:
-                kept = tl.minimum(kept, place - last_start + 1)
-            done += tl.load(grad_final + entry, mask=where_positive(live, kept), other=0.0)
+                in_state = tl.minimum(in_state, position - last_start + 1)
+            d_oldest += tl.load(grad_final + entry, mask=where_positive(mask, in_state), other=0.0)
         if INITIAL:
-            tl.store(d_initial + (K - 1) + place, done, mask=live)
+            tl.store(d_initial + (K - 1) + position, d_oldest, mask=mask)
         else:
-            to = du + _row(j - (K - 1), order, place >= first) * channels
-            tl.store(to, done, mask=where_positive(live, place - first + 1))
-        window, parts = window[1:], parts[1:]
-    return window, parts, sums
+            pointer = du + _row_index(j - (K - 1), order, position >= first) * channels
+            tl.store(pointer, d_oldest, mask=where_positive(mask, position - first + 1))
+        window, d_window = window[1:], d_window[1:]
+    return window, d_window, sums
 
 
 @triton.jit
 def _backward_tiles(
-    window, parts, sums, grad_y, grad_final, u, du, d_initial, order, starts, columns, shift, step, tiles, first, count,
-    last_start, channels, live, SILU: tl.constexpr, K: tl.constexpr, T: tl.constexpr, STAGES: tl.constexpr,
+    window, d_window, sums, grad_y, grad_final, u, du, d_initial, order, starts, taps, bias_d, step, tiles, first, n_valid,
+    last_start, channels, mask, SILU: tl.constexpr, K: tl.constexpr, T: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """As many tiles of the split."""
+    """Differentiate `tiles` tiles of the split; see `_backward_tile`."""
     for i in tl.range(0, tiles, num_stages=STAGES):
-        window, parts, sums = _backward_tile(
-            window, parts, sums, grad_y, grad_final, u, du, d_initial, order, starts, columns, shift, step + i * T, first, count,
-            last_start, channels, live, SILU, K, T, False, False,
+        window, d_window, sums = _backward_tile(
+            window, d_window, sums, grad_y, grad_final, u, du, d_initial, order, starts, taps, bias_d, step + i * T, first,
+            n_valid, last_start, channels, mask, SILU, K, T, False, False,
         )  # fmt: skip
         if order is None:
             u += T * channels
@@ -248,20 +253,23 @@ def _backward_tiles(
         else:
             order += T
             starts += T
-    return window, parts, sums
+    return window, d_window, sums
 
 
 @triton.jit(do_not_specialize=["length", "blocks", "span", "rows"])
-def convolve_backward(
+def short_conv_bwd_kernel(
     grad_y, grad_final, u, weight, bias, initial, order, starts, counts, du, d_initial, sums, length, channels, blocks, span,
     rows, SILU: tl.constexpr, K: tl.constexpr, T: tl.constexpr, BD: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """du of one split of one batch row, its sums (B, splits, K + 1, D) for weight and bias, and d_initial."""
+    """Store du of one split of one batch row, its share of the gradients of weight and bias, and d_initial.
+
+    sums: (B, splits, K + 1, D), K rows for the weight and one for the bias.
+    """
     b, split = (tl.program_id(0) // blocks).to(tl.int64), tl.program_id(1)
     d = (tl.program_id(0) % blocks) * BD + tl.arange(0, BD)
-    live = d < channels
-    first, stop, count = _extent(counts, b, split, span, length, T)
-    columns, shift = _parameters(weight, bias, b // rows, d, channels, K)
+    mask = d < channels
+    first, end, n_valid = _split_range(counts, b, split, span, length, T)
+    taps, bias_d = _load_parameters(weight, bias, b // rows, d, channels, K)
     u += b * length * channels + d
     du += b * length * channels + d
     grad_y += b * length * channels + d
@@ -271,13 +279,13 @@ def convolve_backward(
     if order is not None:
         order += b * length
         starts += b * length
-    last_start = _last_start(starts, count, K)
-    window = _window(u, initial, order, first, channels, live, K)
-    parts, totals = (), (shift * 0.0,)
+    last_start = _load_last_start(starts, n_valid, K)
+    window = _load_window(u, initial, order, first, channels, mask, K)
+    d_window, totals = (), (bias_d * 0.0,)
     for _ in tl.static_range(K - 1):
-        parts = extended(parts, shift * 0.0)
+        d_window = extended(d_window, bias_d * 0.0)
     for _ in tl.static_range(K):
-        totals = extended(totals, shift * 0.0)
+        totals = extended(totals, bias_d * 0.0)
     if order is None:
         u += first.to(tl.int64) * channels
         du += first.to(tl.int64) * channels
@@ -287,66 +295,66 @@ def convolve_backward(
         starts += first
     if split == 0:
         _backward_tile(
-            window, parts, totals, grad_y, grad_final, u, du, d_initial, order, starts, columns, shift, first, first, count,
-            last_start, channels, live, SILU, K, K - 1, True, True,
+            window, d_window, totals, grad_y, grad_final, u, du, d_initial, order, starts, taps, bias_d, first, first, n_valid,
+            last_start, channels, mask, SILU, K, K - 1, True, True,
         )  # fmt: skip
-    steps = stop - first
-    window, parts, totals = _backward_tiles(
-        window, parts, totals, grad_y, grad_final, u, du, d_initial, order, starts, columns, shift, first, steps // T, first,
-        count, last_start, channels, live, SILU, K, T, STAGES,
+    steps = end - first
+    window, d_window, totals = _backward_tiles(
+        window, d_window, totals, grad_y, grad_final, u, du, d_initial, order, starts, taps, bias_d, first, steps // T, first,
+        n_valid, last_start, channels, mask, SILU, K, T, STAGES,
     )  # fmt: skip
-    done = steps - steps % T
+    n_whole = steps - steps % T
     if order is None:
-        u += done * channels
-        du += done * channels
-        grad_y += done * channels
+        u += n_whole * channels
+        du += n_whole * channels
+        grad_y += n_whole * channels
     else:
-        order += done
-        starts += done
-    window, parts, totals = _backward_tiles(
-        window, parts, totals, grad_y, grad_final, u, du, d_initial, order, starts, columns, shift, first + done, steps % T,
-        first, count, last_start, channels, live, SILU, K, 1, 8,
+        order += n_whole
+        starts += n_whole
+    window, d_window, totals = _backward_tiles(
+        window, d_window, totals, grad_y, grad_final, u, du, d_initial, order, starts, taps, bias_d, first + n_whole, steps % T,
+        first, n_valid, last_start, channels, mask, SILU, K, 1, 8,
     )  # fmt: skip
-    left = steps % T
+    remaining = steps % T
     if order is None:
-        u += left * channels
-        du += left * channels
-        grad_y += left * channels
+        u += remaining * channels
+        du += remaining * channels
+        grad_y += remaining * channels
     else:
-        order += left
-        starts += left
+        order += remaining
+        starts += remaining
     _backward_tile(
-        window, parts, totals, grad_y, grad_final, u, du, d_initial, order, starts, columns, shift, stop, first, count,
-        last_start, channels, live, SILU, K, K - 1, True, False,
+        window, d_window, totals, grad_y, grad_final, u, du, d_initial, order, starts, taps, bias_d, end, first, n_valid,
+        last_start, channels, mask, SILU, K, K - 1, True, False,
     )  # fmt: skip
-    to = sums + (b * tl.num_programs(1) + split) * (K + 1) * channels + d
+    pointer = sums + (b * tl.num_programs(1) + split) * (K + 1) * channels + d
     for k in tl.static_range(K + 1):
-        tl.store(to + k * channels, totals[k], mask=live)
+        tl.store(pointer + k * channels, totals[k], mask=mask)
 
 
 # ---------------------------------------------------------------------------------------------- launches
 
 
-class _Steps(NamedTuple):
-    """Where the valid steps lie, with which the segment of each starts, how many there are; all None where there are no marks."""
+class _StepTable(NamedTuple):
+    """Tables of the valid steps, see the top of the file, and their numbers (B,); all None if there are no flags."""
 
     order: Tensor | None = None
     starts: Tensor | None = None
     counts: Tensor | None = None
 
 
-def _steps(flags: Tensor | None, taps: int) -> _Steps:
+def _step_table(flags: Tensor | None, taps: int) -> _StepTable:
     if flags is None:
-        return _Steps()
+        return _StepTable()
     invalid = flags == INVALID
     order = invalid.to(torch.uint8).argsort(dim=1, stable=True)
     index = torch.arange(flags.shape[1], device=flags.device).expand_as(flags)
     starts = torch.where(flags.gather(1, order) == RESET, index, 1 - taps).cummax(1).values
-    return _Steps(order, starts, (~invalid).sum(1))
+    return _StepTable(order, starts, (~invalid).sum(1))
 
 
 class _Problem:
-    """Sizes of a call and its grid. rows: batch rows a group, groups having weights of their own."""
+    """Sizes of a call and its grid; each of `groups` equal runs of batch rows has separate weights."""
 
     def __init__(self, op: str, u: Tensor, weight: Tensor, silu: bool) -> None:
         self.batch, self.length, self.channels = u.shape
@@ -355,8 +363,9 @@ class _Problem:
         table = tables.TABLE[op]
         BD = min(table.lanes, power_of_two(self.channels))
         blocks = ceil_div(self.channels, BD)
-        most = max(1, SPANS[op] // table.steps, ceil_div(self.length, 65535 * table.steps))  # a grid is that long at most
-        self.split = tables.plan(op, self.length, self.batch * blocks, u.device, most)
+        # a grid has at most 65535 splits
+        max_tiles = max(1, MAX_SPLIT_STEPS[op] // table.steps, ceil_div(self.length, 65535 * table.steps))
+        self.split = tables.plan(op, self.length, self.batch * blocks, u.device, max_tiles)
         self.grid = self.batch * blocks, self.split.splits
         self.sizes = self.length, self.channels, blocks, self.split.span, self.batch // self.groups
         self.options: dict[str, Any] = {
@@ -368,15 +377,15 @@ class _Problem:
 def forward(
     u: Tensor, weight: Tensor, bias: Tensor | None, initial_state: Tensor, flags: Tensor | None, silu: bool
 ) -> tuple[Tensor, Tensor]:
-    """y (B, L, D) and the final state (B, D, K-1), of contiguous tensors of one real dtype.
+    """Return y (B, L, D) and the final state (B, D, K-1), from contiguous tensors of one real dtype.
 
-    weight (D, K) and bias may have one more leading axis, of groups: as many runs of batch rows then have weights of their own.
+    weight (D, K) and bias may have a leading axis of groups: equal runs of batch rows then belong to different groups.
     """
     p = _Problem("short_conv", u, weight, silu)
     y, final = torch.empty_like(u) if flags is None else torch.zeros_like(u), torch.empty_like(initial_state)
     with on_device(u):
-        steps = _steps(flags, p.taps)
-        launch(convolve, p.grid, u, weight, bias, initial_state, *steps, y, final, *p.sizes, constants=p.options)
+        steps = _step_table(flags, p.taps)
+        launch(short_conv_kernel, p.grid, u, weight, bias, initial_state, *steps, y, final, *p.sizes, constants=p.options)
     return y, final
 
 
@@ -390,14 +399,14 @@ def backward(
     flags: Tensor | None,
     silu: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Gradients of u, weight, bias (empty where it is None) and initial_state."""
+    """Return the gradients of u, weight, bias (empty if it is None) and initial_state."""
     p = _Problem("short_conv_backward", u, weight, silu)
     du, d_initial = torch.empty_like(u) if flags is None else torch.zeros_like(u), torch.empty_like(initial_state)
     sums = u.new_empty((p.batch, p.split.splits, p.taps + 1, p.channels))
     with on_device(u):
         launch(
-            convolve_backward, p.grid, grad_y, grad_final, u, weight, bias, initial_state, *_steps(flags, p.taps), du, d_initial,
-            sums, *p.sizes, constants=p.options,
+            short_conv_bwd_kernel, p.grid, grad_y, grad_final, u, weight, bias, initial_state, *_step_table(flags, p.taps), du,
+            d_initial, sums, *p.sizes, constants=p.options,
         )  # fmt: skip
     total = sums.view(p.groups, -1, p.taps + 1, p.channels).sum(1)
     d_weight = tables.result(total[:, :-1].mT, weight.shape)

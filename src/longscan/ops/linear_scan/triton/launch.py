@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from longscan.ops._gpu import Chunks, ceil_div, divide_time, launch, on_device, power_of_two
-from longscan.ops._triton import chain
+from longscan.ops._triton import state_passing_kernel
 from longscan.ops._triton_steps import previous_steps
 from longscan.ops.linear_scan.triton.backward import chunk_map_bwd_kernel, scan_bwd_kernel
 from longscan.ops.linear_scan.triton.forward import chunk_map_fwd_kernel, scan_fwd_kernel
@@ -75,7 +75,7 @@ def apply_all(maps: ChunkMaps, state: Tensor, is_complex: bool, backward: bool =
     batch, number, size = maps.local.shape[:3]
     states = maps.local.new_empty((batch, number + 1, *maps.local.shape[2:]))
     launch(
-        chain, (batch, ceil_div(size, 128)), maps.mult, maps.local, state, maps.restarted, states, number, size,
+        state_passing_kernel, (batch, ceil_div(size, 128)), maps.mult, maps.local, state, maps.restarted, states, number, size,
         constants={"COMPLEX": is_complex, "REVERSE": False, "BLOCK": 128},
     )  # fmt: skip
     return states[:, -1].clone()

@@ -7,7 +7,7 @@ step, `w_re`, `w_im` those of the state before it.
 import triton
 import triton.language as tl
 
-from longscan.ops._triton import sigmoid, silu, silu_slope
+from longscan.ops._triton import sigmoid, silu, silu_derivative
 from longscan.ops.selective_scan.triton.math import (
     channel_offsets,
     decay,
@@ -283,7 +283,7 @@ def chunk_scan_bwd_kernel(
                 if COMPLEX:
                     b_read -= x_im * pick(b_C, 1)
                 b_y = PAIR_FACTOR * sum_over_states(b_read, NW) + skip[None, :] * b_u
-                tl.store(p_dz + o_td, tl.where(m_td, b_dout * b_y * silu_slope(b_z), 0.0), mask=m_out)
+                tl.store(p_dz + o_td, tl.where(m_td, b_dout * b_y * silu_derivative(b_z), 0.0), mask=m_out)
             next_restart = load_next_restart(p_flags, first, tile, o_t, length)
             g_re, g_im, w_re, w_im = scan_gradients(a_re, a_im, v_re, v_im, dh_re, dh_im, p_flags, restart, next_restart, COMPLEX)
             dh_re = select_row(w_re, top)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from longscan.ops import _triton_launch as tables
 from longscan.ops._gpu import ceil_div, launch, on_device, programs_to_fill
-from longscan.ops._triton import chain
+from longscan.ops._triton import state_passing_kernel
 from longscan.ops.selective_scan.triton.backward import (
     chunk_scan_bwd_kernel,
     chunk_state_bwd_kernel,
@@ -134,7 +134,7 @@ def pass_states(
     """
     grid, restarts = (p.batch, ceil_div(p.size, 128)), tables.restarts(flags, split.span * split.T)
     constants = {"COMPLEX": p.components == 2, "REVERSE": reverse, "BLOCK": 128}
-    launch(chain, grid, factor, local, first, restarts, out, split.splits, p.size, constants=constants)
+    launch(state_passing_kernel, grid, factor, local, first, restarts, out, split.splits, p.size, constants=constants)
 
 
 def forward(

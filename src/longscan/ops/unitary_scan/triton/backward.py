@@ -8,7 +8,7 @@ the rotating frame.
 import triton
 import triton.language as tl
 
-from longscan.ops._triton import row_of, segmented_add_pair, silu, silu_slope, wrap
+from longscan.ops._triton import row_of, segmented_add_pair, silu, silu_derivative, wrap
 from longscan.ops.unitary_scan.triton.forward import preprocess_tile, sum_parts, zero_if_restarted
 from longscan.ops.unitary_scan.triton.gemm import split_weights
 from longscan.ops.unitary_scan.triton.math import (
@@ -449,14 +449,14 @@ def epilogue_bwd_kernel(
         b_y += skip[None, :] * activated
     if p_z is not None:
         b_z = tl.load(p_z + o_td, mask=m_in, other=0.0)
-        tl.store(p_dz + o_td, b_dy * b_y * silu_slope(b_z), mask=m_out)
+        tl.store(p_dz + o_td, b_dy * b_y * silu_derivative(b_z), mask=m_out)
         b_dy *= silu(b_z)
     if p_D is not None:
         tl.store(p_dD + (i_b * all_tiles + first_tile + i_t) * D + o_d, tl.sum(b_dy * activated, 0), mask=o_d < D)
     o_dx, part = (i_b * D + o_d[None, :]) * padded + o_t[:, None], tl.cast(batch, tl.int64) * D * padded
     b_dx = sum_parts(p_dx + o_dx, part, state_blocks, m_in)
     b_dt = tl.load(p_dt + o_td, mask=m_in, other=0.0)
-    b_du = (b_dt * b_dx + skip[None, :] * b_dy) * silu_slope(b_u)
+    b_du = (b_dt * b_dx + skip[None, :] * b_dy) * silu_derivative(b_u)
     o_du = (i_b * padded + o_t[:, None]) * K + o_d[None, :]
     b_du += sum_parts(p_du_angles + o_du, tl.cast(batch, tl.int64) * padded * K, split_k, m_in)
     tl.store(p_du + o_td, tl.where(m_in, b_du, 0.0), mask=m_out)

@@ -1,0 +1,450 @@
+"""Triton kernels that rotate the maps B and C of `ssd_scan` into the frame of the state, and add the biases of the heads.
+
+With the phase of step t, phase_t = angle_1 + ... + angle_t modulo 2 pi, the state in a frame that rotates by phase_t does not
+rotate, and B_t and C_t are replaced by B_t and C_t rotated by -phase_t, as in the code of Mamba-3's authors (Lahoti et al. 2026).
+
+Time is divided into tiles. `tile_sums_kernel` adds up the angles of each tile, `tile_prefix_kernel` adds these sums from tile to
+tile, and `cumulative_rotation_kernel` adds the angles inside its tile, all in float64. A sequence that starts in a packed row has
+phase 0 at its first step, and sums begin again there.
+
+The gradient of an angle is the sum of the gradients of the phases of its step and of all later steps. A pair of steps that
+interact contributes to both phases with opposite signs, so that it cancels in the sums of all steps before both. Its rounding
+errors do not cancel, and would grow with the length. The sums therefore end at the end of a chunk of the scan:
+`cumulative_rotation_bwd_kernel` adds inside tiles, and `later_tiles_kernel` adds the later tiles of the chunk. What depends on
+the phase through later chunks is the gradient of a rotation of the state after the chunk, which the scan computes.
+
+Shapes: B, C (B, L, G, N); angle (B, L, H, R) for the first R of the N / 2 pairs; a bias (H, N), or (models, H, N) if runs of
+batch rows belong to different models. The flags are those of `longscan.ops.arguments.step_flags`.
+"""
+
+from typing import Any, NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from longscan.ops import _triton_launch as tables
+from longscan.ops._gpu import ceil_div, launch, power_of_two, programs_to_fill
+from longscan.ops._triton import row_of, segmented_add, sincos, wrap
+
+PREFIX_COLUMNS = 32  # columns of a program of `tile_prefix_kernel`
+MAX_TILE_ELEMENTS = 4096  # numbers of one map in a tile; more of them do not fit into the registers
+
+
+# ---------------------------------------------------------------------------------------------- tiles
+
+
+@triton.jit
+def _tile_steps(flags, tile, tiles, length, T: tl.constexpr):
+    """Return the batch row of a tile, the positions of its T steps in (B, L), whether they are valid, and whether they exist."""
+    b = (tile // tiles).to(tl.int64)
+    step = tile % tiles * T + tl.arange(0, T)
+    in_range = step < length
+    valid = in_range
+    if flags is not None:
+        valid = in_range & (tl.load(flags + b * length + step, mask=in_range, other=1) != 1)
+    return b, b * length + step, valid, in_range
+
+
+@triton.jit
+def _sequence_starts(flags, position, in_range):
+    """Return whether each step of a tile starts a sequence, and the number of such steps up to each step."""
+    is_start = tl.load(flags + position, mask=in_range, other=1) == 2
+    return is_start, tl.cumsum(is_start.to(tl.int32))
+
+
+@triton.jit
+def _load_pairs(source, offset, valid):
+    """Return the first and the second entries, (T, NB / 2) each, of the pairs at `offset` (T, NB), in float32 or float64."""
+    x = tl.load(source + offset, mask=valid, other=0.0)
+    if x.dtype != tl.float64:
+        x = x.to(tl.float32)
+    return tl.split(tl.reshape(x, (x.shape[0], x.shape[1] // 2, 2)))
+
+
+@triton.jit
+def _add_bias(first, second, bias, row, n, N):
+    """Return the entries of pairs plus those of row `row` of `bias` (rows, N); unchanged if `bias` is None."""
+    if bias is not None:
+        x, y = _load_pairs(bias, row * N + n[None, :], (n < N)[None, :])
+        first, second = first + x, second + y
+    return first, second
+
+
+@triton.jit
+def _rotate(first, second, sine, cosine):
+    """Return the entries of pairs that are rotated by angles with these sines and cosines."""
+    return first * cosine - second * sine, first * sine + second * cosine
+
+
+@triton.jit
+def _phase_sincos(angle, flags, start_phase, position, offset, tile, head, heads, R, valid, n):
+    """Return sines and cosines (T, NB / 2) of the phases of a tile; those of the pairs from R on are 0 and 1."""
+    mask = n < R
+    start = tl.load(start_phase + (tile.to(tl.int64) * heads + head) * R + n, mask=mask, other=0.0)
+    if flags is not None:
+        is_start, _ = _sequence_starts(flags, position, valid)
+        angles = tl.load(angle + offset, mask=(valid & ~is_start)[:, None] & mask[None, :], other=0.0)
+        summed = angles.to(tl.float64)
+        restarted, summed = tl.associative_scan((tl.broadcast_to(is_start[:, None], summed.shape), summed), 0, segmented_add)
+        phase = tl.where(valid[:, None], tl.where(restarted, 0.0, start[None, :]) + summed, 0.0)
+    else:
+        angles = tl.load(angle + offset, mask=valid[:, None] & mask[None, :], other=0.0)
+        phase = start[None, :] + tl.cumsum(angles.to(tl.float64), 0)
+    return sincos(wrap(phase).to(angles.dtype))
+
+
+# ---------------------------------------------------------------------------------------------- sums over steps
+
+
+@triton.jit(do_not_specialize=["length", "tiles"])
+def tile_sums_kernel(x, flags, sums, length, tiles, width, T: tl.constexpr, BLOCK: tl.constexpr):
+    """Store the sums of x (B, L, width) over the valid steps of each tile in `sums` (B, tiles, width), float64.
+
+    If sequences start in a tile, only the steps behind the first step of the last of them are added.
+    """
+    tile = tl.program_id(0)
+    _b, position, valid, in_range = _tile_steps(flags, tile, tiles, length, T)
+    if flags is not None:
+        is_start, sequence = _sequence_starts(flags, position, in_range)
+        valid = valid & ~is_start & (sequence == tl.max(sequence))
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    mask = column < width
+    values = tl.load(x + position[:, None] * width + column[None, :], mask=valid[:, None] & mask[None, :], other=0.0)
+    tl.store(sums + tile.to(tl.int64) * width + column, tl.sum(values.to(tl.float64), 0), mask=mask)
+
+
+@triton.jit(do_not_specialize=["tiles"])
+def tile_prefix_kernel(sums, restarts, before, total, tiles, width, T: tl.constexpr, BLOCK: tl.constexpr):
+    """Store the sums of all earlier tiles modulo 2 pi in `before` (B, tiles, width), and of all tiles in `total` (B, width).
+
+    restarts: (B, tiles), not 0 where a sequence starts in a tile, so that earlier tiles are not added; or None.
+    """
+    b, column = tl.program_id(0).to(tl.int64), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    mask = column < width
+    running = tl.zeros((BLOCK,), tl.float64)
+    if restarts is not None:
+        tl.store(before + b * tiles * width + column, running, mask=mask)
+    for i in range(0, tiles, T):
+        tile = i + tl.arange(0, T)
+        tile_mask = (tile < tiles)[:, None] & mask[None, :]
+        offset = (b * tiles + tile)[:, None] * width + column[None, :]
+        x = tl.load(sums + offset, mask=tile_mask, other=0.0)
+        if restarts is not None:
+            is_start = tl.load(restarts + b * tiles + tile, mask=tile < tiles, other=0) != 0
+            restarted, summed = tl.associative_scan((tl.broadcast_to(is_start[:, None], x.shape), x), 0, segmented_add)
+            after = wrap(tl.where(restarted, 0.0, running[None, :]) + summed)
+            tl.store(before + offset + width, after, mask=tile_mask & (tile + 1 < tiles)[:, None])
+            running = row_of(after, (tl.arange(0, T) == T - 1)[:, None])
+        else:
+            tl.store(before + offset, wrap(running[None, :] + (tl.cumsum(x, 0) - x)), mask=tile_mask)
+            running = wrap(running + tl.sum(x, 0))
+    tl.store(total + b * width + column, running.to(total.dtype.element_ty), mask=mask)
+
+
+@triton.jit(do_not_specialize=["length", "tiles", "chunks"])
+def later_tiles_kernel(
+    x, sums, d_end_phase, flags, restarts, length, tiles, chunks, width, TILES_PER_CHUNK: tl.constexpr, T: tl.constexpr,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Add to x (B, L, width) the `sums` (B, tiles, width) of the later tiles of its chunk, and `d_end_phase` of the chunk.
+
+    A chunk has TILES_PER_CHUNK tiles. d_end_phase: (B, chunks, width). restarts: (B, tiles), not 0 where a sequence starts in a
+    tile: tiles from there on are not added to the steps before. Invalid steps and first steps of sequences get 0.
+    """
+    tile = tl.program_id(0)
+    b, position, valid, in_range = _tile_steps(flags, tile, tiles, length, T)
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    mask = column < width
+    tile_in_row = tile % tiles
+    chunk = tile_in_row // TILES_PER_CHUNK
+    later_sum = tl.load(d_end_phase + (b * chunks + chunk) * width + column, mask=mask, other=0.0)
+    chunk_end = tl.minimum((chunk + 1) * TILES_PER_CHUNK, tiles)
+    if restarts is not None:
+        for i in range(1, chunk_end - tile_in_row):
+            later_tile = b * tiles + chunk_end - i
+            later_sum = tl.where(tl.load(restarts + later_tile) != 0, 0.0, later_sum)
+            later_sum += tl.load(sums + later_tile * width + column, mask=mask, other=0.0)
+        is_start, sequence = _sequence_starts(flags, position, in_range)
+        valid = valid & ~is_start
+        later_sum = tl.where((sequence == tl.max(sequence))[:, None], later_sum[None, :], 0.0)
+    else:
+        for later_tile in range(tile_in_row + 1, chunk_end):
+            later_sum += tl.load(sums + (b * tiles + later_tile) * width + column, mask=mask, other=0.0)
+        later_sum = later_sum[None, :]
+    offset = position[:, None] * width + column[None, :]
+    values = tl.load(x + offset, mask=valid[:, None] & mask[None, :], other=0.0) + later_sum
+    tl.store(x + offset, tl.where(valid[:, None], values, 0.0), mask=in_range[:, None] & mask[None, :])
+
+
+# ---------------------------------------------------------------------------------------------- maps
+
+
+@triton.jit(do_not_specialize=["length", "tiles", "rows", "groups", "heads_per_program"])
+def cumulative_rotation_kernel(
+    B, C, B_bias, C_bias, angle, flags, start_phase, rotated_B, rotated_C, length, tiles, rows, heads, groups,
+    heads_per_program, N, R, T: tl.constexpr, NB: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """Store the maps of the heads in rotated_B and rotated_C, (B, L, H, N): those of the group plus bias, rotated by -phase.
+
+    A program has a tile of steps and `heads_per_program` heads of a group. start_phase: (B, tiles, H, R), the phases before the
+    tiles. Nothing is stored at invalid steps.
+    """
+    tile, heads_per_group = tl.program_id(0), heads // groups
+    b, position, valid, _there = _tile_steps(flags, tile, tiles, length, T)
+    blocks = tl.cdiv(heads_per_group, heads_per_program)
+    group, block = tl.program_id(1) // blocks, tl.program_id(1) % blocks
+    n, pair = tl.arange(0, NB), tl.arange(0, NB // 2)
+    mask = valid[:, None] & (n < N)[None, :]
+    group_offset = (position * groups + group)[:, None] * N + n[None, :]
+    b0, b1 = _load_pairs(B, group_offset, mask)
+    c0, c1 = _load_pairs(C, group_offset, mask)
+    first_head = group * heads_per_group + block * heads_per_program
+    end_head = tl.minimum(first_head + heads_per_program, (group + 1) * heads_per_group)
+    for head in tl.range(first_head, end_head, num_stages=STAGES):
+        bias_row = (b // rows) * heads + head
+        head_b0, head_b1 = _add_bias(b0, b1, B_bias, bias_row, n, N)
+        head_c0, head_c1 = _add_bias(c0, c1, C_bias, bias_row, n, N)
+        if angle is not None:
+            offset = (position * heads + head)[:, None] * R + pair[None, :]
+            sine, cosine = _phase_sincos(angle, flags, start_phase, position, offset, tile, head, heads, R, valid, pair)
+            head_b0, head_b1 = _rotate(head_b0, head_b1, -sine, cosine)
+            head_c0, head_c1 = _rotate(head_c0, head_c1, -sine, cosine)
+        out_offset = (position * heads + head)[:, None] * N + n[None, :]
+        tl.store(rotated_B + out_offset, tl.interleave(head_b0, head_b1).to(B.dtype.element_ty), mask=mask)
+        tl.store(rotated_C + out_offset, tl.interleave(head_c0, head_c1).to(B.dtype.element_ty), mask=mask)
+
+
+@triton.jit(do_not_specialize=["batch", "length", "tiles", "rows", "groups", "heads_per_program"])
+def cumulative_rotation_bwd_kernel(
+    grad_B, grad_C, B, C, B_bias, C_bias, angle, flags, start_phase, dB, dC, dB_bias, dC_bias, d_angle, sums, batch, length,
+    tiles, rows, heads, groups, heads_per_program, N, R, T: tl.constexpr, NB: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """Compute the gradients of the inputs of `cumulative_rotation_kernel` from grad_B and grad_C, (B, L, H, N).
+
+    dB, dC: (blocks, B, L, G, N), a block for each program of a group's heads. dB_bias, dC_bias: (B, tiles, H, N).
+    d_angle: (B, L, H, R), the gradients of the phases summed from a step to the end of its tile or sequence. sums:
+    (B, tiles, H, R), the same from the start of the tile.
+    """
+    tile, heads_per_group = tl.program_id(0), heads // groups
+    b, position, valid, in_range = _tile_steps(flags, tile, tiles, length, T)
+    blocks = tl.cdiv(heads_per_group, heads_per_program)
+    group, block = tl.program_id(1) // blocks, tl.program_id(1) % blocks
+    n, pair = tl.arange(0, NB), tl.arange(0, NB // 2)
+    mask = valid[:, None] & (n < N)[None, :]
+    group_offset = (position * groups + group)[:, None] * N + n[None, :]
+    b0, b1 = _load_pairs(B, group_offset, mask)
+    c0, c1 = _load_pairs(C, group_offset, mask)
+    sum_b0, sum_b1, sum_c0, sum_c1 = b0 * 0.0, b0 * 0.0, b0 * 0.0, b0 * 0.0
+    first_head = group * heads_per_group + block * heads_per_program
+    end_head = tl.minimum(first_head + heads_per_program, (group + 1) * heads_per_group)
+    for head in tl.range(first_head, end_head, num_stages=STAGES):
+        bias_row, tile_head = (b // rows) * heads + head, tile.to(tl.int64) * heads + head
+        out_offset = (position * heads + head)[:, None] * N + n[None, :]
+        db0, db1 = _load_pairs(grad_B, out_offset, mask)
+        dc0, dc1 = _load_pairs(grad_C, out_offset, mask)
+        if angle is not None:
+            offset = (position * heads + head)[:, None] * R + pair[None, :]
+            sine, cosine = _phase_sincos(angle, flags, start_phase, position, offset, tile, head, heads, R, valid, pair)
+            db0, db1 = _rotate(db0, db1, sine, cosine)
+            head_b0, head_b1 = _add_bias(b0, b1, B_bias, bias_row, n, N)
+            d_phase = db0 * head_b1 - db1 * head_b0
+            dc0, dc1 = _rotate(dc0, dc1, sine, cosine)
+            head_c0, head_c1 = _add_bias(c0, c1, C_bias, bias_row, n, N)
+            d_phase += dc0 * head_c1 - dc1 * head_c0
+            if flags is not None:
+                has_next = (tl.arange(0, T) < T - 1) & (position + 1 < (b + 1) * length)
+                next_starts = tl.load(flags + position + 1, mask=has_next, other=1) == 2
+                next_starts = tl.broadcast_to(next_starts[:, None], d_phase.shape)
+                _, summed = tl.associative_scan((next_starts, d_phase), 0, segmented_add, reverse=True)
+                _, sequence = _sequence_starts(flags, position, in_range)
+                d_phase = tl.where((sequence == 0)[:, None], d_phase, 0.0)
+            else:
+                summed = tl.cumsum(d_phase, 0, reverse=True)
+            tl.store(d_angle + offset, summed, mask=valid[:, None] & (pair < R)[None, :])
+            tl.store(sums + tile_head * R + pair, tl.sum(d_phase, 0), mask=pair < R)
+        if dB_bias is not None:
+            tl.store(dB_bias + tile_head * N + n, tl.interleave(tl.sum(db0, 0), tl.sum(db1, 0)), mask=n < N)
+        if dC_bias is not None:
+            tl.store(dC_bias + tile_head * N + n, tl.interleave(tl.sum(dc0, 0), tl.sum(dc1, 0)), mask=n < N)
+        sum_b0, sum_b1, sum_c0, sum_c1 = sum_b0 + db0, sum_b1 + db1, sum_c0 + dc0, sum_c1 + dc1
+    store_mask = in_range[:, None] & (n < N)[None, :]
+    group_offset += block * batch * length * groups * N
+    tl.store(dB + group_offset, tl.interleave(sum_b0, sum_b1).to(dB.dtype.element_ty), mask=store_mask)
+    tl.store(dC + group_offset, tl.interleave(sum_c0, sum_c1).to(dB.dtype.element_ty), mask=store_mask)
+
+
+@triton.jit
+def rotate_state_kernel(x, phase, rotated, out, d_phase, P, N, R, BACKWARD: tl.constexpr, PB: tl.constexpr, NB: tl.constexpr):
+    """Store x (B, H, P, N), rotated by phase (B, H, R), in `out`.
+
+    With BACKWARD x is the gradient of `rotated`, a state that was rotated so: it is rotated by -phase, and d_phase gets the
+    gradient of phase.
+    """
+    row = tl.program_id(0).to(tl.int64)
+    n, pair = tl.arange(0, NB), tl.arange(0, NB // 2)
+    sine, cosine = sincos(tl.load(phase + row * R + pair, mask=pair < R, other=0.0)[None, :])
+    sine = -sine if BACKWARD else sine
+    d_phase_sum = tl.zeros((NB // 2,), x.dtype.element_ty)
+    for start in range(0, P, PB):
+        p = start + tl.arange(0, PB)
+        offset, mask = (row * P + p[:, None]) * N + n[None, :], (p < P)[:, None] & (n < N)[None, :]
+        first, second = _load_pairs(x, offset, mask)
+        if BACKWARD:
+            rotated0, rotated1 = _load_pairs(rotated, offset, mask)
+            d_phase_sum += tl.sum(second * rotated0 - first * rotated1, 0)
+        first, second = _rotate(first, second, sine, cosine)
+        tl.store(out + offset, tl.interleave(first, second), mask=mask)
+    if BACKWARD:
+        tl.store(d_phase + row * R + pair, d_phase_sum, mask=pair < R)
+
+
+# ---------------------------------------------------------------------------------------------- launches
+
+
+class GroupMaps(NamedTuple):
+    """The maps B and C of the groups of heads, and what makes the maps of the heads from them.
+
+    rows: batch rows of a model. chunk: steps of a chunk of the scan.
+    """
+
+    B: Tensor
+    C: Tensor
+    B_bias: Tensor | None
+    C_bias: Tensor | None
+    angle: Tensor | None
+    flags: Tensor | None
+    heads: int
+    rows: int
+    chunk: int
+
+    @property
+    def differs_per_head(self) -> bool:
+        """Whether the maps of the heads differ from those of their groups."""
+        return any(x is not None for x in (self.B_bias, self.C_bias, self.angle))
+
+    @property
+    def n_pairs(self) -> int:
+        """Number of pairs that are rotated, R; 0 without angles."""
+        return 0 if self.angle is None else self.angle.shape[-1]
+
+    @property
+    def tile_steps(self) -> int:
+        """Number of steps of a tile."""
+        limit = min(tables.TABLE["rotation"].steps, max(1, MAX_TILE_ELEMENTS // self.padded_states), self.chunk)
+        return min(limit, power_of_two(self.B.shape[1]))
+
+    @property
+    def padded_states(self) -> int:
+        """N, rounded up to a power of 2."""
+        return max(2, power_of_two(self.B.shape[-1]))
+
+    @property
+    def n_tiles(self) -> int:
+        """Number of tiles of a row."""
+        return ceil_div(self.B.shape[1], self.tile_steps)
+
+    @property
+    def heads_per_program(self) -> int:
+        """Number of heads of a group that a program computes."""
+        batch, _, groups, _ = self.B.shape
+        heads_per_group = self.heads // groups
+        programs = ceil_div(programs_to_fill(self.B.device), batch * self.n_tiles * groups)
+        return ceil_div(heads_per_group, min(heads_per_group, programs))
+
+    @property
+    def programs_per_group(self) -> int:
+        """Number of programs that share the heads of a group."""
+        return ceil_div(self.heads // self.B.shape[2], self.heads_per_program)
+
+
+def cumulative_phases(maps: GroupMaps) -> tuple[Tensor | None, Tensor | None]:
+    """Return the phases before each tile, (B, tiles, H, R) float64, and after the last step, (B, H, R); None without angles."""
+    if maps.angle is None or not maps.n_pairs:
+        return None, None
+    batch = maps.angle.shape[0]
+    sums = maps.angle.new_empty((batch, maps.n_tiles, maps.heads, maps.n_pairs), dtype=torch.float64)
+    before, total = torch.empty_like(sums), maps.angle.new_empty((batch, maps.heads, maps.n_pairs))
+    _launch_over_columns(tile_sums_kernel, maps, (maps.angle, maps.flags, sums), (maps.n_tiles, maps.heads * maps.n_pairs), {})
+    width, steps = maps.heads * maps.n_pairs, min(tables.TABLE["rotation"].steps, power_of_two(maps.n_tiles))
+    constants = {"T": steps, "BLOCK": PREFIX_COLUMNS, "num_warps": tables.TABLE["rotation"].warps}
+    tensors = sums, tables.restarts(maps.flags, maps.tile_steps), before, total
+    launch(tile_prefix_kernel, (batch, ceil_div(width, PREFIX_COLUMNS)), *tensors, maps.n_tiles, width, constants=constants)
+    return before, total
+
+
+def rotate_maps(maps: GroupMaps, start_phase: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Return the maps of the heads, B and C (B, L, H, N). start_phase: the first result of `cumulative_phases`."""
+    B, C = (maps.B.new_empty((*maps.B.shape[:2], maps.heads, maps.B.shape[-1])) for _ in range(2))
+    _launch_over_heads(cumulative_rotation_kernel, maps, (), start_phase, (B, C))
+    return B, C
+
+
+def rotate_maps_bwd(
+    maps: GroupMaps, start_phase: Tensor | None, grad_B: Tensor, grad_C: Tensor, d_end_phase: Tensor | None
+) -> tuple[Tensor, Tensor, tuple[Tensor | None, ...]]:
+    """Return the gradients of B, C, and (B_bias, C_bias, angle), None where the input is None.
+
+    d_end_phase: (B, chunks, H, R), the gradients of rotations of the states after the chunks; None without angles.
+    """
+    batch, programs_per_group = maps.B.shape[0], maps.programs_per_group
+    like = next(x for x in (maps.angle, maps.B_bias, maps.C_bias) if x is not None)  # has the dtype of sums
+    dtype = like.dtype if programs_per_group > 1 else maps.B.dtype
+    dB, dC = (like.new_empty((programs_per_group, *maps.B.shape), dtype=dtype) for _ in range(2))
+    tile_shape = (batch, maps.n_tiles, maps.heads, maps.B.shape[-1])
+    dB_bias, dC_bias = (None if x is None else like.new_empty(tile_shape) for x in (maps.B_bias, maps.C_bias))
+    d_angle = sums = None
+    if maps.angle is not None:
+        d_angle, sums = torch.empty_like(maps.angle), like.new_empty((*tile_shape[:3], maps.n_pairs))
+    gradients = (dB, dC, dB_bias, dC_bias, d_angle, sums, batch)
+    _launch_over_heads(cumulative_rotation_bwd_kernel, maps, (grad_B, grad_C), start_phase, gradients)
+    if d_end_phase is not None:
+        sizes = maps.n_tiles, d_end_phase.shape[1], maps.heads * maps.n_pairs
+        tensors = d_angle, sums, d_end_phase, maps.flags, tables.restarts(maps.flags, maps.tile_steps)
+        _launch_over_columns(later_tiles_kernel, maps, tensors, sizes, {"TILES_PER_CHUNK": maps.chunk // maps.tile_steps})
+    dB_bias, dC_bias = (
+        None if part is None or x is None else part.view(batch // maps.rows, -1, *tile_shape[2:]).sum(1).view(x.shape)
+        for part, x in ((dB_bias, maps.B_bias), (dC_bias, maps.C_bias))
+    )
+    dB, dC = (part.sum(0).to(maps.B.dtype) if programs_per_group > 1 else part[0] for part in (dB, dC))
+    return dB, dC, (dB_bias, dC_bias, d_angle)
+
+
+def rotate_state(state: Tensor, phase: Tensor, rotated: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """Return a state (B, H, P, N), rotated by `phase` (B, H, R).
+
+    If `rotated` is such a result and `state` its gradient, return the gradients of the state before the rotation and of phase.
+    """
+    batch, heads, width, states = state.shape
+    out, d_phase = torch.empty_like(state), torch.empty_like(phase)
+    NB = max(2, power_of_two(states))
+    constants = {"BACKWARD": rotated is not None, "PB": max(1, MAX_TILE_ELEMENTS // NB), "NB": NB}
+    constants["num_warps"] = tables.TABLE["rotation"].warps
+    tensors = (state, phase, rotated, out, d_phase)
+    launch(rotate_state_kernel, (batch * heads,), *tensors, width, states, phase.shape[-1], constants=constants)
+    return out, d_phase
+
+
+def _launch_over_heads(
+    kernel: Any, maps: GroupMaps, first: tuple[Tensor, ...], start_phase: Tensor | None, last: tuple[Any, ...]
+) -> None:
+    """Launch a kernel with a program for each tile of steps and block of heads."""
+    batch, length, groups, states = maps.B.shape
+    sizes = (length, maps.n_tiles, maps.rows, maps.heads, groups, maps.heads_per_program, states, maps.n_pairs)
+    table = tables.TABLE["rotation"]
+    constants = {"T": maps.tile_steps, "NB": maps.padded_states, "STAGES": table.stages, "num_warps": table.warps}
+    angle = maps.angle if maps.n_pairs else None
+    tensors = (*first, maps.B, maps.C, maps.B_bias, maps.C_bias, angle, maps.flags, start_phase, *last)
+    launch(kernel, (batch * maps.n_tiles, groups * maps.programs_per_group), *tensors, *sizes, constants=constants)
+
+
+def _launch_over_columns(
+    kernel: Any, maps: GroupMaps, tensors: tuple[Tensor | None, ...], sizes: tuple[int, ...], extra_constants: dict[str, int]
+) -> None:
+    """Launch a kernel with a program for each tile of steps and block of columns. extra_constants: of this kernel alone."""
+    batch, length, _, _ = maps.B.shape
+    table = tables.TABLE["rotation"]
+    block = min(table.lanes, power_of_two(sizes[-1]))
+    constants = {**extra_constants, "T": maps.tile_steps, "BLOCK": block, "num_warps": table.warps}
+    launch(kernel, (batch * maps.n_tiles, ceil_div(sizes[-1], block)), *tensors, length, *sizes, constants=constants)
