@@ -38,6 +38,7 @@ ROUNDING = 1e-11  # bound of the rounding errors of the sums of products, relati
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
 Steps = np.ndarray[Any, np.dtype[np.int64]]
+Reference = Literal["last", "mean", "constant"]
 
 
 class LinearForecast(NamedTuple):
@@ -62,7 +63,7 @@ class Regression(NamedTuple):
     """A ridge regression from a window. shared: whether it is fitted to all channels together."""
 
     window: int
-    reference: Literal["last", "mean", "constant"]
+    reference: Reference
     penalty: float
     shared: bool
 
@@ -123,6 +124,16 @@ def window_sums(x: Array, size: int, start: int, end: int) -> Array:
     It is the sum of z z^T, where z is 1 followed by the steps of a window. The sum of x_s x_t follows from that of x_{s-1}
     x_{t-1} by one product that is added and one that is removed, so that the cost is L log L + size^2.
     """
+    return _mirror(_upper_sums(x, size, start, end))
+
+
+def _mirror(upper: Array) -> Array:
+    """Return the symmetric matrix of an upper triangle."""
+    return upper + np.triu(upper, 1).T
+
+
+def _upper_sums(x: Array, size: int, start: int, end: int) -> Array:
+    """Return the upper triangle of `window_sums`, with zeros below it."""
     result = np.zeros((1 + size, 1 + size))
     steps = x[start : end + size - 1]
     sums = np.concatenate([[0.0], np.cumsum(steps)])
@@ -134,7 +145,7 @@ def window_sums(x: Array, size: int, start: int, end: int) -> Array:
     for step in range(1, size):
         change = added[step - 1] * added[step - 1 :] - removed[step - 1] * removed[step - 1 :]
         products[step, step:] = products[step - 1, step - 1 : -1] + change
-    return np.triu(result) + np.triu(result, 1).T
+    return result
 
 
 def _folds(length: int, number: int, window: int, horizon: int, shares: Sequence[float]) -> list[tuple[range, range]]:
@@ -163,8 +174,8 @@ def _fold_sums(series: Sequence[Array], channel: int, window: int, horizon: int,
         for fold, parts in enumerate(_folds(len(x), number, window, horizon, shares)):
             for part, starts in enumerate(parts):
                 if len(starts):
-                    sums[fold, part] += window_sums(x, window + horizon, starts.start, starts.stop)[np.ix_(kept, kept)]
-    return [_Fold(fitted, forecast, rounding) for fitted, forecast in sums]
+                    sums[fold, part] += _upper_sums(x, window + horizon, starts.start, starts.stop)[np.ix_(kept, kept)]
+    return [_Fold(_mirror(fitted), _mirror(forecast), rounding) for fitted, forecast in sums]
 
 
 def _add(channels: Iterable[list[_Fold]]) -> list[_Fold]:
@@ -188,43 +199,70 @@ def _best_regressions(
     """Return for each window and reference the regression of the best penalty, with its coefficients in each fold."""
     found: dict[Regression, list[Array]] = {}
     units = _units(folds, largest)
-    references: tuple[Literal["last", "mean", "constant"], ...] = ("last", "mean", "constant")
+    references: tuple[Reference, ...] = ("last", "mean", "constant")
     for window in windows:
         for reference in references:
-            solved = {}
-            for penalty in PENALTIES:
-                member = Regression(window, reference, penalty, shared)
-                solved[member] = [_regress(fold.fitted, largest, member, fold.rounding) for fold in folds]
+            equations = [_normal_equations(fold.fitted, largest, window, reference, fold.rounding) for fold in folds]
+            solved = {
+                Regression(window, reference, penalty, shared): [one.solve(penalty) for one in equations] for penalty in PENALTIES
+            }
             best = min(solved, key=lambda member: _relative_error(solved[member], folds, units))
             found[best] = solved[best]
     return found
 
 
-def _regress(sums: Array, largest: int, member: Regression, rounding: float) -> Array:
-    """Return the coefficients (1 + largest, K) of the constant and of the steps of a regression."""
-    window = member.window
+class _Equations(NamedTuple):
+    """The normal equations of the regressions from a window, for any penalty.
+
+    features: products of the steps less the reference (W, W). targets: those with the steps ahead less the reference (W, K).
+    share: of each step in the reference (W,). means: of the constant, the steps and the steps ahead, (1 + largest + K,), zeros
+    unless the reference is the mean of the series. rounding: bound of the rounding errors of `features`.
+    """
+
+    features: Array
+    targets: Array
+    share: Array
+    means: Array
+    rounding: float
+
+    def solve(self, penalty: float) -> Array:
+        """Return the coefficients (1 + largest, K) of the constant and of the steps."""
+        window, steps = self.targets.shape
+        largest = len(self.means) - 1 - steps
+        past, ahead = slice(1 + largest - window, 1 + largest), slice(1 + largest, None)
+        features = self.features.copy(order="F")
+        # Larger than the rounding errors, which are all there is of constant features.
+        features[np.diag_indices(window)] += penalty * np.trace(features) / window + self.rounding + 1e-30
+        factor = cho_factor(features, lower=True, overwrite_a=True, check_finite=False)
+        weight = cho_solve(factor, self.targets, check_finite=False)
+        coefficients = np.zeros((1 + largest, steps))
+        coefficients[past] = weight + (np.outer(self.share, 1 - weight.sum(0)) if self.share.any() else 0)
+        coefficients[0] = self.means[ahead] - self.means[past] @ coefficients[past]
+        return coefficients
+
+
+def _normal_equations(sums: Array, largest: int, window: int, reference: Reference, rounding: float) -> _Equations:
+    """Return the equations for windows relative to a reference, from the sums of products over windows of `largest` steps."""
     past, ahead = slice(1 + largest - window, 1 + largest), slice(1 + largest, None)
-    share = np.zeros(window)  # of each step in the reference
-    if member.reference == "constant":
+    share = np.zeros(window)
+    if reference == "constant":
         means = sums[0] / sums[0, 0]
         features = sums[past, past] - np.outer(sums[past, 0], means[past])
         targets = sums[past, ahead] - np.outer(sums[past, 0], means[ahead])
     else:
         means = np.zeros(len(sums))
-        share[slice(None) if member.reference == "mean" else -1] = 1
+        share[slice(None) if reference == "mean" else -1] = 1
         share /= share.sum()
         along = sums[past, past] @ share
         square = float(share @ along)
         features = sums[past, past] - along - along[:, None] + square
         targets = sums[past, ahead] - share @ sums[past, ahead] - (along - square)[:, None]
-    # Larger than the rounding errors, which are all there is of constant features.
-    features[np.diag_indices(window)] += member.penalty * np.trace(features) / window + rounding + 1e-30
-    factor = cho_factor(features, lower=True, overwrite_a=True, check_finite=False)
-    weight = cho_solve(factor, targets, overwrite_b=True, check_finite=False)
-    coefficients = np.zeros((1 + largest, weight.shape[1]))
-    coefficients[past] = weight + (np.outer(share, 1 - weight.sum(0)) if share.any() else 0)
-    coefficients[0] = means[ahead] - means[past] @ coefficients[past]
-    return coefficients
+    return _Equations(features, targets, share, means, rounding)
+
+
+def _regress(sums: Array, largest: int, member: Regression, rounding: float) -> Array:
+    """Return the coefficients (1 + largest, K) of the constant and of the steps of a regression."""
+    return _normal_equations(sums, largest, member.window, member.reference, rounding).solve(member.penalty)
 
 
 def _units(folds: Sequence[_Fold], largest: int) -> Array:
