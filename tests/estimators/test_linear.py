@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from longscan.estimators import SSMForecaster, linear
+from longscan.estimators.forecaster import BLOCK_GAIN
 from longscan.estimators.linear import (
     EVENNESS,
     FEW_FOLDS,
@@ -206,7 +207,8 @@ def test_linear_forecast_alone_is_used_where_the_blocks_do_not_help():
     y = make_walk(600)
     model = SSMForecaster(horizon=3, d_model=4, d_state=2, epochs=3, lr=1.0, device="cpu", random_state=0).fit(y)
     assert model.n_epochs_ == 0
-    assert min(model.validation_curve_) > 0.995 * model.validation_curve_[0]
+    assert len(model.validation_curve_) > 1  # the blocks were trained, whose errors at this learning rate vary with rounding
+    assert min(model.validation_curve_) > (1 - BLOCK_GAIN) * model.validation_curve_[0]
     windows = usable_windows(np.array([480]), 3)  # before the part that is held back
     linear = fit_linear([((y - model.mean_) / model.scale_)[:, None]], 3, windows)
     past = (y[-model.window_ :] - model.mean_) / model.scale_
