@@ -35,7 +35,7 @@ contract: $(STAMP)
 	LONGSCAN_EXAMPLES=$(CASES) $(BIN)/pytest -q -n 2 tests/contracts
 	TRITON_INTERPRET=1 LONGSCAN_BACKEND=triton LONGSCAN_EXAMPLES=5 $(BIN)/pytest -q -n 2 $(INTERPRETED)
 
-# Reliability over any number of minutes: goes on where the last call ended, and adds its counts to results/reliability.jsonl.
+# Reliability over any number of minutes: continues where the last call ended, and adds its counts to results/reliability.jsonl.
 MINUTES ?= 10
 SOAK ?=
 soak: $(STAMP)

@@ -95,7 +95,7 @@ def run_row(name: str, share: float, folder: Path, settings: Sequence[str]) -> d
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the rows in processes of their own, or one row in this process; return 1 if one of them has failed."""
+    """Run each row in a separate process, or one row in this process; return 1 if one of them has failed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("rows", nargs="+", help="names of rows, as `longscan reproduce list` shows them")
     parser.add_argument("--share", type=float, default=0.02, help="share of a row's updates")

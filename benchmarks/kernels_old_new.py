@@ -118,7 +118,7 @@ def relative_error(found: Any, truth: Any) -> float:
 
 
 def commit_of(tree: Path) -> str | None:
-    """Return the commit of a tree, or None if it is in no repository of its own."""
+    """Return the commit of a tree, or None if it is not the root of a repository."""
     if not (tree / ".git").exists():
         return None
     found = subprocess.run(["git", "-C", str(tree), "rev-parse", "--short=12", "HEAD"], capture_output=True, text=True)

@@ -92,14 +92,14 @@ class Stacked(nn.Module):
         return torch.vmap(one)(parameters, inputs, valid)
 
     def run_fused(self, parameters: dict[str, tuple[Tensor, ...]], inputs: Tensor) -> Tensor:
-        """Return the outputs of the models for inputs (K, B, L), or (1, B, L) that all read."""
+        """Return the outputs of the K models for inputs (K, B, L), or for the same inputs (1, B, L)."""
         count = len(next(iter(parameters.values())))
         inputs = inputs.expand(count, -1, -1)
         if inputs.is_cuda and not self.streams:
             self.streams = [torch.cuda.Stream() for _ in range(count)]
         outputs = []
         for i in range(count):
-            with self.beside(i):
+            with self.on_stream(i):
                 values = {name: each[i] for name, each in parameters.items()}
                 outputs.append(functional_call(self.template[0], values, (inputs[i],)))
         if self.streams:
@@ -109,8 +109,8 @@ class Stacked(nn.Module):
         return torch.stack(outputs)
 
     @contextmanager
-    def beside(self, i: int) -> Iterator[None]:
-        """Work on the stream of model `i`, after what the current stream has begun."""
+    def on_stream(self, i: int) -> Iterator[None]:
+        """Work on the stream of model `i`, after the work that the current stream has begun."""
         if not self.streams:
             yield
             return

@@ -71,7 +71,7 @@ template <class Num, class T> const T* clean_rows(const T* rows, T* scratch, con
   return scratch;
 }
 
-// What the recurrences read and form at one step of one block of channels. The fields of a step lie side by side: streams a
+// What the recurrences read and form at one step of one block of channels. The fields of a step are adjacent in memory: streams a
 // multiple of 4 KiB apart would fall into the same few lines of the cache.
 template <class T> struct Step {
   T dt[lanes<T>];   // after bias, softplus and scale
@@ -134,7 +134,7 @@ template <class T> struct Ahead {
   }
 };
 
-// Steps [begin, end) of NB states: h goes on in `state`, k Re(C h) is added to block.y.
+// Steps [begin, end) of NB states: h is continued in `state`, k Re(C h) is added to block.y.
 template <class Num, int NB, class T = typename Num::value_type>
 void recur(Step<T>* block, const T* A, T* state, const T* B, const T* C, int64_t row_size, T k, int begin, int end, Ahead<T> ahead) {
   constexpr int WIDTH = Num::PARTS * lanes<T>;

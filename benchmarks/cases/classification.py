@@ -5,7 +5,7 @@ chosen by test scores. Trained stacks have the default settings of the estimator
 of aeon have their default settings. Those that need series of equal length get the shorter ones padded on the right with zeros to
 the longest of both parts; dynamic time warping and the estimators here read the series without padding.
 
-A row that is in the file is not measured again, so that an interrupted run goes on where it stopped: delete rows to replace them.
+Rows that are in the file are not measured again, so that an interrupted run continues. To replace rows, delete them.
 The sets are read from the folder LONGSCAN_DATA.
 """
 

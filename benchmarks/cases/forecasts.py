@@ -7,7 +7,7 @@ file, as its users do, in which it recognises codes of missing values such as -9
 spaced in the third part. AutoETS is fitted again at each origin to the last ten days, and forecasts only a few origins, the same
 for all horizons; `mse_few` and `mae_few` are the errors of all models at these.
 
-A row that is in the file is not measured again, so that an interrupted run goes on where it stopped: delete rows to replace them.
+Rows that are in the file are not measured again, so that an interrupted run continues. To replace rows, delete them.
 The sets are read from the folder LONGSCAN_DATA.
 """
 

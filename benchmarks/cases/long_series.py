@@ -9,7 +9,7 @@
 Each method has its default settings and runs in a separate process, whose peak of memory beyond the series is recorded, after a
 fit to a few made-up series, so that neither compilation nor the loading of libraries is counted. Those of aeon read series that
 are padded on the right with zeros to the longest. No setting is chosen by test scores. Seconds of the processor, which waiting
-for other processes does not change, are recorded beside those of the clock.
+for other processes does not change, are recorded next to those of the clock.
 
 A row that is in the file is not measured again: delete rows to replace them. Data are read from the folder LONGSCAN_DATA.
 """

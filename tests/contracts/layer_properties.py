@@ -168,7 +168,7 @@ def assert_causal(module: SequenceModule, inputs: Inputs, t: int) -> None:
 
 
 def assert_rows_independent(module: SequenceModule, inputs: Inputs) -> None:
-    """Assert that a row has the same results in a batch of its own."""
+    """Assert that a row has the same results in a batch of one row."""
     with expect_property(module.batch_independent, "independent of the batch"):
         y, final = inputs.run(module)
         for row in range(len(inputs.x)):

@@ -204,7 +204,7 @@ def test_last_valid_gives_the_last_valid_step_before_each():
 
 
 def test_flags_split_into_masks_and_zero_invalid_steps():
-    """Each bit of the flags is a mask of its own; `zero_invalid` writes zeros at invalid steps only."""
+    """Each bit of the flags is a separate mask; `zero_invalid` writes zeros at invalid steps only."""
     flags = torch.tensor([[INVALID, 0, RESET]], dtype=torch.uint8)
     invalid, reset = flag_masks(flags, 4)
     assert (invalid.shape, reset.shape) == ((1, 3, 1, 1), (1, 3, 1, 1))

@@ -235,7 +235,7 @@ def test_damaged_file_of_verdicts_is_logged(
 
 @pytest.mark.parametrize("name", ["cpu", "meta", "mps"])
 def test_verdicts_are_those_of_a_device_type_and_versions(name):
-    """Only CUDA devices have a name of their own."""
+    """Only CUDA devices have a name."""
     key = dispatch.verdicts_key(torch.device(name))
     assert key.split(", ")[0] == name
     assert [part.split(" ")[0] for part in key.split(", ")[1:]] == ["longscan", "torch", "triton"]

@@ -30,7 +30,7 @@ class StandIn:
         if self.status == "interrupted" and timeout is None and len(self.calls) == 1:
             raise KeyboardInterrupt
         if timeout is not None:
-            assert all(process.stdin.closed for process in self.started), "all are told to stop before one is waited for"
+            assert all(process.stdin.closed for process in self.started), "all get the signal to stop before the first wait"
             if self.status == "busy":
                 raise subprocess.TimeoutExpired(self.command, timeout)
         return 0 if isinstance(self.status, str) else self.status

@@ -46,8 +46,8 @@ class EpochLosses(Callback):
 class TimeLimit(Callback):
     """Stops training within a number of seconds from the construction of this callback.
 
-    Training goes on while the longest step so far, with all that callbacks did in it, still fits into the time. The first step is
-    always made.
+    Training continues while the longest step so far, with all that callbacks did in it, still fits into the time. The first step
+    is always made.
 
     Args:
         seconds: the time.

@@ -92,7 +92,7 @@ def score_forecasts(forecasts: pd.DataFrame, by: str | Sequence[str] | None = No
 
     Args:
         forecasts: the frame of `SSMForecaster.backtest`.
-        by: columns whose values have rows of their own, such as "channel" or "unique_id"; None for one row for all.
+        by: columns whose values have separate rows, such as "channel" or "unique_id"; None for one row for all.
 
     Returns:
         A frame with the rows "forecast" and "seasonal_naive" and the columns mse, mae and mase, the mean absolute error in units

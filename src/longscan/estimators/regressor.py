@@ -27,7 +27,7 @@ class SSMRegressor(RegressorMixin, SeriesEstimator):
     X, times and the settings are those of `SSMClassifier`; targets are standardised internally. Without settings of a stack the
     ridge regression reads features that are linear in the outputs of the systems, or all features if these lower the
     leave-one-out error by an eighth: series that are alike, such as overlapping windows, make that error too small, and linear
-    features go on beyond the values of the fit.
+    features extrapolate beyond the values of the fit.
 
     Args:
         spec: the blocks of a stack to train, by name or as a list, as in `longscan.SequenceModel.from_spec`; "mamba" if None and

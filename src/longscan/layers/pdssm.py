@@ -69,7 +69,7 @@ class PDSSM(SequenceLayer):
         self.selector = float32_parameter(_uniform(n_matrices, d_model, inputs=d_model), "selector", decay=True)
         matrices = torch.randn(n_matrices, d_state, d_state, dtype=torch.float64) / math.sqrt(d_state)
         self.matrices = float32_parameter(matrices, "selector")
-        # Two MLPs side by side: that of the magnitudes, then that of the phases.
+        # Two MLPs in one: the first half is that of the magnitudes, the second that of the phases.
         self.hidden_weight = float32_parameter(_uniform(2 * hidden, d_model, inputs=d_model), "selector", decay=True)
         self.hidden_bias = float32_parameter(_uniform(2 * hidden, inputs=d_model), "selector")
         self.factor_weight = float32_parameter(_uniform(2, d_state, hidden, inputs=hidden), "selector", decay=True)

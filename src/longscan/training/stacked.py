@@ -174,7 +174,7 @@ class _Member:
 
 
 class _StackedStep:
-    """The update of several trainers at once.
+    """The simultaneous update of several trainers.
 
     The parameters of the models become views of stacked ones, (K, ...) by name, which the optimisers of the models change.
     With `training.capture` on a CUDA device updates are captured as CUDA graphs.

@@ -89,7 +89,7 @@ def forward(
 ) -> tuple[Tensor, Tensor]:
     """Return x (B, L, S, 2, K) and the final state (B, S, 2, K), for contiguous tensors of one real dtype; K = 1 or 2.
 
-    A constant M (S, 2, 2) may have one more leading axis, of groups: as many runs of batch rows then have an M of their own.
+    A constant M (S, 2, 2) may have a leading axis of groups: equal runs of batch rows then belong to different groups.
     enter: function that returns the initial state, given the product (B, S, 2, 2) of all factors and the state after all steps
     from 0.
     """

@@ -99,7 +99,7 @@ def forward(
 ) -> tuple[Tensor, Tensor]:
     """Return x (B, L, S[, 2]) and the final state (B, S[, 2]), for contiguous tensors of one real dtype.
 
-    A constant a (S[, 2]) may have one more leading axis, of groups: as many runs of batch rows then have an `a` of their own.
+    A constant a (S[, 2]) may have a leading axis of groups: equal runs of batch rows then belong to different groups.
     enter: function that returns the initial state, given the factor of all steps and the state after them from 0.
     """
     x, final_state = torch.empty_like(b), torch.empty_like(initial_state)
