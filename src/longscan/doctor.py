@@ -233,7 +233,7 @@ def kernels(device: torch.device) -> Iterator[tuple[str, str]]:
 def doctor(device: torch.device) -> Iterator[list[Finding]]:
     """Check the kernels of a device one after another, store the verdicts for `auto`, and yield the findings of each kernel."""
     found = list(kernels(find_device(device)))
-    if device.type == "cuda":  # in parallel, since compiling takes most of the time
+    if device.type == "cuda":  # compile in parallel, which takes most of the time
         workers = max(1, min(os.cpu_count() or 1, torch.cuda.mem_get_info(device)[0] // PROCESS_BYTES))
         checked = check_in_parallel(found, device, SIZES + LARGE, workers)
     else:  # Triton's interpreter is slow

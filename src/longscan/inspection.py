@@ -22,7 +22,7 @@ from longscan.models import LanguageModel, SequenceModel
 
 MAX_STATES = 16_384  # real numbers of one sequence's state whose transition matrix is computed
 ROUNDING = 1e-12  # entries of it that are smaller, relative to the state after a step from zeros, are rounding errors
-UNIT_STATES = 256  # of such a matrix, the number of columns that one call computes
+UNIT_STATES = 256  # number of columns of such a matrix that one call computes
 MAX_LOG_MODULUS = 1e-9  # |log|a|| of eigenvalues that count as |a| = 1, which have rounding errors
 
 
@@ -527,12 +527,12 @@ def _sparse_eigenvalues(rows: Tensor, columns: Tensor, values: Tensor, size: int
         labels = passed
     _, block, counts = torch.unique(labels, return_inverse=True, return_counts=True)
     order = block.argsort(stable=True)
-    place = torch.empty_like(order)  # of an index inside its block
+    place = torch.empty_like(order)  # position of an index inside its block
     place[order] = torch.arange(size, device=rows.device) - (counts.cumsum(0) - counts)[block[order]]
     found = []
     for width in counts.unique().tolist():
         chosen = counts == width
-        number = chosen.cumsum(0) - 1  # of a block among those of this width
+        number = chosen.cumsum(0) - 1  # number of a block among those of this width
         own = chosen[block[rows]]
         matrices = values.new_zeros(int(chosen.sum()), width, width)
         matrices[number[block[rows[own]]], place[rows[own]], place[columns[own]]] = values[own]

@@ -75,7 +75,7 @@ def _factor(group: PermutationGroup, below: PermutationGroup) -> Factor:
         exponents, used = grown, [*used, g]
     orders, to_cycles, from_cycles = smith_normal_form(relations)
     moduli: list[int] = []
-    columns: list[tuple[int, int]] = []  # of every counter: its cycle, and the multiple of the cycle's generator that is the unit
+    columns: list[tuple[int, int]] = []  # for every counter its cycle, and the multiple of the cycle's generator that is the unit
     for column, order in enumerate(orders):
         for q in prime_powers(order):
             moduli.append(q)

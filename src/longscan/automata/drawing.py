@@ -14,7 +14,7 @@ from longscan.automata.dfa import DFA, Word
 
 MAX_STATES, MAX_LETTERS = 24, 300  # largest numbers that fit into the figure
 EDGE_CURVATURE = 0.22  # distance of an edge's control point from the straight line, as a fraction of the edge's length
-LABEL_POSITION = 0.36  # of an edge's letters along the edge; edges between opposite states cross at 0.5
+LABEL_POSITION = 0.36  # position of an edge's letters along the edge; edges between opposite states cross at 0.5
 INK, GREY, HIGHLIGHT = "#22272e", "#7d8894", "#fbe3c4"
 
 

@@ -30,7 +30,7 @@ class _Parser:
 
     def __init__(self, pattern: str) -> None:
         self.pattern, self.index = pattern, 0
-        self.letters: list[str] = []  # of every position; "." is any letter
+        self.letters: list[str] = []  # the letter at every position; "." is any letter
         self.follow: list[int] = []
         self.whole = self.expression()
         if self.index < len(pattern):

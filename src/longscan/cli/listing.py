@@ -70,7 +70,7 @@ def _task_lines(task: Any) -> list[str]:
     facts = [] if found.sizes is None else [" / ".join("endless" if size is None else f"{size:,}" for size in found.sizes)]
     facts += [] if found.classes is None else [f"{found.classes} classes"]
     facts += [] if found.length is None else [f"length {found.length}"]
-    about = "about " if found.available == "generated" else ""  # of a small set of the same kind
+    about = "about " if found.available == "generated" else ""  # computed from a small set of the same kind
     facts += [] if found.constant is None else [f"constant {found.metric} {about}{found.constant:.2g}"]
     if task.source == "your own file":
         facts += ["`longscan train FILE`"]

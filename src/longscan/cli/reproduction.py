@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 FOLDER = "runs/reproduce"
 TRACKING = "state-tracking"
 WIDTH = 100
-COLUMNS = {"row": 24, "published": 9, "recipe": 13, "data": 10, "seeds": 5, "updates": 9, "min": 5, "state": 11}  # of the list
+# widths of the columns of the list
+COLUMNS = {"row": 24, "published": 9, "recipe": 13, "data": 10, "seeds": 5, "updates": 9, "min": 5, "state": 11}
 
 
 def reproduce(

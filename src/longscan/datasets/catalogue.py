@@ -169,7 +169,7 @@ def _all_data_sets() -> Iterator[DataSet]:
             RemoteFile(
                 name="cifar-10-python.tar.gz",
                 url="https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz",
-                checksum="md5:c58f30108f718f92721af3b95e74349a",  # of torchvision
+                checksum="md5:c58f30108f718f92721af3b95e74349a",  # as in torchvision
                 members=("cifar-10-batches-py/",),
             ),
         ),
@@ -186,7 +186,7 @@ def _all_data_sets() -> Iterator[DataSet]:
             RemoteFile(
                 name="aclImdb_v1.tar.gz",
                 url="https://ai.stanford.edu/~amaas/data/sentiment/aclImdb_v1.tar.gz",
-                checksum="md5:7c2ac02c03563afcf9b574c7e56c153a",  # of torchtext
+                checksum="md5:7c2ac02c03563afcf9b574c7e56c153a",  # as in torchtext
                 members=tuple(f"aclImdb/{part}/{kind}/" for part in ("train", "test") for kind in ("pos", "neg")),
             ),
         ),
@@ -229,7 +229,7 @@ def _all_data_sets() -> Iterator[DataSet]:
             RemoteFile(
                 name="ibmGestureTrain.tar.gz",
                 url=None,
-                checksum="md5:3a8f0d4120a166bac7591f77409cb105",  # of tonic
+                checksum="md5:3a8f0d4120a166bac7591f77409cb105",  # as in tonic
                 members=("ibmGestureTrain/",),
             ),
             RemoteFile(

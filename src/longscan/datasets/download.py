@@ -8,7 +8,7 @@ from tqdm import tqdm
 from urllib3.exceptions import HTTPError, ReadTimeoutError
 
 TIMEOUT = 30.0  # seconds without an answer or without data
-CHUNK_BYTES = 2**14  # of a connection that ends, the content since the last whole chunk is lost
+CHUNK_BYTES = 2**14  # when a connection ends, the content since the last whole chunk is lost
 
 
 class ResumingDownloader:

@@ -17,7 +17,8 @@ from torch import distributed
 GRACE = 25.0  # seconds in which a process may end by itself once another one has ended
 _CONNECT = 60.0  # seconds in which all processes must have connected
 _NOTICE = 2.0  # seconds in which an exchange that has failed is explained by the end of a process
-_KEEPALIVE = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}  # of seconds, and of tries: for hosts that lose power
+# seconds before the first probe and between probes, and number of probes, which notice a host that lost power
+_KEEPALIVE = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
 _NUMBER = struct.Struct("!i")
 _LEAVES = -1  # instead of the number of a process that has ended: the process that sends this leaves the watch
 
@@ -155,7 +156,7 @@ class _Watch:
         self._done.set()
         for peer in self._peers:
             with suppress(OSError):
-                peer.shutdown(socket.SHUT_RDWR)  # which ends the waiting of the thread
+                peer.shutdown(socket.SHUT_RDWR)  # ends the wait of the thread
         self._thread.join()
         for peer in self._peers:
             peer.close()

@@ -70,7 +70,7 @@ class SequenceModule(Marked, ABC):
         super().__init__()
         # False inside a block or a model, which has already validated and masked the inputs: see `inherit_properties`.
         self.checks_inputs = True
-        self._state_form: StateForm | None = None  # of this module's states, stored by the first `check_state`
+        self._state_form: StateForm | None = None  # form of this module's states, stored by the first `check_state`
 
     @abstractmethod
     def forward_impl(self, x: Tensor, state: State, info: SequenceInfo) -> tuple[Tensor, State]:

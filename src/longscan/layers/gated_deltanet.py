@@ -27,7 +27,7 @@ from longscan.numerics.timescales import initial_dt
 from longscan.ops import delta_scan
 from longscan.ops.dispatch import Backend, plain_backend
 
-NORM_EPSILON = 1e-5  # of RMSNorm
+NORM_EPSILON = 1e-5  # epsilon of RMSNorm
 LENGTH_EPSILON = 1e-6  # added to squared lengths of keys and queries
 
 

@@ -40,7 +40,7 @@ class LSTM(TorchCell):
 
     gates = 4
     kernel = torch.lstm
-    hold = (-1e4, 1e4, 0.0, 0.0)  # of i, f, g, o: their sigmoids are 0 and 1 in every dtype
+    hold = (-1e4, 1e4, 0.0, 0.0)  # for i, f, g, o: the sigmoids of i and f become 0 and 1 in every dtype
 
     def forward_impl(self, x: Tensor, state: State, info: SequenceInfo) -> tuple[Tensor, State]:
         """Return the outputs (B, L, D) and the state after the last step by the equations at the top of the file."""

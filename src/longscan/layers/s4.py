@@ -153,7 +153,7 @@ class S4(ConvolutionLayer):
         size = max(CHUNK, MAX_ELEMENTS // (self.d_model * self.d_state))
         if angles.shape[1] > size:
             values, _ = scan_chunks(chunk, (angles,), (), angles[:, 0], empty=angles, size=size)
-        else:  # what the sums are computed from has many times the size of the kernel, so it is not stored either
+        else:  # the terms of the sums are many times larger than the kernel, so they are not stored either
             values, _ = run_chunk(chunk, (angles, angles[:, 0]))
         return torch.fft.irfft(torch.view_as_complex(values), n=length)
 

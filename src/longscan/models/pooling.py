@@ -41,7 +41,7 @@ def pool(kind: Pooling, x: Tensor, valid: Tensor | None, state: PoolState) -> tu
     batch, length = x.shape[:2]
     new = torch.full_like(state.steps, length) if valid is None else valid.sum(1)
     split = current_split()
-    steps = new.unsqueeze(0) if split is None else all_gather(new, split)  # of each piece, (R, B)
+    steps = new.unsqueeze(0) if split is None else all_gather(new, split)  # numbers of steps of each piece, (R, B)
     if kind == "mean":
         total = mask_padding(x, valid).sum(1, dtype=state.value.dtype)
         total = total if split is None else all_gather(total, split).sum(0)

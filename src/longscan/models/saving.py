@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
-SHARDS = "model.safetensors.index.json"  # of checkpoints of transformers in several files
-RUN_SETTINGS = "settings.yaml"  # of the folder of a run, as `longscan train` writes it
+SHARDS = "model.safetensors.index.json"  # the index of transformers' checkpoints in several files
+RUN_SETTINGS = "settings.yaml"  # the file of settings in the folder of a run
 HEADER = "longscan"  # entry in the header of the weights, with the configuration and the checksum
 NO_DOWNLOAD = (
     "; nothing is downloaded: for a name on the Hugging Face hub, pass the folder in its cache that "

@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-LAGS = 24  # of the autoregression, at most
-ROUNDS = 2  # of autoregression and regression
+LAGS = 24  # largest number of lags of the autoregression
+ROUNDS = 2  # number of alternations between autoregression and regression
 COVARIANCE_RIDGE = 1e-6  # added to the variance of the errors, so that the autoregression is stable
 SMALLEST_SINGULAR = 1e-8  # relative to the largest, below which combinations of covariates count as zero
 

@@ -118,7 +118,7 @@ def explain(
 
 
 def _explain_model(model: nn.Module) -> Explanation:
-    model = getattr(model, "_orig_mod", model)  # of torch.compile
+    model = getattr(model, "_orig_mod", model)  # the module that torch.compile wraps
     if not isinstance(model, nn.Module) or not (hasattr(model, "initial_state") or hasattr(model, "backbone")):
         raise TypeError(
             f"`subject` must be the name of an op, or a layer, block or model of longscan, got a {type(model).__name__}"

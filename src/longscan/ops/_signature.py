@@ -70,7 +70,7 @@ class Signature:
         self.names = tuple(part.name for part in self._declared)
         self._like, self._may_be_empty, self._limits = self.names.index(like), frozenset(may_be_empty), limits
         self._uint8 = frozenset(i for i, part in enumerate(self._declared) if part.kind == "uint8")
-        self._forms: dict[tuple[int, ...], _Form] = {}  # by the numbers of axes of the tensors, -1 for None
+        self._forms: dict[tuple[int, ...], _Form] = {}  # keys: the numbers of axes of the tensors, -1 for None
         self._latest: tuple[list[Size | None], _Form | None] = [], None  # the shapes that were checked last, and their form
 
     def check(self, tensors: Sequence[Tensor | None], backend: str, traced: bool = False) -> frozenset[str]:

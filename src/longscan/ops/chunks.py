@@ -12,8 +12,8 @@ from longscan.numerics.symbolic import is_symbolic
 from longscan.ops.tracing import fix_length, in_func_transform
 
 CHUNK = 64
-CHUNK_ELEMENTS = 2**20  # of a tensor: with fewer, starting an operation takes much of its time
-OPEN_ROWS = 16  # for which chunks are divided where the batch is symbolic: the graph must not depend on the number of chunks
+CHUNK_ELEMENTS = 2**20  # elements of a tensor; with fewer, the overhead of an operation is a large share of its time
+OPEN_ROWS = 16  # assumed for a symbolic batch size, so that the number of chunks does not depend on it
 
 Chunk = Callable[..., tuple[Tensor, Tensor]]
 T = TypeVar("T")

@@ -31,7 +31,8 @@ BACKENDS = ("reference", "eager", "cpu", "triton")
 NATIVE = ("cpu", "triton")
 AUTO = {"cpu": "cpu", "cuda": "triton"}  # device type -> the native backend that `auto` prefers there
 
-DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.complex64, torch.complex128)  # of native inputs
+# dtypes that native ops accept
+DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.complex64, torch.complex128)
 PASSED = "passed"  # the verdict on a kernel without a fault
 
 Verdicts = dict[str, dict[str, dict[str, str]]]  # device and versions -> op -> backend -> verdict

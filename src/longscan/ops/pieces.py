@@ -139,7 +139,7 @@ def scan_piece(
     if outputs_of is not None:
         y, final = run(torch.zeros_like(initial_state))
         entering, last = pass_states(split, initial_state, final, make_map(), flags)
-        return y + outputs_of(entering), last  # of the wider dtype: the caller rounds
+        return y + outputs_of(entering), last  # in the wider dtype; the caller rounds
     final = run(torch.zeros_like(initial_state))[1] if local_final is None else local_final()
     entering, last = pass_states(split, initial_state, final, make_map(), flags)
     return run(entering)[0], last

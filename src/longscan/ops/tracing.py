@@ -7,7 +7,7 @@ from torch.utils._device import DeviceContext
 
 _ORDINARY = (
     "CPU", "CUDA", "BackendSelect", "ADInplaceOrView", "AutogradCPU", "AutogradCUDA",
-    "AutocastCPU", "AutocastCUDA",  # on every tensor; whether autocast is on is a matter of the excluded keys
+    "AutocastCPU", "AutocastCUDA",  # keys of every tensor; autocast is on if they are not excluded
 )  # fmt: skip
 
 

@@ -9,7 +9,7 @@ import numpy as np
 from longscan.report.svg import COLOURS, MUTED, TEXT, WIDE, Axis, Chart
 
 SPLITS = {"train": COLOURS[0], "valid": COLOURS[1], "test": COLOURS[2]}
-DASHES = ("", "7 3", "2 3", "9 3 2 3")  # of the lines of a figure, so that colour is not their only difference
+DASHES = ("", "7 3", "2 3", "9 3 2 3")  # patterns of the lines of a figure, so that colour is not their only difference
 MAX_STRIPS = 16  # more symbols than this are plotted as a map of their angles
 SMOOTHING_LENGTH = 400  # longer series are smoothed
 _MAX_WRITTEN = 12  # classes up to which the cells of a confusion matrix have their numbers

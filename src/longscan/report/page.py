@@ -45,7 +45,7 @@ _WORDS = {
     "constant": "best constant",
     "persistence": "last value",
 }
-_CHANGES = "+changes"  # what `longscan.training.run.commit` adds if the checkout has uncommitted changes
+_CHANGES = "+changes"  # suffix that `longscan.training.run.commit` adds if the checkout has uncommitted changes
 
 
 def page(title: str, body: Iterable[str]) -> str:

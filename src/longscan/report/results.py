@@ -14,7 +14,7 @@ from longscan.report.seeds import Seeds, trained_together
 
 RESULTS_MARKERS = ("<!-- results -->", "<!-- /results -->")
 QUICK_MARKERS = ("<!-- quick -->", "<!-- /quick -->")
-SOURCES = {  # of a published score, by its field "provenance"
+SOURCES = {  # source of a published score for each value of its field "provenance"
     "own": "measured by the paper",
     "own (theory)": "derived by the paper",
     "cited": "cited by the paper",

@@ -14,7 +14,7 @@ from markupsafe import Markup, escape
 COLOURS = tuple(f"var(--{name})" for name in ("blue", "orange", "green", "purple", "red", "gold", "pink", "teal"))
 TEXT, MUTED = "var(--text)", "var(--muted)"
 NARROW, WIDE = 540, 1112  # widths of a figure, in units of which a page of full size has one for each pixel
-MAX_POINTS = 700  # of a line; longer ones are reduced to the smallest and largest value of short segments
+MAX_POINTS = 700  # number of points of a line; longer lines are reduced to the smallest and largest value of short segments
 _SMALL, _LINE_HEIGHT, _CHARACTER = 12, 18, 6.6  # size of text, height of a line of it, width of an average character
 _SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 _MAX_CATEGORIES = 24  # labels of an axis of categories

@@ -13,7 +13,7 @@ from longscan.reproduce.rows import PublishedRow
 from longscan.training.parsing import parse_settings
 from longscan.training.settings import Settings
 
-MAX_ELEMENTS = 2**27  # of a step's states: the largest size at which stacks were measured (results/stacked_seeds.jsonl)
+MAX_ELEMENTS = 2**27  # elements of a step's states: the largest size at which stacks were measured (results/stacked_seeds.jsonl)
 PROGRAM = """
 import sys
 from longscan._allocator import keep_freed_memory

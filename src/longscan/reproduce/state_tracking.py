@@ -44,7 +44,7 @@ from longscan.reproduce.word_problems import CHECKSUMS, GROUPS, random_words, sc
 from longscan.training.processes import GRACE, STOPPED, Ended, Job, run_jobs, visible_gpus
 from longscan.training.run import commit, device_name
 
-NAME = "state-tracking"  # of the target of `longscan reproduce`
+NAME = "state-tracking"  # the target of `longscan reproduce`
 RECORDS = "automata/state_tracking.jsonl"
 WIDTH = 64  # d_model
 MIN_STATES = 16
@@ -53,7 +53,7 @@ BATCH_SIZE = 256  # words of an update
 TRAIN_LENGTH = 40  # letters of a training word
 RATE = 2e-3  # highest learning rate
 WEIGHT_DECAY = 0.01
-MAX_NORM = 1.0  # of the gradient
+MAX_NORM = 1.0  # norm to which the gradient is clipped
 WARMUP = 0.05  # share of the updates in which the learning rate rises; then it falls along half a cosine to 0
 MAX_PARAMETERS = 256_000
 SEEDS = 3

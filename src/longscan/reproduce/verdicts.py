@@ -6,7 +6,7 @@ from typing import Any, Literal
 from longscan.report.statistics import mean_interval
 
 MIN_SEEDS = 3
-MARGIN = 0.05  # of an accuracy between 0 and 1; a share of the published figure where that is an error
+MARGIN = 0.05  # in an accuracy between 0 and 1; for an error, a share of the published figure
 Verdict = Literal["not run", "trivial", "partial", "reproduced", "beyond", "short", "undecided", "not chosen"]
 VERDICTS: dict[Verdict, str] = {
     "reproduced": "the published figure lies inside our 95 % interval, whose half-width is at most .05 or a tenth of the "

@@ -17,7 +17,7 @@ from longscan.tasks.formal._examples import splitmix64
 
 GROUPS = {"Z2": "mod 2", "Z5": "mod 5", "S3": "S3", "A4": "A4", "S4": "S4", "A5": "A5", "S5": "S5"}
 SPLITS = {"train": (1000, 64), "test": (500, 512)}  # number and length of the words that have a checksum
-LENGTHS = (8, 16, 32, 40, 64, 128, 256, 512)  # of the prefixes that are scored
+LENGTHS = (8, 16, 32, 40, 64, 128, 256, 512)  # lengths of the prefixes that are scored
 CHECKSUMS: dict[str, dict[str, str]] = {
     "Z2": {
         "train": "85a0fa5d2642fe181fc3fe36e3cb23045d20d1aa23d44e010c9921783c660d0b",

@@ -5,7 +5,8 @@ from typing import Any, NamedTuple
 
 from longscan.tasks.base import Task
 
-_SMALL_SIZES = {"train_size": 32, "valid_size": 32, "test_size": 256}  # of generated sets, for the constant score
+# sizes of generated sets from which the constant score is computed
+_SMALL_SIZES = {"train_size": 32, "valid_size": 32, "test_size": 256}
 
 
 class TaskFacts(NamedTuple):

@@ -30,7 +30,7 @@ class LengthSchedule:
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings.training
-        self._tasks: dict[int, Task] = {0: settings.task}  # by the curriculum's longest length, 0 for none
+        self._tasks: dict[int, Task] = {0: settings.task}  # keys: the curriculum's longest length, 0 for none
         self._late_start = int(settings.training.late_lengths.start * settings.training.steps)
         self._late_task = settings.late_task() if settings.training.late_lengths.share else None
         self.max_length = settings.training.curriculum.start

@@ -18,15 +18,16 @@ from longscan.tasks.base import Split
 from longscan.tasks.regression import RegressionTask
 from longscan.training.evaluate import error_quantiles, predict
 
-MAX_EXAMPLES, MIN_EXAMPLES, MAX_STEPS = 256, 16, 2_000_000  # of the examples that are examined: number, and steps of all together
-MAX_WRONG, MAX_RIGHT = 4, 2  # of a classification that are shown
-MAX_VARIABLES = 3  # of a forecast that are shown
-MAX_CHANNELS = 6  # of a series that are shown, those on which the answer depends most
-MAX_UNNAMED = 64  # channels without names that are shown apart
-MAX_TOKENS = 96  # of a text that are shown
-SEGMENTS = 120  # of time, over which gradients times inputs are added
-MAX_GRADIENT_STEPS = 50_000  # of an input whose gradient is computed
-BATCHES = 8  # of a split, equally far apart, from which the examples come
+MAX_EXAMPLES, MIN_EXAMPLES = 256, 16  # number of examples that are examined
+MAX_STEPS = 2_000_000  # number of steps of all examples that are examined together, unless these are MIN_EXAMPLES
+MAX_WRONG, MAX_RIGHT = 4, 2  # numbers of wrong and of right answers that are shown
+MAX_VARIABLES = 3  # number of variables of a forecast that are shown
+MAX_CHANNELS = 6  # number of channels of a series that are shown, those on which the answer depends most
+MAX_UNNAMED = 64  # number of channels without names that are shown separately
+MAX_TOKENS = 96  # number of tokens of a text that are shown
+SEGMENTS = 120  # number of segments of time over which gradients times inputs are summed
+MAX_GRADIENT_STEPS = 50_000  # number of steps of an input whose gradient is computed
+BATCHES = 8  # number of batches, equally far apart in a split, from which the examples come
 
 
 def find_examples(model: nn.Module, task: Task, batch_size: int, seed: int = 0) -> dict[str, Any] | None:
@@ -80,7 +81,7 @@ def _find_answers(model: nn.Module, task: Task, batches: list[Batch], batch_size
         if task.per_step:
             scored = _scored_steps(batch, task)
             wrong_rows = (is_wrong & scored).any(1)
-            certainty = torch.where(scored, best.values, torch.ones(())).amin(1)  # of the least certain answer
+            certainty = torch.where(scored, best.values, torch.ones(())).amin(1)  # probability of the least certain answer
             certainty = torch.where(wrong_rows, (is_wrong & scored).sum(1) / scored.sum(1), certainty)
         else:
             wrong_rows, certainty = is_wrong, best.values
@@ -251,7 +252,7 @@ def _describe_forecast(
     steps = scored.nonzero()[:, 0]
     times = (steps + task.target_offset).numpy()
     truth, answer = (task.in_units(part, batch)[0][scored].double().numpy() for part in (batch.targets, output))
-    ends: list[np.ndarray] = []  # of the interval
+    ends: list[np.ndarray] = []  # ends of the interval
     for end in () if interval is None else interval:
         shifted = output.clone()
         shifted[0, steps] += end.float()

@@ -175,7 +175,7 @@ def parse_settings(argv: Sequence[str], base: Mapping[str, Any] | None = None) -
 def read_arguments(argv: Sequence[str], base: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """Return the nested mappings of `parse_settings` before defaults are added and values are checked."""
     given, rest = parse_known(sources_parser(), argv)
-    base = {name: value for name, value in (base or {}).items() if name != "spec_version"}  # as `Settings.as_dict` has it
+    base = {name: value for name, value in (base or {}).items() if name != "spec_version"}
     plain = without_retired(_read_configs(base, given.config, quick=given.quick))
     name = given.task or plain.get("task", {}).get("name")
     if name is None:

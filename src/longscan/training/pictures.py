@@ -16,16 +16,16 @@ from longscan.tasks import Batch, Task
 from longscan.tasks.base import Split
 from longscan.training.run import Run, task_title
 
-SEGMENTS = 64  # of the sequence, in rows and columns of an attention map
-MOMENTS = 200  # at which the state is shown
-RANGE = 1000  # of the colours of an attention map, the largest value divided by the smallest
-COMPONENTS = 48  # of the state that are shown, those that change most
+SEGMENTS = 64  # number of segments of the sequence in rows and columns of an attention map
+MOMENTS = 200  # number of steps at which the state is shown
+RANGE = 1000  # ratio of the largest to the smallest value that the colours of an attention map distinguish
+COMPONENTS = 48  # number of components of the state that are shown, those that change most
 ABLATIONS = 24  # steps after which the states are cleared
-MAX_CHANNELS = 6  # of a series that are shown
+MAX_CHANNELS = 6  # number of channels of a series that are shown
 MAX_NAMED = 60  # tokens that are shown by their names
 SIZE = 110  # dots per inch
-COLOURS = 128  # of a picture
-_BESIDE: dict[str, Any] = {"fontsize": 7, "loc": "upper left", "bbox_to_anchor": (1, 1)}  # where legends are
+COLOURS = 128  # number of colours of a picture
+_OUTSIDE: dict[str, Any] = {"fontsize": 7, "loc": "upper left", "bbox_to_anchor": (1, 1)}  # legends are right of axes
 
 
 class Example(NamedTuple):
@@ -153,7 +153,7 @@ def _draw_input(axes: Any, inputs: Tensor, names: list[str]) -> None:
     shown = sorted(changes.argsort(descending=True)[:MAX_CHANNELS].tolist())
     for channel in shown:
         axes.plot(inputs[:, channel].numpy(), lw=1, label=names[channel] if names else f"channel {channel + 1}")
-    axes.legend(**_BESIDE)
+    axes.legend(**_OUTSIDE)
     if len(shown) < inputs.shape[1]:
         axes.set_ylabel(f"{len(shown)} of {inputs.shape[1]} channels")
 
@@ -185,7 +185,7 @@ def _draw_ablations(axes: Any, model: SequenceModel, task: Task, example: Exampl
         ]
         axes.plot(steps, values, "o-", ms=3, lw=1, label=f"blocks.{index}")
     axes.ticklabel_format(axis="y", useOffset=False)  # a number above the axis would cover the title
-    axes.legend(**_BESIDE)
+    axes.legend(**_OUTSIDE)
 
 
 def _draw_layer(call: InspectedLayer, title: str) -> Any:

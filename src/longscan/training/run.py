@@ -39,7 +39,7 @@ from longscan.training.parsing import load_settings, with_section
 from longscan.training.settings import ModelSettings, Settings
 
 SETTINGS = "settings.yaml"
-STREAM_BATCHES = 100  # of an endless split, if the settings give no number
+STREAM_BATCHES = 100  # number of batches of an endless split that are evaluated, if the settings give none
 log = logging.getLogger("longscan")
 _FILES = (
     *(SETTINGS, "metrics.jsonl", "metrics.csv", "result.json", "angles.json"),

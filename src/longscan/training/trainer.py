@@ -325,7 +325,7 @@ class Trainer(Callback):
         self.result: dict[str, Any] = {}
         self.received_signals: set[int] = set()
         self._signals = ExitStack()
-        self._start = time.perf_counter()  # of the training, minus the seconds of earlier processes
+        self._start = time.perf_counter()  # start of the training, minus the seconds of earlier processes
         self._seconds_before = 0.0
         self._batch_scores: tuple[int, float, float] = (-1, 0.0, 0.0)
 

@@ -45,7 +45,7 @@ def _inverse(lower: Tensor, mask: Tensor | None) -> Tensor:
     # they differ. The same with quotients of steps is computed wrongly for the last steps by the C++ code of inductor, torch 2.11
     # and 2.13, where the size is 32 and gradients are wanted.
     differing_bits = steps.unsqueeze(1) ^ steps
-    size = 1  # of the diagonal blocks whose inverses are known
+    size = 1  # size of the diagonal blocks whose inverses are known
     while size < largest:
         left = torch.where((differing_bits >= size) & (differing_bits < 2 * size), lower, 0)
         # the inverse of the first blocks, of size 1, is the identity

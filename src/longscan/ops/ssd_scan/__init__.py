@@ -30,7 +30,7 @@ from longscan.ops.ssd_scan import eager, reference
 NATIVE_BACKENDS = probe("ssd_scan", "triton")
 # Triton's interpreter multiplies tiles of bfloat16 wrongly; tests that correct it set this to True.
 INTERPRETER_MULTIPLIES_BFLOAT16 = False
-PIECE_ELEMENTS = 2**24  # of outputs that the state before a piece of a split sequence adds, which are computed together
+PIECE_ELEMENTS = 2**24  # limit of the terms, added to outputs by the state before a piece, that are computed together
 AUTO_STATES = 128  # with more states than these the Triton kernel spills registers, and auto takes eager
 
 _inputs = ("x", "dt", "input_scale", "own_scale", "A", "B", "C", "D", "B_bias", "C_bias", "angle", "initial_state")

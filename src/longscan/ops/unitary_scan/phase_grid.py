@@ -19,7 +19,7 @@ from longscan.ops.associative import running_sum
 from longscan.ops.linear_scan import linear_scan
 from longscan.ops.pieces import PieceMap, pass_states
 
-SUM = PieceMap([], lambda state: state)  # of a sum, which a piece only adds to
+SUM = PieceMap([], lambda state: state)  # the map of a piece of a sum: the piece adds to it
 
 
 def unitary_scan(

@@ -16,7 +16,7 @@ from longscan.tasks.examples import consecutive_rows
 FRAMES = 100
 PIXELS = 24
 _STEP, _SUBSTEPS = 0.01, 100  # seconds between frames; Euler steps between frames
-_GRAVITY, _INERTIA, _FRICTION = 9.81, 1 / 3, 0.1  # of a rod of length 1 and mass 1
+_GRAVITY, _INERTIA, _FRICTION = 9.81, 1 / 3, 0.1  # for a rod of length 1 and mass 1
 _BLOCK_SIZE = 250
 
 

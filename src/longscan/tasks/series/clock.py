@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 _DAYS = ("%Y/%m/%d", "%m/%d/%Y", "%d/%m/%Y", "%d.%m.%Y")
 _PERIODS = {"day": 86_400.0, "week": 7 * 86_400.0, "year": 365.2425 * 86_400.0}  # seconds
-_MONDAY = 4 * 86_400.0  # of the first week after 1970-01-01, a Thursday, in seconds
+_MONDAY = 4 * 86_400.0  # seconds from 1970-01-01, a Thursday, to the next Monday
 WITH_OFFSETS = "ISO8601 with offsets"  # such as 2024-01-31 12:00+02:00; a separate format, so that a table does not mix both
 OFFSET = r"(?:[Zz]|[Tt ]\d{2}.*[+-]\d{2}(?::?\d{2})?)$"
 FORMATS = ("numbers", "ISO8601", WITH_OFFSETS, *(f"{day}{time}" for time in ("", " %H:%M", " %H:%M:%S") for day in _DAYS))

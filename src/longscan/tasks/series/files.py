@@ -16,7 +16,7 @@ from longscan._errors import one_line, setting_error
 if TYPE_CHECKING:
     import pandas as pd
 
-ROWS = 250_000  # of a frame
+ROWS = 250_000  # number of rows that are read together
 CSV = (".csv", ".tsv", ".txt")
 COMPRESSED = (".gz", ".bz2", ".xz", ".zip")
 PARQUET = (".parquet", ".pq")

@@ -35,7 +35,7 @@ from longscan.tasks.series.clock import format_stamps, usual_step
 from longscan.tasks.series.reading import ReadOptions, SeriesStore, read_series
 from longscan.tasks.series.splits import split_series, split_units
 
-MIN_SERIES = 3  # of a class: one for each of train, valid and test
+MIN_SERIES = 3  # smallest number of series of a class: one for each of train, valid and test
 ROCKET_VALUES = 3e7  # largest number of values of the series that aeon's methods are fitted on
 WARPING_CELLS = 1e10  # largest number of cells of the tables of dynamic time warping
 FEW_CLASSES = 2  # whole numbers of so many values are classes

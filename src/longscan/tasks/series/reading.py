@@ -191,7 +191,7 @@ class _Roles(NamedTuple):
     time: str | None
     label: str | None
     group: str | None
-    channels: tuple[str, ...]  # of a wide table: its steps
+    channels: tuple[str, ...]  # for a wide table, the columns of its steps
 
 
 def _read_tables(path: Path, files: Sequence[Path], options: ReadOptions, folder: Path) -> _Parts:
