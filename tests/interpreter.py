@@ -67,10 +67,9 @@ def replace_dot() -> None:
     The kernel computes float64 products column by column, which is slow in the interpreter. Tiles of bfloat16 are converted to
     float32, because the interpreter multiplies the integers by which it represents them.
     """
-    from longscan.ops.ssd_scan import triton as kernels
-
     global original_dot
-    original_dot = kernels._dot
+    modules: list[Any] = [import_module(f"longscan.ops.ssd_scan.triton.{name}") for name in ("forward", "backward")]
+    original_dot = modules[0].dot
 
     def dot(a: Any, b: Any, sums: Any, PRECISION: Any) -> Any:
         import triton.language as tl
@@ -80,7 +79,8 @@ def replace_dot() -> None:
         # Before Triton 3.8 the result is float32 unless a dtype is given, also for products of float64.
         return tl.dot(a, b, sums, input_precision=PRECISION, out_dtype=sums.dtype)
 
-    kernels._dot = dot
+    for module in modules:
+        module.dot = dot
     import_module("longscan.ops.ssd_scan").INTERPRETER_MULTIPLIES_BFLOAT16 = True  # type: ignore[attr-defined]
 
 

@@ -62,7 +62,7 @@ def set_tile_sizes(monkeypatch, **sizes):
 
 def set_plan(monkeypatch, PROGRAMS, SCRATCH=None):
     """Change the number of programs that fill the device, and the memory for what kernels pass to each other."""
-    launchers = ("selective_scan.triton.launch", "unitary_scan.triton.launch", "ssd_scan.cumulative_rotation")
+    launchers = ("selective_scan.triton.launch", "unitary_scan.triton.launch", "ssd_scan.triton.cumulative_rotation")
     for name in ("_gpu", "_triton_launch", *launchers):
         monkeypatch.setattr(import_module(f"longscan.ops.{name}"), "programs_to_fill", lambda _: PROGRAMS)
     if SCRATCH is not None:
@@ -263,11 +263,12 @@ def test_patched_dot_of_the_interpreter_equals_the_kernel(monkeypatch):
     """The kernel computes products of float64 column by column."""
     import interpreter
 
-    kernels = import_module("longscan.ops.ssd_scan.triton")
     inputs = example("ssd_scan")
     fast = run_backend("ssd_scan", inputs, "triton")
-    assert interpreter.original_dot is not kernels._dot
-    monkeypatch.setattr(kernels, "_dot", interpreter.original_dot)
+    for name in ("forward", "backward"):
+        kernels = import_module(f"longscan.ops.ssd_scan.triton.{name}")
+        assert interpreter.original_dot is not kernels.dot
+        monkeypatch.setattr(kernels, "dot", interpreter.original_dot)
     set_tile_sizes(monkeypatch, steps=16)
     torch.testing.assert_close(run_backend("ssd_scan", inputs, "triton"), fast)
 

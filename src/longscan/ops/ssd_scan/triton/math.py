@@ -1,0 +1,104 @@
+"""What the forward and the backward kernel of `ssd_scan` share: decays and weights of a chunk, loads, matrix products.
+
+Q: steps of a chunk. PB, NB: channels and states of a program, powers of 2.
+"""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def hi_lo_cumsum(a, Q: tl.constexpr):
+    """Return running sums of a (Q,) as an exact part and a remainder, and the two parts of the sum of all."""
+    unit = tl.minimum(tl.max(tl.abs(a)) * (4.0 * Q), 1e37)  # its last place is the unit; no sum has more than 24 bits of these
+    hi = (a + unit) - unit
+    lo = a - hi
+    return tl.cumsum(hi), tl.cumsum(lo), tl.sum(hi), tl.sum(lo)
+
+
+@triton.jit
+def sequence_flags(flags, position, step, length, Q: tl.constexpr):
+    """Return for the steps of a chunk whether they exist, whether they are valid, and the number of the sequence they belong to.
+
+    The last result is the number of sequences that start in the chunk. position: those of `step` (Q,) in (B, L). A matrix product
+    adds over steps, and 0 times NaN is NaN. So a chunk is computed once for each of its sequences (and for the one that continues
+    from before), with the steps of the others as if they were invalid.
+    """
+    in_range = step < length
+    valid, sequence, restarts = in_range, tl.zeros((Q,), tl.int32), 0
+    if flags is not None:
+        flag = tl.load(flags + position, mask=in_range, other=1)
+        valid, sequence = in_range & (flag != 1), tl.cumsum((flag == 2).to(tl.int32))
+        restarts = tl.max(sequence)
+    return in_range, valid, sequence, restarts
+
+
+@triton.jit
+def chunk_decays(dt, scale, A, valid, position, heads, Q: tl.constexpr):
+    """Return dt and the weights of the inputs of a head's steps (Q,), and the decays of the state.
+
+    The decays are those between two steps (Q, Q), from the start of the chunk (Q,), to its end (Q,), and over all of it.
+    position: of the steps in (B, L).
+    """
+    dt_value = tl.load(dt + position * heads, mask=valid, other=0.0)
+    input_weight = dt_value
+    if scale is not None:
+        input_weight = tl.load(scale + position * heads, mask=valid, other=0.0)
+    hi, lo, hi_total, lo_total = hi_lo_cumsum(dt_value * A, Q)
+    index = tl.arange(0, Q)
+    difference = (hi[:, None] - hi[None, :]) + (lo[:, None] - lo[None, :])
+    decay = tl.exp(tl.where(index[:, None] >= index[None, :], difference, float("-inf")))
+    end_decay = tl.exp((hi_total - hi) + (lo_total - lo))
+    return dt_value, input_weight, decay, tl.exp(hi + lo), end_decay, tl.exp(hi_total + lo_total)
+
+
+@triton.jit
+def output_weights(input_weight, own_scale, position, valid, heads, Q: tl.constexpr):
+    """Return the weights of inputs in the outputs of all steps, (Q, Q) or (1, Q), and in those of their own steps, (Q,)."""
+    own_weight, weights = input_weight, input_weight[None, :]
+    if own_scale is not None:
+        index = tl.arange(0, Q)
+        own_weight = tl.load(own_scale + position * heads, mask=valid, other=0.0)
+        weights = tl.where(index[:, None] == index[None, :], own_weight[None, :], weights)
+    return weights, own_weight
+
+
+@triton.jit
+def dot(a, b, sums, PRECISION: tl.constexpr):
+    """Return sums + a b. Float64 is not computed by tensor cores, because Triton 3.6 generates wrong code for some tiles."""
+    if a.dtype == tl.float64:
+        inner: tl.constexpr = a.shape[1]
+        index = tl.arange(0, inner)
+        for k in range(inner):
+            column = tl.sum(tl.where((index == k)[None, :], a, 0.0), 1)
+            sums += column[:, None] * tl.sum(tl.where((index == k)[:, None], b, 0.0), 0)[None, :]
+    else:
+        sums = tl.dot(a, b, sums, input_precision=PRECISION)
+    return sums
+
+
+@triton.jit
+def load_rows(source, position, stride, columns, width, valid):
+    """Load rows of a matrix, (Q, columns), with 0 at invalid steps and in columns from `width` on."""
+    state_offset = position[:, None] * stride + columns[None, :]
+    return tl.load(source + state_offset, mask=valid[:, None] & (columns < width)[None, :], other=0.0)
+
+
+@triton.jit
+def d_rotation(gradient, state):
+    """Return the gradient of a rotation of the pairs of a state, (NB / 2,), from the state (PB, NB) and its gradient."""
+    PB: tl.constexpr = state.shape[0]
+    NB: tl.constexpr = state.shape[1]
+    d_first, d_second = tl.split(tl.reshape(gradient, (PB, NB // 2, 2)))
+    first, second = tl.split(tl.reshape(state.to(gradient.dtype), (PB, NB // 2, 2)))
+    return tl.sum(d_second * first - d_first * second, 0)
+
+
+@triton.jit
+def program_indices(heads, channel_blocks, groups, P, N, PB: tl.constexpr, NB: tl.constexpr):
+    """Return what a program computes: batch row, head, group, block of channels; channels p, states n, their offsets and mask."""
+    head, channel_block = tl.program_id(0) // channel_blocks % heads, tl.program_id(0) % channel_blocks
+    b = (tl.program_id(0) // (channel_blocks * heads)).to(tl.int64)
+    p, n = channel_block * PB + tl.arange(0, PB), tl.arange(0, NB)
+    state_offset = (head * P + p[:, None]) * N + n[None, :]
+    return b, head, head // (heads // groups), channel_block, p, n, state_offset, (p < P)[:, None] & (n < N)[None, :]
