@@ -81,8 +81,8 @@ def run_fused_valid_steps(
     padded = invalid.unsqueeze(-1).gather(1, index)
     x = torch.where(padded, 0, x.gather(1, index.expand_as(x)))
     if hold:
-        hidden_size = weights[1].shape[1]
-        held = x.new_tensor(hold).repeat_interleave(hidden_size).unsqueeze(1).to(weights[0].dtype)
+        # filled on the device: a copy from the host cannot be part of a CUDA graph
+        held = torch.cat([weights[0].new_full((weights[1].shape[1], 1), weight) for weight in hold])
         x, weights = torch.cat([x, padded.to(x.dtype)], -1), (torch.cat([weights[0], held], 1), *weights[1:])
     outputs, (_, *others) = run_fused_kernel(kernel, x, state, weights)
     steps = (~padded).sum(1, keepdim=True)  # (B, 1, 1): number of valid steps
