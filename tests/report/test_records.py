@@ -5,6 +5,7 @@ import re
 from pathlib import Path
 
 import pytest
+import yaml
 
 from fork_server import PROCESSES
 from longscan.report import append_record, read_records
@@ -14,6 +15,7 @@ from longscan.report.records import apply_corrections, check_record, read_seeds
 ROOT = Path(__file__).parents[2]
 RESULTS = sorted((ROOT / "results").glob("*/*.jsonl"))
 SEEDS = sorted((ROOT / "results" / "seeds").glob("*.json"))
+SWEEPS = sorted((ROOT / "results" / "sweeps").glob("*.json"))
 TABLE1 = sorted((*(ROOT / "results" / "table1").rglob("*.json"), *(ROOT / "results" / "protocol").glob("*.json")))
 
 
@@ -140,6 +142,20 @@ def test_records_in_results_are_valid():
             assert published_row(identity)["paper"] == row["paper"]
 
 
+@pytest.mark.parametrize("path", SWEEPS, ids=lambda path: path.stem)
+def test_a_recorded_sweep_is_whole_and_chose_what_the_recipe_has(path):
+    sweep = json.loads(path.read_text("utf-8"))
+    check_record("sweep", sweep)
+    assert sweep["status"] == "finished"
+    assert all(row["score"] is not None for row in (*sweep["trials"], *sweep["seeds"]))
+    recipe = yaml.safe_load((ROOT / sweep["recipe"]).read_text("utf-8"))
+    for key, value in sweep["best"]["settings"].items():
+        names = key.split(", ")
+        for name, chosen in zip(names, value if len(names) > 1 else [value], strict=True):
+            section, setting = name.split(".")
+            assert recipe[section][setting] == chosen
+
+
 def test_constant_score_is_not_that_of_persistence():
     rows = [row for path in RESULTS if path.parent.name == "runs" for row in read_records(path)]
     corrected = [row for row in rows if "corrected" in row]
@@ -162,7 +178,7 @@ def test_automata_page_has_the_number_of_rows_from_uncommitted_trees():
 
 
 def test_results_folder_has_only_records_and_images():
-    others = {p for p in (ROOT / "results").rglob("*") if p.is_file()} - set(RESULTS) - set(SEEDS) - set(TABLE1)
+    others = {p for p in (ROOT / "results").rglob("*") if p.is_file()} - set(RESULTS) - set(SEEDS) - set(TABLE1) - set(SWEEPS)
     # records of scripts with fields of their own
     own = ("reliability", "gpu_tests", "context_parallel", "first_updates", "row_rates", "stacked_seeds", "table1_unfinished")
     others -= {ROOT / "results" / f"{name}.jsonl" for name in own}

@@ -18,12 +18,13 @@ import longscan
 from longscan._errors import SettingError
 from longscan.cli import main
 from longscan.report.records import read_records
-from longscan.reproduce import PublishedRow, archive, find_rows
+from longscan.reproduce import PublishedRow, archive, find_rows, runs
 from longscan.reproduce.archive import MANIFEST
 from longscan.reproduce.page import choose_candidates, merge_candidates, outcome_of, read_outcomes, report_page, summary_table
 from longscan.reproduce.runs import Planned, check_manifest, check_run, progress_of, reproduce, row_settings, run_folder
 from longscan.reproduce.stacks import is_stacked
 from longscan.training import Run
+from longscan.training.processes import Ended, Job
 from longscan.training.run import SETTINGS
 
 RECIPE = """# Parity of short words.
@@ -201,6 +202,34 @@ def write_run(row: PublishedRow, out: Path, seed: int, step: int) -> Path:
     (last / "model.safetensors").write_bytes(bytes(range(256)) * step)
     (out / MANIFEST).write_text(json.dumps({"layout": 1, "longscan": longscan.__version__}))
     return folder
+
+
+@pytest.mark.parametrize(
+    ("status", "was_asked", "text"),
+    [
+        (0, True, "stopped at update 0 of 3"),
+        (130, True, "stopped at update 0 of 3"),
+        (-2, True, "stopped at update 0 of 3"),
+        (-9, True, "stopped at update 0 of 3"),
+        (-9, False, "ended with code -9: last"),
+        (2, True, "ended with code 2: last"),
+    ],
+)
+def test_run_that_the_limit_stops_has_not_failed(
+    row: PublishedRow, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, status: int, was_asked: bool, text: str
+) -> None:
+    """Also a process that is still importing packages, and one whose update takes longer than the time for checkpoints."""
+
+    def run_jobs(jobs: list[Job], *others: Any) -> None:
+        (log := jobs[0].log).parent.mkdir(parents=True)
+        log.write_text("first\nlast\n")
+        others[-1](Ended(jobs[0].name, status, 1.0, was_asked))
+
+    monkeypatch.setattr(runs, "run_jobs", run_jobs)
+    lines: list[str] = []
+    (left,) = reproduce([row], tmp_path / "out", seeds=1, echo=lines.append)
+    assert len(lines) == 1
+    assert lines[0].startswith(f"{left.name}: {text}")
 
 
 def test_archive_keeps_the_run_with_more_updates(row: PublishedRow, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from longscan.training import processes
-from longscan.training.processes import STOPPED, Job, run_jobs, visible_gpus
+from longscan.training.processes import Job, run_jobs, visible_gpus
 
 PRINT = "import os, sys, time; print(os.environ['CUDA_VISIBLE_DEVICES'], flush=True); "
 
@@ -27,6 +27,7 @@ def test_jobs_run_on_all_devices_and_share_device_time(job: Callable[[str, str],
     ended = run_jobs(jobs, ["0", "1"], 1, 100.0, lambda job: order.append(job.name))
     seconds = time.monotonic() - began
     assert {name: result.status for name, result in ended.items()} == {"a": 0, "b": 0, "c": 0, "d": 3}
+    assert [name for name, result in ended.items() if result.has_failed] == ["d"]
     assert sorted(order[:2]) == ["a", "b"], "only two jobs run at the same time"
     assert [(tmp_path / f"{name}.txt").read_text() for name in "ab"] == ["0\n", "1\n"]
     assert sum(result.device_seconds for result in ended.values()) <= 2 * seconds
@@ -70,11 +71,13 @@ def test_time_limit_interrupts_and_then_kills_jobs(
     ended = run_jobs(jobs, [""], 3, 8.0)
     assert 5 <= time.monotonic() - began < 20
     assert sorted(ended) == ["interruptible", "other", "stubborn"]
-    assert all(result.status in STOPPED for result in ended.values())
+    assert not any(result.has_failed for result in ended.values())
     assert "ready" in (tmp_path / "stubborn.txt").read_text()
     assert ended["stubborn"].status == -9
     assert ended["interruptible"].status != -9, "it ends by the signal"
     assert run_jobs(jobs, [""], 2, 0.0) == {}, "the limit is zero"
+    killed = run_jobs([job("killed", "os.kill(os.getpid(), 9)")], [""], 1, 100.0)["killed"]
+    assert (killed.status, killed.has_failed) == (-9, True), "it was not asked to stop"
 
 
 @pytest.mark.parametrize(

@@ -241,7 +241,7 @@ def reproduce(
             process = by_name[ended.name]
             for one in process.runs:
                 _add_device_seconds(one.folder, ended.device_seconds / len(process.runs))
-                echo(_record(one, out, recorded) or _unfinished_line(one, ended.status, process.log))
+                echo(_record(one, out, recorded) or _unfinished_line(one, ended, process.log))
 
         for one in plan:  # runs that ended while this process was gone
             _record(one, out, recorded)
@@ -310,9 +310,9 @@ def _record(one: Planned, out: Path, recorded: set[tuple[Any, ...]]) -> str | No
     return f"{one.name}: {value} after {row['steps']:,} updates, {rate}"
 
 
-def _unfinished_line(one: Planned, status: int, log: Path) -> str:
-    """Return a line on a run that is not over, from the exit status and the log of its process."""
-    if status not in (0, 130):
+def _unfinished_line(one: Planned, ended: Ended, log: Path) -> str:
+    """Return a line on a run that is not over, from the end and the log of its process."""
+    if ended.has_failed:
         lines = log.read_text("utf-8", errors="replace").splitlines()
-        return f"{one.name}: ended with code {status}: {lines[-1] if lines else ''} ({log})"
+        return f"{one.name}: ended with code {ended.status}: {lines[-1] if lines else ''} ({log})"
     return f"{one.name}: stopped at update {progress_of(one.folder).updates:,} of {one.row.updates:,}"

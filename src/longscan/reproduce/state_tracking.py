@@ -41,7 +41,7 @@ from longscan.engine.graphed_step import make_capturable
 from longscan.models import SequenceModel, optimizer_groups
 from longscan.report.records import Record, append_record, read_records
 from longscan.reproduce.word_problems import CHECKSUMS, GROUPS, random_words, score_fields, scored_words, word_problem
-from longscan.training.processes import GRACE, STOPPED, Ended, Job, run_jobs, visible_gpus
+from longscan.training.processes import GRACE, Ended, Job, run_jobs, visible_gpus
 from longscan.training.run import commit, device_name
 
 NAME = "state-tracking"  # the target of `longscan reproduce`
@@ -446,7 +446,7 @@ def run(
         found = [row for row in read_rows(out) if one.is_recorded([row])]
         if found:
             echo(f"{one.name}: {_result_text(found[-1])}")
-        elif ended.status in (0, *STOPPED):
+        elif not ended.has_failed:
             echo(f"{one.name}: stopped before update {updates:,}")
         else:
             log = one.path(out, ".txt")

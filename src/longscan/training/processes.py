@@ -14,7 +14,8 @@ from typing import NamedTuple
 import torch
 
 GRACE = 20.0  # seconds before the limit at which processes get the signal to stop
-STOPPED = (128 + signal.SIGINT, -signal.SIGINT, -signal.SIGTERM, -signal.SIGKILL)  # exit statuses of a process that was stopped
+# Exit statuses of a process that was stopped.
+_STOPPED = (128 + signal.SIGINT, -signal.SIGINT, -signal.SIGTERM, -signal.SIGKILL)
 _POLL = 0.5  # seconds between two looks at the processes
 
 
@@ -39,11 +40,18 @@ class Ended(NamedTuple):
         name: name of the job.
         status: exit status.
         device_seconds: its share of the time of its device: each second counts 1 / (number of jobs that ran on the device).
+        was_asked: whether it was asked to stop before it ended.
     """
 
     name: str
     status: int
     device_seconds: float
+    was_asked: bool = False
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether the process ended by itself with an error, or was killed without having been asked to stop."""
+        return self.status != 0 and not (self.was_asked and self.status in _STOPPED)
 
 
 class _Started:
@@ -65,6 +73,12 @@ class _Started:
                 process_group=0,
             )
         self.job, self.device, self.device_seconds = job, device, 0.0
+        self.was_asked = False
+
+    def ask_to_stop(self) -> None:
+        """Send the process SIGINT."""
+        self.was_asked = True
+        self.process.send_signal(signal.SIGINT)
 
     def ended(self, seconds: float) -> Ended:
         """Wait for the end of the process, which is killed if it does not come within a number of seconds."""
@@ -75,7 +89,7 @@ class _Started:
             self.process.kill()
             self.process.wait()
         self.process.stdin.close()
-        return Ended(self.job.name, self.process.returncode, self.device_seconds)
+        return Ended(self.job.name, self.process.returncode, self.device_seconds, self.was_asked)
 
 
 def visible_gpus() -> list[str]:
@@ -128,7 +142,7 @@ def run_jobs(
         finally:
             deadline = time.monotonic() + GRACE
             for one in running:
-                one.process.send_signal(signal.SIGINT)
+                one.ask_to_stop()
             for one in list(running):
                 end(one, max(0.0, deadline - time.monotonic()))
     return ended
