@@ -1,6 +1,5 @@
 """benchmarks/learned.py with tiny settings: its rows, its figure, and that an interrupted run resumes."""
 
-import importlib.util
 import math
 import sys
 from pathlib import Path
@@ -10,6 +9,7 @@ import pytest
 import torch
 
 from longscan.report.records import read_records
+from scripts import load_script
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "benchmarks"
@@ -18,16 +18,7 @@ TINY = {"steps": 6, "width": 8, "states": 2, "batch": 4, "words": 6, "longest": 
 
 @pytest.fixture(scope="module")
 def learned() -> ModuleType:
-    sys.path.insert(0, str(FOLDER))
-    try:
-        spec = importlib.util.spec_from_file_location("benchmark_learned", FOLDER / "learned.py")
-        assert spec is not None
-        assert spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-    finally:
-        sys.path.remove(str(FOLDER))
-    return module
+    return load_script(FOLDER / "learned.py", "benchmark_learned")
 
 
 def test_depths_surround_the_derived_length(learned):

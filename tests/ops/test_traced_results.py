@@ -1,15 +1,13 @@
 """Traced and compiled graphs give the results of direct calls: selected cases of tests/soak/tracing.py, in a child process."""
 
-import importlib.util
 import json
 from pathlib import Path
 
 import pytest
 
-_spec = importlib.util.spec_from_file_location("soak_tracing", Path(__file__).parents[1] / "soak" / "tracing.py")
-tracing = importlib.util.module_from_spec(_spec)
-__import__("sys").modules["soak_tracing"] = tracing
-_spec.loader.exec_module(tracing)
+from scripts import load_script
+
+tracing = load_script(Path(__file__).parents[1] / "soak" / "tracing.py", "soak_tracing")
 
 SELECTED = [
     # cases that once crashed, returned uninitialised memory or wrong numbers

@@ -1,6 +1,5 @@
 """benchmarks/first_updates.py: the losses that it compares, and the record of a row that stops after a share of its updates."""
 
-import importlib.util
 import json
 import math
 from pathlib import Path
@@ -11,18 +10,14 @@ import pytest
 from longscan.reproduce.rows import find_rows
 from longscan.reproduce.runs import row_argv
 from longscan.training.parsing import parse_settings
+from scripts import load_script
 
 FILE = Path(__file__).parents[2] / "benchmarks/first_updates.py"
 
 
 @pytest.fixture(scope="module")
 def first_updates() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("benchmark_first_updates", FILE)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_script(FILE, "benchmark_first_updates")
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,5 @@
 """benchmarks/row_rates.py: the time of kernels from a profile, the generated data, and the record of a row."""
 
-import importlib.util
 from pathlib import Path
 from types import ModuleType
 
@@ -9,18 +8,14 @@ import pytest
 from longscan.reproduce.rows import find_rows
 from longscan.reproduce.runs import row_argv
 from longscan.training.parsing import parse_settings
+from scripts import load_script
 
 FILE = Path(__file__).parents[2] / "benchmarks/row_rates.py"
 
 
 @pytest.fixture(scope="module")
 def row_rates() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("benchmark_row_rates", FILE)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_script(FILE, "benchmark_row_rates")
 
 
 def test_a_kernel_that_waited_in_one_update_does_not_count_as_long(row_rates: ModuleType) -> None:
