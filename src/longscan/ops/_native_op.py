@@ -73,7 +73,7 @@ class _Piece(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, op: "_CustomOp", exchange: PieceExchange, *args: Any) -> Any:
         ctx.op, ctx.exchange = op, exchange
-        y, _, *kept = op.run(*args, enter=exchange.enter)
+        y, _, *kept = op.run(*args, exchange_state=exchange.exchange_state)
         output = y, exchange.take_last(), *kept
         op.save(ctx, [exchange.entering if x is exchange.initial_state else x for x in args], output)
         return output
@@ -147,7 +147,7 @@ class _CustomOp:
         if torch.is_grad_enabled() and any(isinstance(x, Tensor) and x.requires_grad for x in args):
             y, last, *_ = _Piece.apply(self, exchange, *args)  # type: ignore[no-untyped-call]
             return y, last
-        return self.run(*args, enter=exchange.enter)[0], exchange.take_last()
+        return self.run(*args, exchange_state=exchange.exchange_state)[0], exchange.take_last()
 
     def vmap(self, info: Any, in_dims: tuple[int | None, ...], *args: Any) -> tuple[Any, Any]:
         """Fold the mapped axis into the batch where every mapped argument has one.
@@ -196,8 +196,8 @@ class NativeOp:
         chunk_states: the shape of a third output, from the backend's module, the first input and the initial state. `forward`
             then takes a last constant, `keep`: whether it returns these states for `backward`, or an empty tensor.
         may_be_empty, limits: as `Signature` takes them.
-        pieces: the backends whose `forward` and `backward` take `enter` and `leave`, by which a `PieceExchange` exchanges states
-            between pieces of split sequences.
+        pieces: the backends whose `forward` takes a function `exchange_state` and whose `backward` takes `exchange_gradient`.
+            With these methods of `PieceExchange` they exchange states between pieces of split sequences.
     """
 
     def __init__(
@@ -266,17 +266,17 @@ class NativeOp:
                 if axis and known[constant] != (axis in axes):
                     raise ValueError(f"`{constant}` must be {axis in axes} by the axes of the tensors, got {known[constant]}")
 
-        def forward(*args: Any, enter: Callable[[Tensor, Tensor], Tensor] | None = None) -> Any:
+        def forward(*args: Any, exchange_state: Callable[[Tensor, Tensor], Tensor] | None = None) -> Any:
             check(forward_signature, dict(zip(arguments, args, strict=False)), args[-1])
             *given, backend = _contiguous(args)
             module, more, back = self._module(backend), {}, {}
             if backend != "triton":
-                return tuple(module.forward(*given, **({} if enter is None else {"enter": enter})))
+                return tuple(module.forward(*given, **({} if exchange_state is None else {"exchange_state": exchange_state})))
             from longscan.ops import _gpu
 
-            if enter is not None:
-                more["enter"] = lambda *sent: sent[1] if _gpu.is_compiling() else enter(*sent)
-                back["leave"] = lambda grad: grad
+            if exchange_state is not None:
+                more["exchange_state"] = lambda *sent: sent[1] if _gpu.is_compiling() else exchange_state(*sent)
+                back["exchange_gradient"] = lambda grad: grad
 
             def later() -> None:
                 known = dict(zip((*arguments, *results), (*given, *forward_fake(*given, backend)), strict=True))
@@ -285,15 +285,17 @@ class NativeOp:
 
             return tuple(_gpu.compile_together(lambda: module.forward(*given, **more), later))
 
-        def backward(*args: Any, leave: Callable[[Tensor], Tensor] | None = None) -> Any:
+        def backward(*args: Any, exchange_gradient: Callable[[Tensor], Tensor] | None = None) -> Any:
             given, more = check_backward(*args), {}
             module = self._module(args[-1])
             if args[-1] != "triton":
-                return tuple(module.backward(*given, **({} if leave is None else {"leave": leave})))
+                if exchange_gradient is not None:
+                    more["exchange_gradient"] = exchange_gradient
+                return tuple(module.backward(*given, **more))
             from longscan.ops import _gpu
 
-            if leave is not None:
-                more["leave"] = lambda grad: grad if _gpu.is_compiling() else leave(grad)
+            if exchange_gradient is not None:
+                more["exchange_gradient"] = lambda grad: grad if _gpu.is_compiling() else exchange_gradient(grad)
             return tuple(_gpu.compile_together(lambda: module.backward(*given, **more)))
 
         def check_backward(*args: Any, traced: bool = False) -> list[Any]:
@@ -312,8 +314,10 @@ class NativeOp:
 
         repeated_forward, repeated_backward = repeats_calls(forward), repeats_calls(backward)
 
-        def run_forward(*args: Any, enter: Callable[[Tensor, Tensor], Tensor] | None = None) -> Any:
-            return repeated_forward(*args) if args[-1] == "triton" and enter is None else forward(*args, enter=enter)
+        def run_forward(*args: Any, exchange_state: Callable[[Tensor, Tensor], Tensor] | None = None) -> Any:
+            if args[-1] == "triton" and exchange_state is None:
+                return repeated_forward(*args)
+            return forward(*args, exchange_state=exchange_state)
 
         def run_backward(*args: Any) -> Any:
             return repeated_backward(*args) if args[-1] == "triton" else backward(*args)
@@ -368,7 +372,9 @@ class NativeOp:
             ]
             arguments_of_second = *given, *tensors, *ctx.constants, ctx.backend
             if exchange is not None:
-                found = list(backward(*arguments_of_second, leave=lambda grad: exchange.leave(grad, given[1])))
+                found = list(
+                    backward(*arguments_of_second, exchange_gradient=lambda grad: exchange.exchange_gradient(grad, given[1]))
+                )
                 if exchange.split.rank:  # the first piece alone reads the initial state
                     place = gradient_of["initial_state"]
                     found[place] = torch.zeros_like(found[place])

@@ -52,11 +52,11 @@ class PieceExchange:
 
     def __init__(self, split: SequenceSplit, initial_state: Tensor, flags: Tensor | None, kind: FactorKind) -> None:
         self.split, self.initial_state, self.flags, self.kind = split, initial_state, flags, kind
-        self.factors = self.entering = initial_state  # until `enter` has found them
+        self.factors = self.entering = initial_state  # until `exchange_state` has found them
         self._last: Tensor | None = None
         self.restarts: list[Tensor] = []
 
-    def enter(self, factor: Tensor, final: Tensor) -> Tensor:
+    def exchange_state(self, factor: Tensor, final: Tensor) -> Tensor:
         """Return the state before this piece, from its factor and its state after the piece from a zero state.
 
         factor: of the shape of the state, or (..., 2, 2) for matrices. It need not consider restarts. `entering` becomes the
@@ -81,7 +81,7 @@ class PieceExchange:
         assert last is not None
         return last
 
-    def leave(self, grad: Tensor, grad_last: Tensor) -> Tensor:
+    def exchange_gradient(self, grad: Tensor, grad_last: Tensor) -> Tensor:
         """Return the gradient with respect to the state after this piece.
 
         grad: with respect to the state before this piece, for a zero gradient of the state after it; grad_last: with respect to

@@ -85,22 +85,22 @@ def forward(
     f: Tensor,
     initial_state: Tensor,
     flags: Tensor | None,
-    enter: Callable[[Tensor, Tensor], Tensor] | None = None,
+    exchange_state: Callable[[Tensor, Tensor], Tensor] | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Return x (B, L, S, 2, K) and the final state (B, S, 2, K), for contiguous tensors of one real dtype; K = 1 or 2.
 
     A constant M (S, 2, 2) may have a leading axis of groups: equal runs of batch rows then belong to different groups.
-    enter: function that returns the initial state, given the product (B, S, 2, 2) of all factors and the state after all steps
-    from 0.
+    exchange_state: function that returns the initial state, given the product (B, S, 2, 2) of all factors and the state after
+    all steps from 0.
     """
     x, final_state = torch.empty_like(f), torch.empty_like(initial_state)
     call = plan(M, f, FORWARD)
     with on_device(f):
-        maps = chunk_maps(chunk_map_fwd_kernel, M, f, flags, call, 0, call.chunks.number - int(enter is None))
-        if enter is not None:
+        maps = chunk_maps(chunk_map_fwd_kernel, M, f, flags, call, 0, call.chunks.number - int(exchange_state is None))
+        if exchange_state is not None:
             factor = f.new_empty((*initial_state.shape[:3], 2))
             final = apply_all(maps, call, factor)
-            initial_state = enter(factor, final).contiguous()
+            initial_state = exchange_state(factor, final).contiguous()
             maps = select_chunks(maps, 0, -1)
         grid = call.blocks_of_rows, call.chunks.number
         launch(scan_fwd_kernel, grid, M, f, initial_state, flags, *maps, x, final_state, *call.sizes, constants=call.constants)
@@ -114,12 +114,12 @@ def backward(
     x: Tensor,
     initial_state: Tensor,
     flags: Tensor | None,
-    leave: Callable[[Tensor], Tensor] | None = None,
+    exchange_gradient: Callable[[Tensor], Tensor] | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the gradients of M, f and initial_state.
 
-    leave: function that returns the gradient of the final state, which replaces grad_final, given the gradient of the initial
-    state for a zero gradient of the final state.
+    exchange_gradient: function that returns the gradient of the final state, which replaces grad_final, given the gradient of the
+    initial state for a zero gradient of the final state.
     """
     call = plan(M, x, BACKWARD)
     previous = None if flags is None else previous_steps(flags)
@@ -127,9 +127,9 @@ def backward(
     dM = M.new_empty((x.shape[0], call.chunks.number, *M.shape[-3:])) if constant else torch.empty_like(M)
     df, d_initial = torch.empty_like(x), torch.empty_like(initial_state)
     with on_device(x):
-        maps = chunk_maps(chunk_map_bwd_kernel, M, grad_x, flags, call, int(leave is None), call.chunks.number)
-        if leave is not None:
-            grad_final = leave(apply_all(maps, call, backward=True)).contiguous()
+        maps = chunk_maps(chunk_map_bwd_kernel, M, grad_x, flags, call, int(exchange_gradient is None), call.chunks.number)
+        if exchange_gradient is not None:
+            grad_final = exchange_gradient(apply_all(maps, call, backward=True)).contiguous()
             maps = select_chunks(maps, 1, None)
         grid = call.blocks_of_rows, call.chunks.number
         given = grad_x, grad_final, M, x, initial_state, previous, *maps

@@ -95,22 +95,22 @@ def forward(
     flags: Tensor | None,
     reverse: bool,
     is_complex: bool,
-    enter: Callable[[Tensor, Tensor], Tensor] | None = None,
+    exchange_state: Callable[[Tensor, Tensor], Tensor] | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Return x (B, L, S[, 2]) and the final state (B, S[, 2]), for contiguous tensors of one real dtype.
 
     A constant a (S[, 2]) may have a leading axis of groups: equal runs of batch rows then belong to different groups.
-    enter: function that returns the initial state, given the factor of all steps and the state after them from 0.
+    exchange_state: function that returns the initial state, given the factor of all steps and the state after them from 0.
     """
     x, final_state = torch.empty_like(b), torch.empty_like(initial_state)
     call = plan(a, b, reverse, is_complex, FORWARD, CHUNKED_FORWARD)
     with on_device(b):
-        maps = chunk_maps(chunk_map_fwd_kernel, a, b, flags, call, call.chunks.number - int(enter is None))
-        if enter is not None:
+        maps = chunk_maps(chunk_map_fwd_kernel, a, b, flags, call, call.chunks.number - int(exchange_state is None))
+        if exchange_state is not None:
             zero, one = torch.zeros_like(initial_state), torch.zeros_like(initial_state)
             (one[..., 0] if is_complex else one).fill_(1)
             factor = apply_all(ChunkMaps(maps.mult, torch.zeros_like(maps.local)), one, is_complex)
-            initial_state = enter(factor, apply_all(maps, zero, is_complex)).contiguous()
+            initial_state = exchange_state(factor, apply_all(maps, zero, is_complex)).contiguous()
             maps = select_chunks(maps, 0, -1)
         grid = call.blocks_of_rows, call.chunks.number
         launch(scan_fwd_kernel, grid, a, b, initial_state, flags, *maps, x, final_state, *call.sizes, constants=call.constants)
@@ -126,12 +126,12 @@ def backward(
     flags: Tensor | None,
     reverse: bool,
     is_complex: bool,
-    leave: Callable[[Tensor], Tensor] | None = None,
+    exchange_gradient: Callable[[Tensor], Tensor] | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the gradients of a, b and initial_state.
 
-    leave: function that returns the gradient of the final state, which replaces grad_final, given the gradient of the initial
-    state for a zero gradient of the final state.
+    exchange_gradient: function that returns the gradient of the final state, which replaces grad_final, given the gradient of the
+    initial state for a zero gradient of the final state.
     """
     call = plan(a, x, reverse, is_complex, BACKWARD, CHUNKED_BACKWARD)
     previous = None if flags is None else previous_steps(flags, reverse)
@@ -139,9 +139,9 @@ def backward(
     da = x.new_empty((x.shape[0], call.chunks.number, *x.shape[2:])) if constant else torch.empty_like(a)
     db, d_initial = torch.empty_like(x), torch.empty_like(initial_state)
     with on_device(x):
-        maps = chunk_maps(chunk_map_bwd_kernel, a, grad_x, flags, call, call.chunks.number - int(leave is None))
-        if leave is not None:
-            grad_final = leave(apply_all(maps, torch.zeros_like(grad_final), is_complex, backward=True)).contiguous()
+        maps = chunk_maps(chunk_map_bwd_kernel, a, grad_x, flags, call, call.chunks.number - int(exchange_gradient is None))
+        if exchange_gradient is not None:
+            grad_final = exchange_gradient(apply_all(maps, torch.zeros_like(grad_final), is_complex, backward=True)).contiguous()
             maps = select_chunks(maps, 1, None)
         grid = call.blocks_of_rows, call.chunks.number
         given = grad_x, grad_final, a, x, initial_state, previous, *maps

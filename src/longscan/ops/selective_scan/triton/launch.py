@@ -152,14 +152,14 @@ def forward(
     dt_softplus: bool,
     paired: bool,
     save_states: bool,
-    enter: Callable[[Tensor, Tensor], Tensor] | None = None,
+    exchange_state: Callable[[Tensor, Tensor], Tensor] | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return y (B, L, D), the final state (B, D, N[, 2]) and, with `save_states`, the checkpoints for `backward`.
 
     Contiguous tensors; the state and the parameters have one real dtype, and complex numbers have a last axis of size 2. L, D
-    and N are at least 1. The parameters A (D, N[, 2]), D and dt_bias may have a further leading axis of groups: as many runs of
-    rows then have their own parameters. enter: function that returns the initial state, which replaces `initial_state`, from the
-    product of the factors of all steps and the final state for an initial state of zero.
+    and N are at least 1. The parameters A (D, N[, 2]), D and dt_bias may have a leading axis of groups: equal runs of batch rows
+    then belong to different groups. exchange_state: function that returns the initial state, which replaces `initial_state`, from
+    the product of the factors of all steps and the final state for an initial state of zero.
     """
     p = make_problem(u, A, initial_state, dt_softplus, "")
     split = tables.plan(p.entry, p.length, p.programs, p.device)
@@ -170,19 +170,19 @@ def forward(
     sizes = p.length, p.channels, p.states, p.blocks, split.tiles, split.splits, split.span, p.rows
     with on_device(u):
         entering = None
-        if enter is not None or (split.parallel and split.splits > 1):
+        if exchange_state is not None or (split.parallel and split.splits > 1):
             factor, local = (initial_state.new_empty((p.batch, split.splits, p.size, p.components)) for _ in range(2))
             entering = initial_state.new_empty((p.batch, split.splits + 1, p.size, p.components))
             launch(
                 chunk_state_fwd_kernel, grid, u, dt, A, B, dt_bias, dt_scale, flags, factor, local, *sizes, constants=p.constants
             )
-            if enter is not None:
+            if exchange_state is not None:
                 one = torch.zeros_like(initial_state)
                 (one if p.components == 1 else one[..., 0]).fill_(1)
                 pass_states(p, split, factor, torch.zeros_like(local), one, flags, entering, False)
                 product = entering[:, -1].clone().view(initial_state.shape)
                 pass_states(p, split, factor, local, torch.zeros_like(initial_state), flags, entering, False)
-                initial_state = enter(product, entering[:, -1].clone().view(initial_state.shape)).contiguous()
+                initial_state = exchange_state(product, entering[:, -1].clone().view(initial_state.shape)).contiguous()
             pass_states(p, split, factor, local, initial_state, flags, entering, False)
         launch(
             chunk_scan_fwd_kernel, grid, u, dt, A, B, C, D, z, dt_bias, dt_scale, initial_state, entering, flags, y, final,
@@ -214,15 +214,15 @@ def backward(
     chunk_states: Tensor,
     dt_softplus: bool,
     paired: bool,
-    leave: Callable[[Tensor], Tensor] | None = None,
+    exchange_gradient: Callable[[Tensor], Tensor] | None = None,
 ) -> tuple[Tensor, ...]:
     """Return the gradients of u, dt, A, B, C, D, z, dt_bias, initial_state and dt_scale; empty where the input is None.
 
-    chunk_states: the checkpoints. leave: function that returns the gradient of the final state, which replaces `grad_final`, from
-    the gradient of the initial state if that of the final state is zero.
+    chunk_states: the checkpoints. exchange_gradient: function that returns the gradient of the final state, which replaces
+    `grad_final`, from the gradient of the initial state if that of the final state is zero.
     """
     p, like = make_problem(u, A, initial_state, dt_softplus, "_backward"), initial_state
-    split, chain_length, pieces_per_launch = plan_backward(p, like.element_size(), leave is not None)
+    split, chain_length, pieces_per_launch = plan_backward(p, like.element_size(), exchange_gradient is not None)
     factor_of_pair, pieces = pair_factor(p, paired), split.splits if split.parallel else 1
     du, ddt, dz = (u.new_empty(0) if x is None else torch.empty_like(x) for x in (u, dt, z))
     dA, d_initial = torch.empty_like(A), torch.empty_like(initial_state)
@@ -243,9 +243,9 @@ def backward(
                 chunk_state_bwd_kernel, (p.programs, split.splits), grad_y, dt, A, C, z, dt_bias, dt_scale, flags, factor, local,
                 *sizes, constants={"PAIR_FACTOR": factor_of_pair, **p.constants},
             )  # fmt: skip
-            if leave is not None:
+            if exchange_gradient is not None:
                 pass_states(p, split, factor, local, torch.zeros_like(grad_final), flags, d_states, True)
-                grad_final = leave(d_states[:, 0].reshape(grad_final.shape)).contiguous()
+                grad_final = exchange_gradient(d_states[:, 0].reshape(grad_final.shape)).contiguous()
             pass_states(p, split, factor, local, grad_final, flags, d_states, True)
         counters = torch.zeros(p.programs * split.splits + 1, dtype=torch.int32, device=u.device) if chain_length > 1 else None
         tiles = p.interval // p.constants["T"]  # of a chunk

@@ -290,16 +290,16 @@ def forward(
     flags: Tensor | None,
     phase_dt: bool,
     save_states: bool,
-    enter: Callable[[Tensor, Tensor], Tensor] | None = None,
+    exchange_state: Callable[[Tensor, Tensor], Tensor] | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return y (B, L, D), the final state (B, D, N, 2) and, with `save_states`, what `backward` needs.
 
     Contiguous tensors of one real dtype; L, D and N are at least 1. The parameters W (D, N, D), bias, B, C and D may have a
-    further leading axis of groups: as many runs of batch rows then have their own parameters. enter: function that returns the
+    leading axis of groups: equal runs of batch rows then belong to different groups. exchange_state: function that returns the
     initial state, which replaces `initial_state`, from the rotation by all steps and the final state for an initial state of
     zero.
     """
-    p = make_problem(u, W, initial_state.shape[2], phase_dt, flags is not None, enter is not None)
+    p = make_problem(u, W, initial_state.shape[2], phase_dt, flags is not None, exchange_state is not None)
     number, padded = p.chunks.number, p.chunks.number * p.chunks.steps
     y, final = torch.empty_like(u), torch.empty_like(initial_state)
     saved = u.new_empty(chunk_states_shape(u, p.N) if save_states else (0,))
@@ -317,12 +317,12 @@ def forward(
             )  # fmt: skip
             if chunk_states is None:
                 chunk_states = u.new_empty((p.batch, 3 * p.size * (number + 1)))
-            if enter is not None:
+            if exchange_state is not None:
                 pass_states(p, local, torch.zeros_like(initial_state), chunk_states)
                 last = chunk_states[:, 3 * p.size * number : 3 * p.size * (number + 1)].view(p.batch, 3, p.D, p.N)
                 rotation = polar(torch.ones_like(last[:, 0]), last[:, 0])
                 final_from_zero = multiply(rotation, torch.stack([last[:, 1], last[:, 2]], -1))
-                initial_state = enter(rotation, final_from_zero).contiguous()
+                initial_state = exchange_state(rotation, final_from_zero).contiguous()
             pass_states(p, local, initial_state, chunk_states)
         launch(
             chunk_scan_fwd_kernel, (p.programs, number if p.chunks.parallel else 1), *x[:5], W, bias, B, C,
@@ -419,14 +419,14 @@ def backward(
     flags: Tensor | None,
     chunk_states: Tensor,
     phase_dt: bool,
-    leave: Callable[[Tensor], Tensor] | None = None,
+    exchange_gradient: Callable[[Tensor], Tensor] | None = None,
 ) -> tuple[Tensor, ...]:
     """Return the gradients of u, dt, W, bias, B, C, D, z and initial_state; empty where the input is None.
 
-    chunk_states: what `forward` stored. leave: function that returns the gradient of the final state, which replaces
+    chunk_states: what `forward` stored. exchange_gradient: function that returns the gradient of the final state, which replaces
     `grad_final`, from the gradient of the initial state if that of the final state is zero.
     """
-    p = make_problem(u, W, initial_state.shape[2], phase_dt, flags is not None, leave is not None)
+    p = make_problem(u, W, initial_state.shape[2], phase_dt, flags is not None, exchange_gradient is not None)
     steps, number, parallel = p.chunks
     du, ddt, dz = torch.empty_like(u), torch.empty_like(u), u.new_empty(0) if z is None else torch.empty_like(z)
     d_bias, dB, dC, dW, d_initial = map(torch.empty_like, (bias, B, C, W, initial_state))
@@ -454,9 +454,9 @@ def backward(
                     local, p.L, (stop - first) * steps, p.chunk_tiles, number, p.rows, stop * steps - 1, first, stride,
                     constants=p.constants,
                 )  # fmt: skip
-            if leave is not None:
+            if exchange_gradient is not None:
                 pass_gradients(p, local, chunk_states, torch.zeros_like(grad_final), m)
-                grad_final = leave(m[:, 0].reshape(grad_final.shape)).contiguous()
+                grad_final = exchange_gradient(m[:, 0].reshape(grad_final.shape)).contiguous()
             pass_gradients(p, local, chunk_states, grad_final, m)
         kernel = chunk_scan_bwd_kernel if flags is None else chunk_scan_masked_bwd_kernel
         inputs, outputs = (*x, W, bias, B, C, chunk_states, *masks, grad_final, m), (dx, d_dt, *gemm.d_theta, sums, d_initial)
