@@ -112,7 +112,7 @@ def test_momentum_of_one_keeps_only_last_batch():
 
 @pytest.mark.parametrize("steps", [1, 2, 3])
 def test_running_variance_of_few_steps_is_unbiased(steps):
-    """That of a single step, which has none, counts as 0."""
+    """A single step has no variance: 0 takes its place."""
     norm, x = BatchNorm(3, momentum=0.5).double(), torch.randn(1, steps, 3, dtype=torch.float64)
     norm(x)
     variance = x[0].var(0) if steps > 1 else torch.zeros(3, dtype=torch.float64)

@@ -109,7 +109,7 @@ def change_factors(layer: S7, size: float, seed: int) -> S7:
     ("selects", "dt_max"), [((), 0.01), (("A",), 0.01), (("A",), 0.9), (("A", "B", "C", "D"), 0.01), (("A", "B", "C", "D"), 0.9)]
 )
 def test_s05_output_changes_are_proportional_to_perturbations_of_the_factors(selects, dt_max):
-    """Of layers before and after training; with dt_max of 0.9 the input moves the factors over most of their range."""
+    """Layers before and after training. With a dt_max of 0.9 the input moves the factors over most of their range."""
     sizes = [10.0**-k for k in (6, 4, 2, 1)]
     u = torch.randn(1, 4000, 2).double()
     for trained in (False, True):

@@ -122,7 +122,7 @@ def test_layers_run_on_their_backend_or_raise(name: str, backend: str, op_calls:
 @every_backend
 @pytest.mark.parametrize("name", BLOCKS)
 def test_blocks_run_on_their_backend_or_raise(name: str, backend: str, op_calls: OpCalls) -> None:
-    """Also with attention, which calls no op, and with S4D, some of whose ops have no kernel."""
+    """Among the layers are attention, which calls no op, and S4D, some of whose ops have no kernel."""
     block = BLOCKS[name]
     if "backend" not in inspect.signature(block).parameters:
         with pytest.raises(TypeError, match="backend"):

@@ -227,7 +227,7 @@ def test_next_stamps_of_periods_with_longer_steps():
     ],
 )
 def test_season_of_dates_is_a_day_a_week_or_a_year(step, season):
-    """Of steps that do not divide it, and of a year, it is 1."""
+    """The season is 1 if the steps do not divide the period, and for steps of a year."""
     assert season_of(to_offset(step)) == season
 
 

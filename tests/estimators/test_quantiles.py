@@ -73,7 +73,7 @@ def test_coverage_is_measured_on_windows_that_did_not_correct():
 
 
 def test_quantiles_of_few_independent_errors_are_further_apart():
-    """By the difference of the quantiles of Student's and of the normal distribution, times the root mean square error."""
+    """The distance is the difference of the quantiles of Student's and the normal distribution, times the RMS error."""
     true = np.random.default_rng(0).normal(2, 1, size=(40, 1, 1))
     later = np.arange(40) >= 20
     many, few = (

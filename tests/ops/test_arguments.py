@@ -323,7 +323,7 @@ def test_real_factor_of_linear_scan_multiplies_both_parts_of_complex_inputs():
 
 @pytest.mark.parametrize("op", OPS)
 def test_optional_arguments_of_examples_are_those_with_a_default(op):
-    """Of the arguments in `ARGUMENTS`, by which doctor, tests and benchmarks call an op; an initial state may be given always."""
+    """The arguments are those in `ARGUMENTS`, by which doctor, tests and benchmarks call an op; any may get an initial state."""
     parameters = inspect.signature(OPS[op].function).parameters
     for name, argument in ARGUMENTS[op].items():
         has_default = parameters[name].default is not inspect.Parameter.empty

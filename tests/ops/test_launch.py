@@ -154,7 +154,7 @@ def test_tensors_of_the_cpu_need_no_device() -> None:
 
 
 def test_kernels_of_the_backward_pass_are_compiled_with_those_of_the_forward_pass(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where a backward pass may follow, and not otherwise."""
+    """They are compiled only if a backward pass may follow."""
     native = import_module("longscan.ops.selective_scan")._native
     compiled: list[int] = []
     kernels = SimpleNamespace(

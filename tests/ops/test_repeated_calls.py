@@ -228,7 +228,7 @@ def test_error_of_a_recorded_call_ends_the_recording(copy: Copy) -> None:
 
 
 def test_repeated_calls_pass_addresses_and_the_current_stream(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on a GPU: of inputs, of parts of the workspace and of results."""
+    """The addresses are those of inputs, of parts of the workspace and of results, as on a GPU."""
     streams = []
 
     def copy_memory(source: int, target: int, count: int, *, stream: str) -> None:

@@ -135,7 +135,7 @@ def test_vmap_over_parameters_is_one_kernel_call(op, monkeypatch):
 
 @pytest.mark.parametrize("op", ["linear_scan", "block2_scan", "selective_scan", "unitary_scan"])
 def test_third_call_repeats_the_second(op, monkeypatch):
-    """Without planning it, and with the results of its own numbers."""
+    """The third call does no planning, and its results are those of its inputs."""
     module = import_module(f"longscan.ops.{op}.triton")
     calls = []
     for name in ("forward", "backward"):

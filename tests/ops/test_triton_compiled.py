@@ -160,7 +160,7 @@ def test_graph_exported_without_gradients_is_compiled_with_gradients(op: str, gr
 def test_traced_backward_kernels_check_every_tensor(
     op: str, graphs: list[torch.fx.GraphModule], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As the calls of test_signature.py do, which no compiler traces."""
+    """Calls that no compiler traces are tested in test_signature.py."""
     with monkeypatch.context() as patch:
         patch.setattr(_gpu, "INTERPRETED", True)  # kernels are then launched without being compiled
         [_, (second, args)] = record_calls(op, example(op, length=70), "triton")

@@ -49,7 +49,7 @@ def test_captured_losses_have_the_same_values_and_gradients(
 
 
 def test_targets_at_steps_that_are_not_scored_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In a forecast they may be no numbers at all."""
+    """In a forecast these targets may be NaN."""
     task, batch, output = batch_of("forecast")
     expected = task.loss(output, batch)
     assert batch.targets is not None

@@ -501,7 +501,7 @@ def test_length_buckets_have_no_gaps():
 
 @pytest.mark.parametrize("cls", FORMAL, ids=lambda cls: cls.name)
 def test_generated_lengths_are_those_that_the_language_declares(cls):
-    """Of questions, the smallest number; of questions and answers, the largest. Without variation it is exactly this one.
+    """Questions have at least the declared length, questions with answers at most. Questions that never vary have exactly it.
 
     Equations outside of "chomsky" are the exception: how their symbols divide between the sides is random for other lengths only.
     """

@@ -112,7 +112,7 @@ def test_an_image_at_each_step_and_its_time() -> None:
 
 @pytest.mark.parametrize("has_rows", [True, False])
 def test_events_are_points_of_two_colours(has_rows: bool) -> None:
-    """In space and time, or over time where all are in one row."""
+    """The points are in space and time, or over time alone if all events are in one row."""
     x, y, polarity = torch.tensor([3, 1, 2]), torch.tensor([4, 5, 6]) * has_rows, torch.tensor([0, 1, 1])
     valid = torch.tensor([[True, True, True, False]])
     task = series_task(plot_kind="events", event_coordinates=lambda _: (x, y, polarity))

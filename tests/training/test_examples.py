@@ -195,7 +195,7 @@ def test_answers_at_several_steps(tmp_path: Any) -> None:
 
 
 def test_long_text_is_shown_around_a_wrong_answer(tmp_path: Any) -> None:
-    """Of a text without errors, the end; otherwise the wrong answer is in the middle of what is shown."""
+    """The wrong answer is in the middle of the part that is shown. Of a text without errors the end is shown."""
     count = module.MAX_TOKENS
     text = b"a" * 200 + b"b" * 101
     found = byte_answers(tmp_path, text, 300)
@@ -240,7 +240,7 @@ def test_channels_on_which_the_answer_depends_most_are_shown(monkeypatch: pytest
 
 
 def test_channels_that_vary_most_are_shown_without_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As for long inputs. The channels stay in their order."""
+    """Long inputs have no gradients. The channels keep their order."""
     task = TASKS["lra_image"]()
     inputs = torch.tensor([1.0, 2.0, 4.0])[:, None] * torch.tensor([3.0, 0, 5, 1, 4, 2, 7])
     monkeypatch.setattr(module, "_spread_batches", lambda *_: [Batch(inputs[None], torch.tensor([0]))])

@@ -357,7 +357,7 @@ def test_average_is_the_mean_of_the_weights_since_its_start(tiny: Any, tmp_path:
 
 
 def test_the_loss_may_decide_which_validation_is_the_best(tiny: Any, tmp_path: Path) -> None:
-    """As in the AUSSM repository's runs on weather. In this run another validation has the best accuracy."""
+    """The AUSSM repository's runs on weather do so. Here the best loss and the best accuracy are at different validations."""
     run = train(tiny(steps=10, lr=0.1, seed=3, eval_every=1, select="best", best_by="loss"), tmp_path)
     valid = [row for row in read_log(run.folder) if row["split"] == "valid"]
     best = min(valid, key=lambda row: row["loss"])
