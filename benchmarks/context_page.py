@@ -22,8 +22,12 @@ HOST = 0.1  # seconds in which the host starts the kernels of a step of 8 blocks
 HOST_RECOMPUTED = 1.5 * HOST  # with a second forward pass, which is half of a step
 BYTES_OF_CONVOLUTION = 16  # a step and channel: zeros are written, two gradients are read, and their sum is written, in float32
 BANDWIDTH = 3.0e12  # bytes a second of an H100's memory
-TABLE = "| Stack | Recompute | Steps | GPUs | Seconds | Expected | Efficiency | GB a GPU | Efficiency |\n|" + "---|" * 9
+TABLE = (
+    "| Stack | Recompute | Steps | GPUs | Seconds | Expected | Efficiency | Against a piece | GB a GPU | Efficiency |\n|"
+    + "---|" * 10
+)
 WAYS = ("plain", "captured", "twice")
+STYLES = ("-", "o"), ("--", "s"), (":", "^"), ("-.", "v")  # lines and markers, by the number of GPUs
 
 
 def way_of(row: Row) -> str:
@@ -36,7 +40,7 @@ def newest(rows: list[Row]) -> list[Row]:
     found: dict[Any, Row] = {}
     for row in rows:
         key = row["stack"], way_of(row), row["processes"], row["length"], row.get("seconds") is None, row.get("allocator") == ""
-        found[key] = row
+        found[*key, row.get("data", 1)] = row
     return list(found.values())
 
 
@@ -101,8 +105,10 @@ def print_table(rows: list[Row]) -> None:
         if expected is not None:
             deviations.append(abs(expected / row["seconds"] - 1))
         one = ones.get(row["length"], {})
+        piece = ones.get(row["length"] // row["processes"])
         shares = [f"{one[name] / row['processes'] / row[name]:.0%}" if one else "" for name in ("seconds", "memory")]
-        times = f"{row['seconds']:.3f}", "" if expected is None else f"{expected:.3f}", shares[0]
+        against_piece = f"{piece['seconds'] / row['seconds']:.0%}" if piece else ""
+        times = f"{row['seconds']:.3f}", "" if expected is None else f"{expected:.3f}", shares[0], against_piece
         memory = f"{row['memory'] / 1e9:.1f}", shares[1]
         recompute = "yes" if row["recompute"] else "no"
         cells = [f"`{row['stack']}`", recompute, f"{row['length']:,}", row["processes"], *times, *memory]
@@ -110,7 +116,40 @@ def print_table(rows: list[Row]) -> None:
     print(f"\nlargest deviation of an expected time: {max(deviations):.0%}; all bytes are those of the formula")
 
 
-def print_expected(rows: list[Row], counts: tuple[int, ...] = (4, 8)) -> None:
+def print_against_expected(rows: list[Row], expected: list[Row]) -> None:
+    """Print the rows whose times and bytes the model had written down before they were measured, and how far off it was."""
+    print("| Stack | Way | Steps | GPUs | Seconds | Expected | Deviation | MB received | Expected |\n|" + "---|" * 9)
+    measured = {(row["stack"], way_of(row), row["length"], row["processes"]): row for row in rows if row.get("seconds")}
+    for before in expected:
+        row = measured.get((before["stack"], way_of(before), before["length"], before["processes"]))
+        if row is not None:
+            seconds, received = before["expected_seconds"], before["expected_bytes"]
+            times = f"{row['seconds']:.3f}", f"{seconds:.3f}", f"{seconds / row['seconds'] - 1:+.0%}"
+            sizes = f"{row['received'] / 1e6:.2f}", f"{received / 1e6:.2f}"
+            cells = [f"`{row['stack']}`", way_of(row), f"{row['length']:,}", row["processes"], *times, *sizes]
+            print(f"| {' | '.join(map(str, cells))} |")
+
+
+def print_meshes(rows: list[Row], alone_rows: list[Row]) -> None:
+    """Print the rows of meshes with several sequences; their efficiency is against one GPU that takes one after another."""
+    print("| Stack | Mesh | Steps | Seconds | Efficiency | GB a GPU |\n|" + "---|" * 6)
+    for row in rows:
+        if row.get("seconds"):
+            one = alone(alone_rows, row).get(row["length"])
+            share = f"{row['data'] * one['seconds'] / row['processes'] / row['seconds']:.0%}" if one else ""
+            mesh = f"{row['data']} x {row['processes'] // row['data']}, {'FSDP2' if row['shard'] else 'DDP'}"
+            cells = [
+                f"`{row['stack']}`",
+                mesh,
+                f"{row['length']:,}",
+                f"{row['seconds']:.3f}",
+                share,
+                f"{row['memory'] / 1e9:.1f}",
+            ]
+            print(f"| {' | '.join(map(str, cells))} |")
+
+
+def print_expected(rows: list[Row], counts: tuple[int, ...] = (8,)) -> None:
     """Print what the model expects of more GPUs in one host, with a gather of any number of them as long as one of two."""
     print("| Stack | Steps | GPUs | MB received | Seconds expected | Efficiency expected |\n|" + "---|" * 6)
     for stack, count in product(dict.fromkeys(row["stack"] for row in rows), counts):
@@ -130,9 +169,7 @@ def print_expected(rows: list[Row], counts: tuple[int, ...] = (4, 8)) -> None:
 def print_ways(rows: list[Row]) -> None:
     """Print the times of steps that are captured, and of pieces that are scanned twice, beside those of plain steps."""
     print("| Stack | Steps | GPUs | Plain, s | Captured, s | Two scans, s |\n|" + "---|" * 6)
-    seconds = {
-        (row["stack"], row["length"], row["processes"], way_of(row)): row["seconds"] for row in rows if row.get("seconds")
-    }
+    seconds = {(row["stack"], row["length"], row["processes"], way_of(row)): row["seconds"] for row in rows if row.get("seconds")}
     for stack, length, count in dict.fromkeys(key[:3] for key in seconds if key[3] in WAYS[1:]):
         times = [seconds.get((stack, length, count, way)) for way in WAYS]
         cells = [f"`{stack}`", f"{length:,}", count, *("" if time is None else f"{time:.3f}" for time in times)]
@@ -171,17 +208,13 @@ def draw(rows: list[Row], path: Path) -> None:
             if not mine:
                 continue
             label = f"{count} GPU{'s' * (count > 1)}{', recompute' * recompute}"
-            style = {
-                "color": f"C{int(recompute)}",
-                "ls": "-" if count == 1 else "--",
-                "marker": "o" if count == 1 else "s",
-                "ms": 4,
-            }
+            line, marker = STYLES[processes.index(count)]
+            style = {"color": f"C{int(recompute)}", "ls": line, "marker": marker, "ms": 4}
             timed = [row for row in mine if row["seconds"]]
             times.plot([row["length"] for row in timed], [row["seconds"] for row in timed], label=label, **style)
             mine = [*timed, *(mine[-1:] if mine[-1]["length"] > timed[-1]["length"] else [])]
             memory.plot([row["length"] for row in mine], [row["memory"] / 1e9 for row in mine], label=label, **style)
-            longest.barh(label, mine[-1]["length"], color=style["color"], alpha=1 if count == 1 else 0.6)
+            longest.barh(label, mine[-1]["length"], color=style["color"], alpha=0.8 ** processes.index(count))
             longest.text(mine[-1]["length"], place, f" {mine[-1]['length']:,}", va="center", fontsize=8)
         times.set(title=stack, xscale="log", yscale="log", xlabel="steps", ylabel="seconds of a training step")
         memory.set(title=stack, xscale="log", yscale="log", xlabel="steps", ylabel="GB on each GPU")
@@ -197,9 +230,16 @@ if __name__ == "__main__":
     parser.add_argument("records", type=Path)
     records = parser.parse_args().records
     lines = [json.loads(line) for line in records.read_text().splitlines()]
-    measured = newest([row for row in lines if "length" in row and "check" not in row])
+    every = newest([row for row in lines if "length" in row and "check" not in row])
+    measured = [row for row in every if row.get("data", 1) == 1 and not row.get("shard")]
     print_table(measured)
     for print_more in (print_ways, print_longest, print_expected):
         print()
         print_more(measured)
+    print()
+    print_meshes([row for row in every if row.get("data", 1) > 1], measured)
+    before = records.with_name(f"{records.stem}_expected.jsonl")
+    if before.exists():
+        print()
+        print_against_expected(measured, [json.loads(line) for line in before.read_text().splitlines()])
     draw([row for row in measured if way_of(row) in ("plain", "recompute")], records.with_suffix(".png"))
