@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor, distributed, nn
 
 from longscan.models import SequenceModel
 from longscan.tasks import TASKS, Batch
@@ -24,6 +24,23 @@ def test_limited_batches_are_evenly_spaced_over_the_split(monkeypatch: Any, max_
     monkeypatch.setattr(kind, "batch", lambda self, split, step, *rest: steps.append(step) or batch(self, split, step, *rest))
     evaluate(model, task, "valid", batch_size=100, max_batches=max_batches)
     assert steps == expected
+
+
+def test_scores_need_no_exchange_between_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """NCCL cannot exchange the states of metrics that are computed on the CPU."""
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise AssertionError("an exchange")
+
+    task = TASKS["parity"]()
+    model = SequenceModel.from_spec("lru", d_model=4, pooling="none", vocab_size=task.vocab_size, d_output=task.d_output)
+    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+    try:
+        monkeypatch.setattr(distributed, "all_gather", refuse)
+        scores = evaluate(model, task, "valid", batch_size=100, max_batches=1)
+    finally:
+        distributed.destroy_process_group()
+    assert 0 <= scores.values["accuracy"] <= 1
 
 
 class HalfOfInput(nn.Module):

@@ -9,7 +9,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import NamedTuple
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from longscan.tasks import Batch, Task
 from longscan.tasks.base import Reduction
@@ -130,6 +130,27 @@ def widen_batches(batches: Iterable[Batch]) -> Generator[Batch, None, None]:
         yield batch if batch.inputs.shape[1] == width else pad_batch(batch, width)
 
 
+class SharedBatch(NamedTuple):
+    """The rows of a `Share` and its numbers as scalar tensors, from which a captured step can read them.
+
+    The first entries are those of a `Batch`.
+    """
+
+    inputs: Tensor
+    targets: Tensor | None
+    valid: Tensor | None
+    loss_mask: Tensor | None
+    elapsed: Tensor | None
+    seq_idx: Tensor | None
+    weight: Tensor
+    factor: Tensor
+
+    @property
+    def rows(self) -> Batch:
+        """The rows of the batch."""
+        return Batch(*self[: len(Batch._fields)])  # type: ignore[arg-type]
+
+
 class Share(NamedTuple):
     """The part of a batch that one of several processes trains on.
 
@@ -146,6 +167,10 @@ class Share(NamedTuple):
     rows: Batch
     weight: float
     factor: float
+
+    def as_tensors(self) -> SharedBatch:
+        """Return the share as one tuple of tensors."""
+        return SharedBatch(*self.rows, torch.tensor(self.weight), torch.tensor(self.factor))
 
 
 def share_of(batch: Batch, task: Task, reduction: Reduction, process: int, processes: int) -> Share:

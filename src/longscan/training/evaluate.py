@@ -110,7 +110,7 @@ def evaluate(
     scored_on: torch.device | None = None
     metrics = task.metrics(split)
     for metric in metrics.values():
-        metric.sync_on_compute = False
+        metric.distributed_available_fn = is_not_distributed
     was_training = model.training
     model.eval()
     total, count = 0.0, 0.0
@@ -141,6 +141,14 @@ def evaluate(
         else:
             values[name] = number(round(value.item(), 7))
     return Scores(total / count, values, tables)
+
+
+def is_not_distributed() -> bool:
+    """Return False: the metrics of a process are those of its own outputs, and must not exchange anything.
+
+    torchmetrics reads `sync_on_compute` only when a metric is made, and would exchange states on the CPU, which NCCL refuses.
+    """
+    return False
 
 
 def number(value: float) -> float | None:

@@ -280,8 +280,7 @@ class TrainingSettings(SettingsGroup):
         bool,
         Doc(
             "on a CUDA device, capture an update as a CUDA graph and replay it, which makes small models several times faster; "
-            "batches of different lengths are padded to the longest so far. Other devices run the update as it is. "
-            "Several processes must share each sequence (context is their number)"
+            "batches of different lengths are padded to the longest so far. Other devices run the update as it is"
         ),
     ] = False
     shard: Annotated[

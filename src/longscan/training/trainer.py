@@ -24,7 +24,7 @@ import yaml
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState, PartialState
 from accelerate.utils import DistributedType, ProjectConfiguration, gather_object
-from torch import Tensor, nn
+from torch import Tensor, distributed, nn
 from torch.optim import AdamW
 
 import longscan.report
@@ -37,7 +37,7 @@ from longscan.models.roles import optimizer_groups
 from longscan.ops.dispatch import NATIVE
 from longscan.tasks import Batch
 from longscan.tasks.base import Split
-from longscan.training.batches import LengthSchedule, prefetch_batches, share_of, widen_batches
+from longscan.training.batches import LengthSchedule, Share, SharedBatch, prefetch_batches, share_of, widen_batches
 from longscan.training.checkpoint import (
     find_checkpoint,
     generator_states,
@@ -52,7 +52,7 @@ from longscan.training.checkpoint import (
     write_tensors,
 )
 from longscan.training.context import PiecePredictor, average_gradients, build_group, check_model
-from longscan.training.evaluate import Scores, evaluate, number, predict, symbol_angles
+from longscan.training.evaluate import Scores, evaluate, is_not_distributed, number, predict, symbol_angles
 from longscan.training.examples import find_examples
 from longscan.training.logs import Row, RunLog, TrackerLog, build_trackers, read_rows
 from longscan.training.parsing import with_section
@@ -244,7 +244,7 @@ class StepOutputs(NamedTuple):
 
     output: Tensor
     rows: Batch
-    weight: float
+    weight: float | Tensor
 
 
 @dataclass
@@ -337,8 +337,6 @@ class Trainer(Callback):
             raise SettingError(with_section("task", error, type(self.task))) from error
         except (MemoryError, OverflowError):
             raise setting_error("training.batch_size", self.training.batch_size, "a batch that fits into memory") from None
-        if self.training.capture:
-            self._check_capture()
         if self.settings.model.backend in NATIVE:
             self._check_backend(batch)
         for split in self.task.splits[1:]:
@@ -347,17 +345,10 @@ class Trainer(Callback):
                 needed = f"a number of batches, as split {split} of {self.task.name} is endless"
                 raise setting_error(f"training.{setting}", 0, needed)
 
-    def _check_capture(self) -> None:
-        """Raise SettingError if a step cannot be captured as a CUDA graph, also on devices that would not."""
-        processes = self.accelerator.num_processes
-        if processes != self.training.context:  # their rows have different numbers of scored answers, which the host reads
-            needed = f"false, or training.context {processes}, as {processes} processes have different rows of a batch"
-            raise setting_error("training.capture", True, needed)
-
     def _average_backward(self, loss: Tensor) -> None:
-        """Differentiate a loss, and average the gradients over the processes, which share each sequence."""
+        """Differentiate a loss, and average the gradients over all processes."""
         self.accelerator.backward(loss)
-        average_gradients(self.model.parameters(), self.group)
+        average_gradients(self.model.parameters(), cast("distributed.ProcessGroup", distributed.group.WORLD))
 
     @torch.no_grad()
     def _check_backend(self, batch: Batch) -> None:
@@ -416,6 +407,8 @@ class Trainer(Callback):
             # A graph is for one shape. Padding that the model reads would change its output.
             if training.capture and pin and self.settings.model.padding == "masked":
                 batches = widen_batches(batches)
+            if training.capture and self.accelerator.num_processes > training.context:
+                batches = (self.share(batch).as_tensors() for batch in batches)
             self._start = time.perf_counter() - self._seconds_before
             try:
                 yield batches
@@ -466,11 +459,16 @@ class Trainer(Callback):
         bar = stack.enter_context(closing(ProgressBar(training.steps, step, self.task.metric, shown=self.shows_progress)))
         return [self.run_log, trackers, bar]
 
-    def compute_loss(self, batch: Batch) -> tuple[Tensor, StepOutputs]:
+    def share(self, batch: Batch) -> Share:
+        """Return the rows of a batch that this process trains on. Reads the number of scored answers back to the host."""
+        context = self.training.context
+        index, processes = self.accelerator.process_index // context, self.accelerator.num_processes // context
+        return share_of(batch, self.task, self.training.loss_reduction, index, processes)
+
+    def compute_loss(self, batch: Batch | SharedBatch) -> tuple[Tensor, StepOutputs]:
         """Return the loss of this process's rows of a batch, times their factor, and what callbacks need of the step."""
         training, accelerator = self.training, self.accelerator
-        index, processes = accelerator.process_index // training.context, accelerator.num_processes // training.context
-        share = share_of(batch, self.task, training.loss_reduction, index, processes)
+        share = batch if isinstance(batch, SharedBatch) else self.share(batch)
         rows = share.rows.to(accelerator.device)
         with accelerator.autocast():
             output = self.predict(self.wrapped_model, rows)
@@ -485,7 +483,7 @@ class Trainer(Callback):
         """
         step, training = engine.step, self.training
         for buffer in self._statistics:  # else the processes would score, and stop, by different statistics of batches
-            torch.distributed.broadcast(buffer, 0)
+            distributed.broadcast(buffer, 0)
         logs = step in (1, training.steps) or step % training.log_every == 0
         validates = step == training.steps or bool(training.eval_every and step % training.eval_every == 0)
         saves = validates or bool(training.checkpoint_every and step % training.checkpoint_every == 0)
@@ -651,9 +649,11 @@ class Trainer(Callback):
         if self._batch_scores[0] != self.engine.step:
             output, rows, weight = result.outputs
             main = {self.task.metric: self.task.metrics("train")[self.task.metric].to(output.device)}
+            main[self.task.metric].distributed_available_fn = is_not_distributed
             self.task.update(main, output, rows)
             loss, score = self.task.loss(output, rows).item(), float(main[self.task.metric].compute())
             if self.accelerator.num_processes > 1:  # weighted by the numbers of scored answers
+                weight = float(weight)
                 sums = torch.tensor([loss * weight, score * weight, weight], device=self.accelerator.device)
                 loss, score, weight = self.accelerator.reduce(sums).tolist()
                 loss, score = loss / weight, score / weight
