@@ -248,28 +248,37 @@ def state_passing_kernel(
     xi = xr
     if COMPLEX:
         xi = tl.load(first + (b * size + offset) * 2 + 1, mask=mask, other=0.0)
-    for i in range(splits + 1):
-        before = splits - i if REVERSE else i
-        target = ((b * (splits + 1) + before) * size + offset) * n_components
-        tl.store(out + target, xr, mask=mask)
-        if COMPLEX:
-            tl.store(out + target + 1, xi, mask=mask)
-        split = before - 1 if REVERSE else before
-        split_mask = mask & (offset * 0 + i < splits)
-        source = ((b * splits + split) * size + offset) * n_components
-        mr = tl.load(mult + source, mask=split_mask, other=0.0)
-        br = tl.load(local + source, mask=split_mask, other=0.0)
-        if restarts is not None:
-            continues = tl.load(restarts + b * splits + split, mask=i < splits, other=0) == 0
-            mr, xr = tl.where(continues, mr, 0.0), tl.where(continues, xr, 0.0)
-        if COMPLEX:
-            mi = tl.load(mult + source + 1, mask=split_mask, other=0.0)
-            bi = tl.load(local + source + 1, mask=split_mask, other=0.0)
-            mi = -mi if REVERSE else mi
+    AHEAD: tl.constexpr = 16  # splits whose numbers are loaded together: one after another, each load would wait for memory
+    for i in range(0, splits + 1, AHEAD):
+        mult_re, local_re, mult_im, local_im, starts = (), (), (), (), ()
+        for k in tl.static_range(AHEAD):
+            split = splits - i - k - 1 if REVERSE else i + k
+            split_mask = mask & (offset * 0 + i + k < splits)
+            source = ((b * splits + split) * size + offset) * n_components
+            mult_re = extended(mult_re, tl.load(mult + source, mask=split_mask, other=0.0))
+            local_re = extended(local_re, tl.load(local + source, mask=split_mask, other=0.0))
+            if COMPLEX:
+                mult_im = extended(mult_im, tl.load(mult + source + 1, mask=split_mask, other=0.0))
+                local_im = extended(local_im, tl.load(local + source + 1, mask=split_mask, other=0.0))
             if restarts is not None:
-                mi, xi = tl.where(continues, mi, 0.0), tl.where(continues, xi, 0.0)
-            moved = mr * xr - mi * xi
-            xi = mr * xi + mi * xr + bi
-            xr = moved + br
-        else:
-            xr = mr * xr + br
+                starts = extended(starts, tl.load(restarts + b * splits + split, mask=i + k < splits, other=0))
+        for k in tl.static_range(AHEAD):
+            before = splits - i - k if REVERSE else i + k
+            target = ((b * (splits + 1) + before) * size + offset) * n_components
+            target_mask = mask & (offset * 0 + i + k <= splits)
+            tl.store(out + target, xr, mask=target_mask)
+            if COMPLEX:
+                tl.store(out + target + 1, xi, mask=target_mask)
+            mr, br = mult_re[k], local_re[k]
+            if restarts is not None:
+                continues = starts[k] == 0
+                mr, xr = tl.where(continues, mr, 0.0), tl.where(continues, xr, 0.0)
+            if COMPLEX:
+                mi, bi = -mult_im[k] if REVERSE else mult_im[k], local_im[k]
+                if restarts is not None:
+                    mi, xi = tl.where(continues, mi, 0.0), tl.where(continues, xi, 0.0)
+                moved = mr * xr - mi * xi
+                xi = mr * xi + mi * xr + bi
+                xr = moved + br
+            else:
+                xr = mr * xr + br

@@ -1,14 +1,18 @@
 """The short causal depthwise convolution that Mamba and AUSSM put before their scan, with the state that streaming needs."""
 
+from typing import Any
+
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from longscan.distributed.context import current_split
 from longscan.ops._native_op import NativeOp
 from longscan.ops.arguments import check_real, state_dtype, step_flags, without_autocast
 from longscan.ops.dispatch import NATIVE, probe, resolve
 from longscan.ops.pieces import PieceMap, count_steps, scan_piece
 from longscan.ops.short_conv import eager, reference
+from longscan.ops.tracing import is_compiled_or_transformed
 
 NATIVE_BACKENDS = probe("short_conv", "cpu", "triton")
 ACTIVATIONS = (None, "silu")
@@ -76,6 +80,11 @@ def short_conv(
     bias = None if bias is None else bias.to(wide)
     apply_silu = activation == "silu"
 
+    newest: Tensor | None = None
+    is_split = current_split() is not None and flags is None
+    if is_split and chosen in NATIVE and u.numel() and length >= taps - 1 and not is_compiled_or_transformed(u):
+        u, newest = _TakeNewest.apply(u, taps)  # type: ignore[no-untyped-call]
+
     def run(state: Tensor) -> tuple[Tensor, Tensor]:
         if chosen in NATIVE and u.numel():
             y, final = _native(u, weight, bias, state, flags, apply_silu, chosen)
@@ -86,8 +95,11 @@ def short_conv(
     def make_map() -> PieceMap:
         return _delay_map(count_steps(flags, length, u).clamp(max=taps - 1), taps)
 
+    def local_final() -> Tensor:
+        return _newest(u, taps) if newest is None else newest
+
     with without_autocast(u):
-        y, final = scan_piece(run, initial_state, flags, make_map, None if flags is not None else lambda: _newest(u, taps))
+        y, final = scan_piece(run, initial_state, flags, make_map, None if flags is not None else local_final)
     return y.to(out), final
 
 
@@ -95,6 +107,25 @@ def _newest(u: Tensor, taps: int) -> Tensor:
     """Return the state after u (B, L, D) from a zero state, (B, D, K-1): the last K-1 inputs, oldest first."""
     newest = u[:, max(0, u.shape[1] - taps + 1) :].transpose(1, 2)
     return pad(newest, (taps - 1 - newest.shape[2], 0))
+
+
+class _TakeNewest(torch.autograd.Function):
+    """u (B, L, D) and `_newest(u)`, whose gradient is added to the newest steps of that of u, and not to all steps.
+
+    u may then be the input of a native kernel alone, so that its gradient is a tensor which nothing else has.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, u: Tensor, taps: int) -> tuple[Tensor, Tensor]:  # noqa: ARG004
+        return u.view_as(u), _newest(u, taps).clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor, grad_newest: Tensor) -> tuple[Tensor, None]:  # noqa: ARG004
+        steps = grad_newest.shape[2]
+        if torch.is_grad_enabled():  # for derivatives of a higher order
+            return grad + pad(grad_newest.transpose(1, 2), (0, 0, grad.shape[1] - steps, 0)), None
+        grad[:, grad.shape[1] - steps :] += grad_newest.transpose(1, 2)
+        return grad, None
 
 
 def _delay_map(count: Tensor, taps: int) -> PieceMap:
