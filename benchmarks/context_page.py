@@ -16,12 +16,12 @@ from longscan.models.spec import parse_spec
 Row = dict[str, Any]
 
 EXPAND = {"mamba": 2, "aussm": 1}  # inner width of a block over d_model
-LATENCY = 0.2e-3  # seconds of a gather of few bytes by NCCL on two H100s: the rows with "exchange"
+LATENCY = {"H100": 0.2e-3, "H200": 0.245e-3}  # seconds of a gather of few bytes by NCCL on 2 and 4: the rows with "exchange"
 LINK = 3.5e11  # bytes a second that a GPU receives, from the same rows
 HOST = 0.1  # seconds in which the host starts the kernels of a step of 8 blocks on pieces: the time of the shortest sequences
 HOST_RECOMPUTED = 1.5 * HOST  # with a second forward pass, which is half of a step
 BYTES_OF_CONVOLUTION = 16  # a step and channel: zeros are written, two gradients are read, and their sum is written, in float32
-BANDWIDTH = 3.0e12  # bytes a second of an H100's memory
+BANDWIDTH = {"H100": 3.0e12, "H200": 4.3e12}  # bytes a second of the memory
 TABLE = (
     "| Stack | Recompute | Steps | GPUs | Seconds | Expected | Efficiency | Against a piece | GB a GPU | Efficiency |\n|"
     + "---|" * 10
@@ -40,8 +40,13 @@ def newest(rows: list[Row]) -> list[Row]:
     found: dict[Any, Row] = {}
     for row in rows:
         key = row["stack"], way_of(row), row["processes"], row["length"], row.get("seconds") is None, row.get("allocator") == ""
-        found[*key, row.get("data", 1)] = row
+        found[*key, row["device"], row.get("data", 1)] = row
     return list(found.values())
+
+
+def of_kind(row: Row, values: dict[str, float]) -> float:
+    """Return the value for the GPUs of a row."""
+    return next(value for kind, value in values.items() if kind in row["device"])
 
 
 def blocks_of(spec: str) -> list[str]:
@@ -66,7 +71,7 @@ def received_bytes(row: Row) -> int:
 def exchange_seconds(row: Row) -> float:
     """Return the expected seconds of all exchanges of a training step."""
     exchanges = 2 * len(blocks_of(row["stack"])) * (2 + row["recompute"])  # of a convolution and a scan in each block
-    return LATENCY * exchanges + received_bytes(row) / LINK
+    return of_kind(row, LATENCY) * exchanges + received_bytes(row) / LINK
 
 
 def expected_seconds(row: Row, seconds_of_one: dict[int, float]) -> float | None:
@@ -79,7 +84,7 @@ def expected_seconds(row: Row, seconds_of_one: dict[int, float]) -> float | None
     if piece not in seconds_of_one:
         return None
     channels = sum(EXPAND[block] * row["d_model"] for block in blocks_of(row["stack"]))
-    on_gpu = seconds_of_one[piece] + BYTES_OF_CONVOLUTION * channels * piece / BANDWIDTH
+    on_gpu = seconds_of_one[piece] + BYTES_OF_CONVOLUTION * channels * piece / of_kind(row, BANDWIDTH)
     return max(on_gpu, HOST_RECOMPUTED if row["recompute"] else HOST) + exchange_seconds(row)
 
 
@@ -189,22 +194,26 @@ def print_longest(rows: list[Row]) -> None:
         print(f"| `{stack}` | {recompute} | {count} | {row['length']:,} | {row['memory'] / 1e9:.1f} |")
 
 
-def draw(rows: list[Row], path: Path) -> None:
-    """Draw a line of panels for each stack: time and memory against the length, and the longest sequence that was trained."""
+def draw(every: list[Row], path: Path) -> None:
+    """Draw panels for each kind of GPU and stack: time and memory against the length, and the longest trained sequence."""
     import matplotlib as mpl
 
     mpl.use("Agg")
     from matplotlib import pyplot as plt
 
-    stacks, processes = list(dict.fromkeys(row["stack"] for row in rows)), sorted({row["processes"] for row in rows})
-    figure, axes = plt.subplots(len(stacks), 3, figsize=(13, 3.6 * len(stacks)), layout="constrained", squeeze=False)
-    for stack, (times, memory, longest) in zip(stacks, axes, strict=True):
-        for place, (recompute, count) in enumerate(product((False, True), processes)):
+    panels, processes = (
+        list(dict.fromkeys((row["device"], row["stack"]) for row in every)),
+        sorted({row["processes"] for row in every}),
+    )
+    figure, axes = plt.subplots(len(panels), 3, figsize=(13, 3.6 * len(panels)), layout="constrained", squeeze=False)
+    for (device, stack), (times, memory, longest) in zip(panels, axes, strict=True):
+        title = f"{stack}, {device.removeprefix('NVIDIA ').partition(' ')[0]}"
+        rows = [row for row in every if (row["device"], row["stack"]) == (device, stack) and "error" not in row]
+        lines = 0
+        for recompute, count in product((False, True), processes):
             mine = sorted(
-                (row for row in rows if (row["stack"], row["recompute"], row["processes"]) == (stack, recompute, count)),
-                key=lambda row: row["length"],
+                (row for row in rows if (row["recompute"], row["processes"]) == (recompute, count)), key=lambda row: row["length"]
             )
-            mine = [row for row in mine if "error" not in row]
             if not mine:
                 continue
             label = f"{count} GPU{'s' * (count > 1)}{', recompute' * recompute}"
@@ -215,10 +224,11 @@ def draw(rows: list[Row], path: Path) -> None:
             mine = [*timed, *(mine[-1:] if mine[-1]["length"] > timed[-1]["length"] else [])]
             memory.plot([row["length"] for row in mine], [row["memory"] / 1e9 for row in mine], label=label, **style)
             longest.barh(label, mine[-1]["length"], color=style["color"], alpha=0.8 ** processes.index(count))
-            longest.text(mine[-1]["length"], place, f" {mine[-1]['length']:,}", va="center", fontsize=8)
-        times.set(title=stack, xscale="log", yscale="log", xlabel="steps", ylabel="seconds of a training step")
-        memory.set(title=stack, xscale="log", yscale="log", xlabel="steps", ylabel="GB on each GPU")
-        longest.set(title=f"{stack}: longest sequence trained", xlabel="steps")
+            longest.text(mine[-1]["length"], lines, f" {mine[-1]['length']:,}", va="center", fontsize=8)
+            lines += 1
+        times.set(title=title, xscale="log", yscale="log", xlabel="steps", ylabel="seconds of a training step")
+        memory.set(title=title, xscale="log", yscale="log", xlabel="steps", ylabel="GB on each GPU")
+        longest.set(title=f"{title}: longest trained", xlabel="steps")
         longest.margins(x=0.35)
         longest.invert_yaxis()
         times.legend(fontsize=8)
@@ -231,15 +241,19 @@ if __name__ == "__main__":
     records = parser.parse_args().records
     lines = [json.loads(line) for line in records.read_text().splitlines()]
     every = newest([row for row in lines if "length" in row and "check" not in row])
-    measured = [row for row in every if row.get("data", 1) == 1 and not row.get("shard")]
-    print_table(measured)
-    for print_more in (print_ways, print_longest, print_expected):
-        print()
-        print_more(measured)
-    print()
-    print_meshes([row for row in every if row.get("data", 1) > 1], measured)
     before = records.with_name(f"{records.stem}_expected.jsonl")
-    if before.exists():
+    expected = [json.loads(line) for line in before.read_text().splitlines()] if before.exists() else []
+    for device in dict.fromkeys(row["device"] for row in every):
+        print(f"\n## {device}\n")
+        here = [row for row in every if row["device"] == device]
+        measured = [row for row in here if row.get("data", 1) == 1 and not row.get("shard")]
+        print_table(measured)
+        for print_more in (print_ways, print_longest, print_expected):
+            print()
+            print_more(measured)
         print()
-        print_against_expected(measured, [json.loads(line) for line in before.read_text().splitlines()])
-    draw([row for row in measured if way_of(row) in ("plain", "recompute")], records.with_suffix(".png"))
+        print_meshes([row for row in here if row.get("data", 1) > 1], measured)
+        print()
+        print_against_expected(measured, expected)
+    kinds = [row for row in every if row.get("data", 1) == 1 and not row.get("shard")]
+    draw([row for row in kinds if way_of(row) in ("plain", "recompute")], records.with_suffix(".png"))
