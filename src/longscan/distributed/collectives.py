@@ -52,7 +52,11 @@ class _AllGather(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, group: ProcessGroup) -> Tensor:
         ctx.group = group
         gathered = x.new_empty(distributed.get_world_size(group), *x.shape)
-        distributed.all_gather(list(gathered.unbind(0)), x.contiguous(), group)
+        # NCCL copies each tensor of a list.
+        if x.is_cuda:
+            distributed.all_gather_into_tensor(gathered, x.contiguous(), group)
+        else:
+            distributed.all_gather(list(gathered.unbind(0)), x.contiguous(), group)
         _record("all_gather", gathered.nbytes - x.nbytes)
         return gathered
 
@@ -68,7 +72,10 @@ class _ReduceScatter(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, group: ProcessGroup) -> Tensor:
         ctx.group = group
         own = torch.empty_like(x[0], memory_format=torch.contiguous_format)
-        distributed.reduce_scatter(own, list(x.contiguous().unbind(0)), group=group)
+        if x.is_cuda:
+            distributed.reduce_scatter_tensor(own, x.contiguous(), group=group)
+        else:
+            distributed.reduce_scatter(own, list(x.contiguous().unbind(0)), group=group)
         _record("reduce_scatter", x.nbytes - own.nbytes)
         return own
 

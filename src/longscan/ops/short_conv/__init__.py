@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from longscan.distributed.collectives import all_gather_together
 from longscan.distributed.context import current_split
 from longscan.ops._native_op import NativeOp
 from longscan.ops.arguments import check_real, state_dtype, step_flags, without_autocast
@@ -95,11 +96,13 @@ def short_conv(
     def make_map() -> PieceMap:
         return _delay_map(count_steps(flags, length, u).clamp(max=taps - 1), taps)
 
-    def local_final() -> Tensor:
-        return _newest(u, taps) if newest is None else newest
-
     with without_autocast(u):
-        y, final = scan_piece(run, initial_state, flags, make_map, None if flags is not None else local_final)
+        if newest is None:
+            local_final = None if flags is not None else lambda: _newest(u, taps)
+            y, final = scan_piece(run, initial_state, flags, make_map, local_final)
+        else:
+            entering, final = _pass_newest(initial_state, newest, count_steps(None, length, u))
+            y = run(entering)[0]
     return y.to(out), final
 
 
@@ -107,6 +110,18 @@ def _newest(u: Tensor, taps: int) -> Tensor:
     """Return the state after u (B, L, D) from a zero state, (B, D, K-1): the last K-1 inputs, oldest first."""
     newest = u[:, max(0, u.shape[1] - taps + 1) :].transpose(1, 2)
     return pad(newest, (taps - 1 - newest.shape[2], 0))
+
+
+def _pass_newest(initial_state: Tensor, newest: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the states before this process's piece and after the last one, of pieces of at least K - 1 steps.
+
+    Each piece then leaves nothing of the state before it. Otherwise as `pass_states`, which gathers the same numbers.
+    """
+    split = current_split()
+    assert split is not None
+    received = all_gather_together([newest, count.to(newest.dtype)], split)[0]
+    states = torch.cat([initial_state.unsqueeze(0), received])  # of all pieces, so that every rank exchanges gradients
+    return states[split.rank], states[-1]
 
 
 class _TakeNewest(torch.autograd.Function):
