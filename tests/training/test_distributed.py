@@ -2,10 +2,12 @@
 
 import os
 import re
+import secrets
 import socket
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -176,10 +178,17 @@ def run_command(rank: int, size: int, port: int, argv: list[str], errors: str) -
     sys.exit(code)
 
 
+def find_port() -> int:
+    """Return a free port below those that the system gives to connections: another process could be given one of these."""
+    while True:
+        port = 20_000 + secrets.randbelow(12_000)
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
+
+
 def start_processes(folder: Path, *options: str, size: int = 2) -> list[Any]:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = find_port()
     argv = [*ARGUMENTS, "--out", str(folder), *options]
     arguments = [(rank, size, port, argv, f"{folder}-{rank}.err") for rank in range(size)]
     workers = [PROCESSES.Process(target=run_command, args=given) for given in arguments]
@@ -332,4 +341,4 @@ def test_captured_steps_on_pieces_equal_plain_steps(tmp_path: Path, spec: str, s
     plain, captured = (read_log(tmp_path / name) for name in ("plain", "captured"))
     for left, right in zip(plain, captured, strict=True):
         assert (left.pop("split"), left) == (right.pop("split"), pytest.approx(right, rel=1e-3, abs=1e-5))
-    assert result_row(tmp_path / "captured")["replayed_updates_per_second"] > 0
+    assert result_row(Run(tmp_path / "captured"))["replayed_updates_per_second"] > 0

@@ -230,6 +230,24 @@ def next_numbers(source, sign, T: tl.constexpr):
 # ---------------------------------------------------------------------------------------------- state passing
 
 
+@triton.jit
+def load_rows(source, stride, mask, count, T: tl.constexpr):
+    """Return the rows at source, source + stride, ... as a tuple of T tiles, which are 0 from `count` on."""
+    rows = ()
+    for k in tl.static_range(T):
+        rows = extended(rows, tl.load(source + k * stride, mask=where_positive(mask, count - k), other=0.0))
+    return rows
+
+
+@triton.jit
+def load_numbers(source, stride, count, T: tl.constexpr):
+    """Return the numbers at source, source + stride, ... as a tuple of T scalars, which are 0 from `count` on."""
+    numbers = ()
+    for k in tl.static_range(T):
+        numbers = extended(numbers, tl.load(source + k * stride, mask=k < count, other=0))
+    return numbers
+
+
 @triton.jit(do_not_specialize=["splits"])
 def state_passing_kernel(
     mult, local, first, restarts, out, splits, size, COMPLEX: tl.constexpr, REVERSE: tl.constexpr, BLOCK: tl.constexpr
@@ -250,18 +268,16 @@ def state_passing_kernel(
         xi = tl.load(first + (b * size + offset) * 2 + 1, mask=mask, other=0.0)
     AHEAD: tl.constexpr = 16  # splits whose numbers are loaded together: one after another, each load would wait for memory
     for i in range(0, splits + 1, AHEAD):
-        mult_re, local_re, mult_im, local_im, starts = (), (), (), (), ()
-        for k in tl.static_range(AHEAD):
-            split = splits - i - k - 1 if REVERSE else i + k
-            split_mask = mask & (offset * 0 + i + k < splits)
-            source = ((b * splits + split) * size + offset) * n_components
-            mult_re = extended(mult_re, tl.load(mult + source, mask=split_mask, other=0.0))
-            local_re = extended(local_re, tl.load(local + source, mask=split_mask, other=0.0))
-            if COMPLEX:
-                mult_im = extended(mult_im, tl.load(mult + source + 1, mask=split_mask, other=0.0))
-                local_im = extended(local_im, tl.load(local + source + 1, mask=split_mask, other=0.0))
-            if restarts is not None:
-                starts = extended(starts, tl.load(restarts + b * splits + split, mask=i + k < splits, other=0))
+        split, left = splits - i - 1 if REVERSE else i, splits - i
+        source = ((b * splits + split) * size + offset) * n_components
+        stride = -size * n_components if REVERSE else size * n_components
+        mult_re = load_rows(mult + source, stride, mask, left, AHEAD)
+        local_re = load_rows(local + source, stride, mask, left, AHEAD)
+        if COMPLEX:
+            mult_im = load_rows(mult + source + 1, stride, mask, left, AHEAD)
+            local_im = load_rows(local + source + 1, stride, mask, left, AHEAD)
+        if restarts is not None:
+            starts = load_numbers(restarts + b * splits + split, -1 if REVERSE else 1, left, AHEAD)
         for k in tl.static_range(AHEAD):
             before = splits - i - k if REVERSE else i + k
             target = ((b * (splits + 1) + before) * size + offset) * n_components

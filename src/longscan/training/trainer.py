@@ -11,7 +11,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence, Set
+from collections.abc import Callable, Generator, Iterator, Sequence, Set
 from contextlib import ExitStack, closing, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
@@ -408,7 +408,8 @@ class Trainer(Callback):
             if training.capture and pin and self.settings.model.padding == "masked":
                 batches = widen_batches(batches)
             if training.capture and self.accelerator.num_processes > training.context:
-                batches = (self.share(batch).as_tensors() for batch in batches)
+                shares = (self.share(batch).as_tensors() for batch in batches)  # for `compute_loss`
+                batches = cast("Generator[Batch, None, None]", shares)
             self._start = time.perf_counter() - self._seconds_before
             try:
                 yield batches
