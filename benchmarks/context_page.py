@@ -18,9 +18,12 @@ Row = dict[str, Any]
 EXPAND = {"mamba": 2, "aussm": 1}  # inner width of a block over d_model
 LATENCY = {"H100": 0.2e-3, "H200": 0.245e-3}  # seconds of a gather of few bytes by NCCL on 2 and 4: the rows with "exchange"
 LINK = 3.5e11  # bytes a second that a GPU receives, from the same rows
-HOST = 0.1  # seconds in which the host starts the kernels of a step of 8 blocks on pieces: the time of the shortest sequences
-HOST_RECOMPUTED = 1.5 * HOST  # with a second forward pass, which is half of a step
-BYTES_OF_CONVOLUTION = 16  # a step and channel: zeros are written, two gradients are read, and their sum is written, in float32
+# Seconds in which the host starts the kernels of a step of 8 blocks on pieces: the time of the shortest sequences. The rows of
+# H200s are of later code, whose exchanges are fewer operations.
+HOST = {"H100": 0.1, "H200": 0.085}
+RECOMPUTED = 1.5  # times as long is this with a second forward pass, which is half of a step
+# A step and channel: zeros are written, two gradients are read, and their sum is written, in float32. Later code adds in place.
+BYTES_OF_CONVOLUTION = {"H100": 16, "H200": 0}
 BANDWIDTH = {"H100": 3.0e12, "H200": 4.3e12}  # bytes a second of the memory
 TABLE = (
     "| Stack | Recompute | Steps | GPUs | Seconds | Expected | Efficiency | Against a piece | GB a GPU | Efficiency |\n|"
@@ -78,14 +81,15 @@ def expected_seconds(row: Row, seconds_of_one: dict[int, float]) -> float | None
     """Return the expected seconds of a step on several GPUs; None where one GPU was not measured at the length of a piece.
 
     A GPU needs the time of one GPU at that length, the time in which the gradient of the newest inputs of each convolution is
-    added to that of all inputs, and the time of the exchanges; the host needs HOST or HOST_RECOMPUTED at least.
+    added to that of all inputs, and the time of the exchanges; the host needs HOST at least, RECOMPUTED times as long with
+    recomputation.
     """
     piece = row["length"] // row["processes"]
     if piece not in seconds_of_one:
         return None
     channels = sum(EXPAND[block] * row["d_model"] for block in blocks_of(row["stack"]))
-    on_gpu = seconds_of_one[piece] + BYTES_OF_CONVOLUTION * channels * piece / of_kind(row, BANDWIDTH)
-    return max(on_gpu, HOST_RECOMPUTED if row["recompute"] else HOST) + exchange_seconds(row)
+    on_gpu = seconds_of_one[piece] + of_kind(row, BYTES_OF_CONVOLUTION) * channels * piece / of_kind(row, BANDWIDTH)
+    return max(on_gpu, of_kind(row, HOST) * (RECOMPUTED if row["recompute"] else 1)) + exchange_seconds(row)
 
 
 def alone(rows: list[Row], row: Row) -> dict[int, Row]:
@@ -122,9 +126,9 @@ def print_table(rows: list[Row]) -> None:
 
 
 def print_against_expected(rows: list[Row], expected: list[Row]) -> None:
-    """Print the rows whose times and bytes the model had written down before they were measured, and how far off it was."""
+    """Print the first rows after the model had written down their times and bytes, and how far off it was."""
     print("| Stack | Way | Steps | GPUs | Seconds | Expected | Deviation | MB received | Expected |\n|" + "---|" * 9)
-    measured = {(row["stack"], way_of(row), row["length"], row["processes"]): row for row in rows if row.get("seconds")}
+    measured = {(row["stack"], way_of(row), row["length"], row["processes"]): row for row in reversed(rows) if row.get("seconds")}
     for before in expected:
         row = measured.get((before["stack"], way_of(before), before["length"], before["processes"]))
         if row is not None:
@@ -240,7 +244,8 @@ if __name__ == "__main__":
     parser.add_argument("records", type=Path)
     records = parser.parse_args().records
     lines = [json.loads(line) for line in records.read_text().splitlines()]
-    every = newest([row for row in lines if "length" in row and "check" not in row])
+    timed = [row for row in lines if "length" in row and "check" not in row]
+    every = newest(timed)
     before = records.with_name(f"{records.stem}_expected.jsonl")
     expected = [json.loads(line) for line in before.read_text().splitlines()] if before.exists() else []
     for device in dict.fromkeys(row["device"] for row in every):
@@ -254,6 +259,6 @@ if __name__ == "__main__":
         print()
         print_meshes([row for row in here if row.get("data", 1) > 1], measured)
         print()
-        print_against_expected(measured, expected)
+        print_against_expected([row for row in timed if row["device"] == device and row.get("data", 1) == 1], expected)
     kinds = [row for row in every if row.get("data", 1) == 1 and not row.get("shard")]
     draw([row for row in kinds if way_of(row) in ("plain", "recompute")], records.with_suffix(".png"))
