@@ -7,6 +7,7 @@ Of rows that were measured again the newest counts.
 
 import argparse
 import json
+import statistics
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from longscan.models.spec import parse_spec
 Row = dict[str, Any]
 
 EXPAND = {"mamba": 2, "aussm": 1}  # inner width of a block over d_model
-LATENCY = {"H100": 0.2e-3, "H200": 0.245e-3}  # seconds of a gather of few bytes by NCCL on 2 and 4: the rows with "exchange"
+LATENCY = {"H100": 0.2e-3, "H200": 0.13e-3}  # seconds of a gather of few bytes by NCCL on 2 and 4: the rows with "exchange"
 LINK = 3.5e11  # bytes a second that a GPU receives, from the same rows
 # Seconds in which the host starts the kernels of a step of 8 blocks on pieces: the time of the shortest sequences. The rows of
 # H200s are of later code, whose exchanges are fewer operations.
@@ -39,11 +40,20 @@ def way_of(row: Row) -> str:
 
 
 def newest(rows: list[Row]) -> list[Row]:
-    """Return the newest row of each measurement, in the order of their first rows."""
+    """Return the newest row of each measurement, in the order of their first rows.
+
+    "code" is the commit whose kernels ran, where "commit" is that of another tree. Rows of the same code are taken together: the
+    time is the median of all their steps.
+    """
     found: dict[Any, Row] = {}
     for row in rows:
-        key = row["stack"], way_of(row), row["processes"], row["length"], row.get("seconds") is None, row.get("allocator") == ""
-        found[*key, row["device"], row.get("data", 1)] = row
+        size = row["processes"], row.get("data", 1), row["length"]
+        key = row["stack"], way_of(row), *size, row["device"], row.get("seconds") is None, row.get("allocator") == ""
+        same = found.get(key, {})
+        if same.get("seconds") and same.get("code") == row.get("code") is not None:
+            times = same["all_seconds"] + row["all_seconds"]
+            row = row | {"seconds": statistics.median(times), "all_seconds": times}
+        found[key] = row
     return list(found.values())
 
 
