@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from longscan.models import Forecaster, LanguageModel, SequenceModel, SiameseModel
+from longscan.models import Forecaster, LanguageModel, SequenceModel, SiameseModel, from_transformers
 from longscan.models.base import PretrainedModel
 from longscan.models.saving import CONFIG, WEIGHTS
 
@@ -129,6 +129,14 @@ def test_configuration_of_a_later_version_raises(tmp_path: Path) -> None:
     (tmp_path / CONFIG).write_text(json.dumps({**config, "spec_version": 3}))
     with pytest.raises(ValueError, match=r"config\.json: `spec_version` must be at most 2, got 3"):
         SequenceModel.from_pretrained(tmp_path)
+
+
+@pytest.mark.parametrize("read", [SequenceModel.from_pretrained, from_transformers])
+def test_weights_in_a_pickle_raise_and_say_how_to_convert_them(read: Callable[[Path], object], tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "mamba"}')
+    (tmp_path / "pytorch_model.bin").write_bytes(b"")
+    with pytest.raises(FileNotFoundError, match=r"pytorch_model\.bin is not read: save the model with transformers again"):
+        read(tmp_path)
 
 
 def test_checkpoint_of_transformers_in_several_files_raises_and_names_its_reader(tmp_path: Path) -> None:

@@ -12,6 +12,11 @@ from torch import Tensor
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 SHARDS = "model.safetensors.index.json"  # the index of transformers' checkpoints in several files
+PICKLE = "pytorch_model.bin"  # the weights of older checkpoints, a pickle, which can run code when it is read
+PICKLE_NOT_READ = (
+    f"; {PICKLE} is not read: save the model with transformers again, which writes {WEIGHTS}, and pass the new folder to "
+    "longscan.models.from_transformers"
+)
 RUN_SETTINGS = "settings.yaml"  # the file of settings in the folder of a run
 HEADER = "longscan"  # entry in the header of the weights, with the configuration and the checksum
 NO_DOWNLOAD = (
@@ -82,6 +87,8 @@ def read_model(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
             text = f"{folder / name} does not exist; a saved model is a folder with {CONFIG} and {WEIGHTS}"
             if (folder / SHARDS).is_file():
                 text += "; longscan.models.from_transformers reads a checkpoint of transformers in several files"
+            if (folder / PICKLE).is_file():
+                text += PICKLE_NOT_READ
             if (folder / RUN_SETTINGS).is_file():
                 text += f"; longscan.training.Run({str(folder)!r}).model() reads the model of a run"
             raise FileNotFoundError(text if folder.is_dir() else text + NO_DOWNLOAD)
