@@ -202,6 +202,15 @@ def test_vmap_over_a_constant_factor_equals_a_loop(kernels):
     torch.testing.assert_close(mapped, torch.stack([linear_scan(row, b, backend="eager")[0] for row in a]))
 
 
+def test_backward_over_models_one_by_one_joins_their_gradients_once(kernels):
+    """A gradient of the size of all models for each of them would make the cost grow with the square of their number."""
+    a, b = torch.rand(5, 2, dtype=torch.float64, requires_grad=True), torch.randn(1, 4, 2, dtype=torch.float64)
+    loss = torch.func.vmap(lambda a: linear_scan(a, b, backend="cpu")[0])(a).sum()
+    with torch.profiler.profile() as profile:
+        loss.backward()
+    assert "aten::select_backward" not in {event.key for event in profile.key_averages()}
+
+
 @pytest.mark.parametrize("requires_grad", [False, True])
 @pytest.mark.parametrize("call", [selective_scan, unitary_scan, short_conv])
 def test_call_outside_of_transforms_uses_no_custom_op(kernels, call, requires_grad):

@@ -39,10 +39,11 @@ def test_seeds_that_were_trained_together_have_their_test_scores(row: PublishedR
     record = read_seeds(RESULTS / "protocol")["published_parity-ma"]
     assert run.scores == tuple(record["selected"]["test"])
     mean, half = mean_interval(run.scores)
-    (_, heading, _, line) = near_lines("aussm/table1", [row], RESULTS)
+    (_, heading, _, *header, line) = near_lines("aussm/table1", [row], RESULTS)
     assert heading == f"Runs near these rows, which do not count ({run.why}):"
-    assert line.startswith(f"- parity/ma: {mean:.3f} ± {half:.3f}, 10 seeds, 100,000 updates; `")
-    assert line.endswith("published_parity-ma.json` by `benchmarks/seeds.py`")
+    assert {one.count("|") for one in (*header, line)} == {7}
+    assert line.startswith(f"| parity/ma | {mean:.3f} ± {half:.3f} | 10 | 100,000 | – | `")
+    assert line.endswith("published_parity-ma.json` by `benchmarks/seeds.py` |")
 
 
 def test_settings_of_the_record_differ_from_the_row_only_as_the_reason_says(row: PublishedRow) -> None:
@@ -81,4 +82,4 @@ def test_runs_near_a_row_change_no_verdict(row: PublishedRow) -> None:
     outcomes = read_outcomes([row], RESULTS / "protocol")
     page = report_page(outcomes, "longscan reproduce report", folder=RESULTS)
     assert "Of 1 rows with a recipe, for 1 figures: not run." in page
-    assert "\n- parity/ma: -0.005 ± 0.006, 10 seeds" in page
+    assert "\n| parity/ma | -0.005 ± 0.006 | 10 | 100,000 |" in page

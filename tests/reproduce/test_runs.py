@@ -177,6 +177,21 @@ def test_report_shows_updates_per_second_beside_the_replayed_rate(row: Published
     assert " | 25.0, 80.0 | " in report_page([outcome], "longscan reproduce report")
 
 
+def test_report_begins_with_the_rows_that_have_runs(row: PublishedRow, tmp_path: Path) -> None:
+    rows = [replace(row, id=f"aussm/table1/{name}") for name in ("first", "second", "third")]
+    without = read_outcomes(rows, tmp_path)
+    assert "## Rows with runs" not in report_page(without, "longscan reproduce report")
+    outcomes = [without[0], replace(without[1], unfinished={0: 7}), replace(without[2], scores=(0.5, 0.7), verdict="partial")]
+    page = report_page(outcomes, "longscan reproduce report")
+    first, of_table = page.split("\n### aussm/table1", 1)
+    assert "\n| aussm/table1/second | " in first
+    assert "\n| aussm/table1/third | " in first
+    assert "first | " not in first
+    lines = [line for line in of_table.splitlines() if line.startswith("|")]
+    begun, second, third, not_run, alone = [line.split(" |")[0] for line in lines if not line.startswith("|-")][:5]
+    assert (begun, second, third, not_run, alone) == ("| row", "| second", "| third", "| not run", "| first")
+
+
 def test_report_has_one_line_for_candidates_without_runs(row: PublishedRow, tmp_path: Path) -> None:
     names = ["aa", "aaaa"]
     rows = [replace(row, id=f"aussm/table1/parity/aa/{name}", candidate_of="aussm/table1/parity/aa") for name in names]

@@ -172,10 +172,9 @@ class _CustomOp:
                 for x, folded in zip(self(*given), by_row, strict=True)
             ]
         else:
-            each = [
-                self(*(x if axis is None else x.select(axis, i) for x, axis in zip(args, in_dims, strict=True)))
-                for i in range(size)
-            ]
+            # unbind, not select: the backward of a select fills a tensor of all models for each of them, that of unbind one in all
+            by_model = [[x] * size if axis is None else x.unbind(axis) for x, axis in zip(args, in_dims, strict=True)]
+            each = [self(*given) for given in zip(*by_model, strict=True)]
             outputs = [torch.stack(results) for results in zip(*each, strict=True)]
         return tuple(outputs), (0,) * len(outputs)
 

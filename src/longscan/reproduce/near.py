@@ -36,22 +36,30 @@ class NearRun(NamedTuple):
     settings: str
     why: str
 
-    def line(self, decimals: int) -> str:
-        """Return the runs as a text; decimals: digits after the point of the published figure."""
+    def line(self, name: str, decimals: int) -> str:
+        """Return a line of a Markdown table with the columns of `HEADER`.
+
+        Args:
+            name: name of the row.
+            decimals: digits after the point of the published figure.
+        """
         mean, half = mean_interval(self.scores)
         score = f"{mean:.{decimals + 1}f}" + ("" if half is None else f" ± {half:.{decimals + 1}f}")
-        seeds = f"{len(self.scores)} seed{'s' * (len(self.scores) > 1)}"
-        own = f", `{self.settings}`" if self.settings else ""
-        return f"{score}, {seeds}, {self.updates:,} updates{own}; {self.source}"
+        own = f"`{self.settings}`" if self.settings else "–"
+        return f"| {name} | {score} | {len(self.scores)} | {self.updates:,} | {own} | {self.source} |"
+
+
+HEADER = ["| row | ours | seeds | updates | other settings | records |", "|---|---|---:|---:|---|---|"]
 
 
 def near_lines(table: str, rows: Sequence[PublishedRow], folder: Path) -> list[str]:
-    """Return Markdown lines on the runs near a table's rows that a folder of records has: the reason, then its runs."""
+    """Return Markdown lines on the runs near a table's rows that a folder of records has: each reason, then a table of its runs."""
     lines: dict[str, list[str]] = {}
     for row in rows:
         for run in near_runs(row, folder):
-            lines.setdefault(run.why, []).append(f"- {row.id.removeprefix(f'{table}/')}: {run.line(row.decimals)}")
-    return [line for why, of in lines.items() for line in ("", f"Runs near these rows, which do not count ({why}):", "", *of)]
+            lines.setdefault(run.why, []).append(run.line(row.id.removeprefix(f"{table}/"), row.decimals))
+    heading = "Runs near these rows, which do not count"
+    return [line for why, of in lines.items() for line in ("", f"{heading} ({why}):", "", *HEADER, *of)]
 
 
 def near_runs(row: PublishedRow, folder: Path) -> list[NearRun]:

@@ -61,6 +61,11 @@ class Outcome:
         return f"{mean:.{digits}f}" if half is None else f"{mean:.{digits}f} ± {half:.{digits}f}"
 
     @property
+    def has_run(self) -> bool:
+        """Whether a run of the row is over, or has begun."""
+        return bool(self.scores or self.failed or self.unfinished)
+
+    @property
     def state(self) -> str:
         """How far the runs of the row are."""
         seeds = self.row.seeds
@@ -273,7 +278,11 @@ def _counts_text(verdicts: Sequence[Verdict]) -> str:
     return next(iter(counts)) if len(counts) == 1 else ", ".join(f"{n} {name}" for name, n in counts.items())
 
 
-HEADER = "| row | published | ours | seeds | constant | updates, of published | updates/s, replayed | minutes | verdict |"
+RUN_HEADER = [
+    "| row | published | ours | verdict | seeds | updates, of published | constant | updates/s, replayed | minutes |",
+    "|---|---:|---:|---|---:|---:|---:|---:|---:|",
+]
+NOT_RUN_HEADER = ["| not run | published | constant | seeds | updates |", "|---|---:|---:|---:|---:|"]
 
 
 def report_page(
@@ -301,13 +310,19 @@ def report_page(
         f"Of {len(rows)} rows with a recipe, for {_n_figures(rows)} figures: {_counts_text([one.verdict for one in rows])}.",
         "A row with several settings runs with each of them, and the validation scores choose one.",
     ]
+    begun = [one for one in merge_candidates(runnable) if one.has_run]
+    if begun:
+        lines += ["", "## Rows with runs", "", *RUN_HEADER, *(_run_line(one.row.id, one) for one in begun)]
     for paper, of_paper in groupby(runnable, lambda one: one.row.figure["paper"]):
         lines += ["", f"## {papers()[paper]}"]
         for table, group in groupby(of_paper, lambda one: one.row.table):
             members = list(group)
             metrics = ", ".join(dict.fromkeys(f"{one.row.figure['metric']} ({one.row.figure['unit']})" for one in members))
-            lines += ["", f"### {table}: {members[0].row.figure['table']}, {metrics}", "", HEADER, "|---|" + "---|" * 8]
-            lines += [_report_line(table, one) for one in merge_candidates(members)]
+            lines += ["", f"### {table}: {members[0].row.figure['table']}, {metrics}"]
+            named = [(one.row.id.removeprefix(f"{table}/"), one) for one in merge_candidates(members)]
+            for header, line, has_run in ((RUN_HEADER, _run_line, True), (NOT_RUN_HEADER, _not_run_line, False)):
+                found = [line(name, one) for name, one in named if one.has_run is has_run]
+                lines += ["", *header, *found] if found else []
             lines += _note_lines(table, [one.row for one in members])
             lines += [] if folder is None else near_lines(table, [one.row for one in members], folder)
     if tracking:
@@ -335,17 +350,27 @@ def _reason_lines(rows: Sequence[PublishedRow]) -> list[str]:
     return lines + [f"| {name} | {count} | {why} |" for name in detailed for why, count in counts[name].items()]
 
 
-def _report_line(table: str, one: Outcome) -> str:
-    """Return a line of the report's tables."""
+def _run_line(name: str, one: Outcome) -> str:
+    """Return a line with the columns of `RUN_HEADER`, for a row with runs."""
     row = one.row
     updates = f"{one.updates:,}" if one.updates else "0"
     if one.unfinished:
         updates += f" (not over: {', '.join(f'seed {seed} at {made:,}' for seed, made in one.unfinished.items())})"
     seeds = f"{len(one.scores)}, {one.failed} failed" if one.failed else str(len(one.scores))
-    constant = "–" if one.constant is None else f"{one.constant:.{row.decimals + 1}f}"
-    cells = (row.id.removeprefix(f"{table}/"), figure_text(row), one.ours, f"{seeds} of {row.seeds}", constant)
+    cells = (name, figure_text(row), one.ours, one.verdict, f"{seeds} of {row.seeds}", f"{updates}, of {row.updates:,}")
     rates = ", ".join("–" if rate is None else f"{rate:.1f}" for rate in (one.rate, one.replayed_rate))
-    return f"| {' | '.join(cells)} | {updates}, of {row.updates:,} | {rates} | {one.minutes:.1f} | {one.verdict} |"
+    return f"| {' | '.join(cells)} | {_constant_text(one)} | {rates} | {one.minutes:.1f} |"
+
+
+def _not_run_line(name: str, one: Outcome) -> str:
+    """Return a line with the columns of `NOT_RUN_HEADER`, with the seeds and updates of the protocol."""
+    row = one.row
+    return f"| {name} | {figure_text(row)} | {_constant_text(one)} | {row.seeds} | {row.updates:,} |"
+
+
+def _constant_text(one: Outcome) -> str:
+    """Return the score of the best constant predictor; a dash if it is not known."""
+    return "–" if one.constant is None else f"{one.constant:.{one.row.decimals + 1}f}"
 
 
 def _note_lines(table: str, rows: Sequence[PublishedRow]) -> list[str]:
