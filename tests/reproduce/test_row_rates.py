@@ -5,7 +5,8 @@ from types import ModuleType
 
 import pytest
 
-from longscan.reproduce.rows import find_rows
+from longscan.reproduce.archive import MAX_PARTS, PART_BYTES, checkpoint_bytes
+from longscan.reproduce.rows import find_rows, read_rows
 from longscan.reproduce.runs import row_argv
 from longscan.training.parsing import parse_settings
 from scripts import load_script
@@ -34,6 +35,30 @@ def test_generated_data_are_those_of_the_rows_task(row_rates: ModuleType, tmp_pa
         batch = settings.task.batch("train", 0, 2)
         assert batch.inputs.shape[1:] == (1152, 7)
     assert (settings.task.size("train") or 0) >= 20
+
+
+LARGEST = {  # of each paper, among all its settings
+    "aussm/table2/heartbeat",
+    "aussm/table1/majority_count/aa/aaaaaa-0.001",
+    "s7/table1/dvs_gesture",
+    "s7/table2/listops",
+    "thesis/table4/imdb/mamba-s4",
+    "mamba_lra/table1/retrieval/mamba",
+}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(row.id, marks=() if row.id in LARGEST else pytest.mark.slow)
+        for row in read_rows()
+        if row.status == "recipe" and (row.candidate_of is None or row.id.endswith("aaaaaa-0.001"))  # of equal sizes one
+    ],
+)
+def test_unfinished_runs_of_all_seeds_of_a_row_fit_into_one_archive(row_rates: ModuleType, tmp_path: Path, name: str) -> None:
+    (row,) = find_rows(name)
+    settings = parse_settings([*row_argv(row, 0), *row_rates.write_data(row, tmp_path)])
+    assert row.seeds * checkpoint_bytes(settings) < 0.95 * MAX_PARTS * PART_BYTES, "the rest is for settings, logs and records"
 
 
 def test_record_has_the_rate_of_the_timed_updates(row_rates: ModuleType, tmp_path: Path) -> None:

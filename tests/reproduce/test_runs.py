@@ -13,13 +13,14 @@ from typing import Any
 
 import pytest
 import yaml
+from safetensors.torch import load_file
 
 import longscan
 from longscan._errors import SettingError
 from longscan.cli import main
 from longscan.report.records import read_records
 from longscan.reproduce import PublishedRow, archive, find_rows, runs
-from longscan.reproduce.archive import MANIFEST
+from longscan.reproduce.archive import MANIFEST, checkpoint_bytes
 from longscan.reproduce.page import choose_candidates, merge_candidates, outcome_of, read_outcomes, report_page, summary_table
 from longscan.reproduce.runs import Planned, check_manifest, check_run, progress_of, reproduce, row_settings, run_folder
 from longscan.reproduce.stacks import is_stacked
@@ -295,6 +296,30 @@ def test_archives_that_are_too_large_or_damaged_are_refused(
     with pytest.raises(SettingError, match=f"a folder with the {len(before)} parts of one archive"):
         archive.unpack(packed, there)
     assert list(there.iterdir()) == []
+
+
+def test_an_archive_that_could_become_too_large_is_refused_before_the_runs(
+    row: PublishedRow, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = row_settings(row)
+    monkeypatch.setattr(archive, "MAX_PARTS", 1)
+    monkeypatch.setattr(archive, "PART_BYTES", 2 * checkpoint_bytes(settings) - 1)
+    with pytest.raises(SettingError, match="`--pack` must be the folder of an archive of at most"):
+        reproduce([row], tmp_path / "out", archive=tmp_path / "packed")
+    assert not run_folder(tmp_path / "out", row, 0).exists()
+    assert not (tmp_path / "packed").exists()
+
+
+def test_size_of_checkpoints_is_that_of_their_tensors(row: PublishedRow, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    assert reproduce([row], out, seeds=1) == []
+    tensors = [
+        tensor
+        for name in ("last/model", "last/optimizer", "best/model")
+        for key, tensor in load_file(run_folder(out, row, 0) / "checkpoints" / f"{name}.safetensors").items()
+        if not key.endswith("/step")
+    ]
+    assert sum(tensor.nbytes for tensor in tensors) == checkpoint_bytes(row_settings(row))
 
 
 def test_folders_of_another_version_or_recipe_are_refused(row: PublishedRow, tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import torch
 
 from longscan.tasks import TASKS
 from longscan.tasks._random import CounterRNG
+from longscan.tasks.base import rows_of_step
 from longscan.tasks.formal import (
     BucketSort,
     CycleNavigation,
@@ -26,6 +27,7 @@ from longscan.tasks.formal import (
     SolveEquation,
 )
 from longscan.tasks.formal._expressions import SymbolIds, generate_expressions
+from longscan.tasks.formal.base import WordTask
 
 FORMAL = [cls for cls in TASKS.values() if issubclass(cls, FormalTask)]
 
@@ -315,6 +317,17 @@ def test_splits_with_the_same_lengths_have_no_common_question(cls, suite):
     assert len(questions[0]) > 100
     for first, second in ((questions[0] | more, questions[1]), (questions[0] | more, questions[2]), (questions[1], questions[2])):
         assert not first & second
+
+
+@pytest.mark.parametrize("cls", [cls for cls in TASKS.values() if issubclass(cls, WordTask)])
+def test_batch_of_a_fixed_training_set_is_the_layout_of_its_examples(cls):
+    task = cls(**{"data": "samples", "train_size": 20} if "data" in {f.name for f in fields(cls)} else {})
+    for step in (0, 2):  # the last batch of an epoch has four examples
+        rows = rows_of_step(20, "train", step, 8, 3)
+        assert len(rows) == (8 if step == 0 else 4)
+        expected = task._lay_out(task._fixed_examples("train", rows, 3), "train")
+        for part, other in zip(task.batch("train", step, 8, 3), expected, strict=True):
+            torch.testing.assert_close(part, other, rtol=0, atol=0)
 
 
 def test_splits_of_few_parity_questions_are_disjoint_and_not_empty():

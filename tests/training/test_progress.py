@@ -49,6 +49,14 @@ def test_training_prints_nothing_by_default(monkeypatch: pytest.MonkeyPatch, ter
     assert capture_output(monkeypatch, terminal=terminal, shown=False) == ""
 
 
+def test_speed_is_not_summed_for_a_bar_that_is_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rich.progress.Task.speed", property(lambda _: pytest.fail("the speed was read")))
+    weight = torch.zeros(1, requires_grad=True)
+    engine = Engine(torch.optim.SGD([weight]), lambda _: (weight.sum(), None), learning_rate=lambda *_: 0.0)
+    with contextlib.closing(ProgressBar(10, 0, "accuracy", shown=False)) as bar:
+        bar.on_step_end(engine, StepResult(None, weight, None, 0.0))
+
+
 def test_bar_without_a_time_limit_ends_at_the_number_of_steps() -> None:
     """With a limit the total is estimated from the share of the time that is spent."""
     weight = torch.zeros(1, requires_grad=True)

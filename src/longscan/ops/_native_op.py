@@ -172,7 +172,7 @@ class _CustomOp:
                 for x, folded in zip(self(*given), by_row, strict=True)
             ]
         else:
-            # unbind, not select: the backward of a select fills a tensor of all models for each of them, that of unbind one in all
+            # unbind, not select: the backward of a select fills a tensor of all models for each model, that of unbind only one
             by_model = [[x] * size if axis is None else x.unbind(axis) for x, axis in zip(args, in_dims, strict=True)]
             each = [self(*given) for given in zip(*by_model, strict=True)]
             outputs = [torch.stack(results) for results in zip(*each, strict=True)]

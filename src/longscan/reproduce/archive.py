@@ -9,18 +9,55 @@ import io
 import re
 import shutil
 import tarfile
+from collections.abc import Iterable
 from math import inf
 from pathlib import Path
+
+import torch
+from torch import Tensor
 
 from longscan._errors import setting_error
 from longscan.datasets.archives import unpack_members
 from longscan.training.checkpoint import find_checkpoint
-from longscan.training.run import SETTINGS, Run, holds_run
+from longscan.training.run import SETTINGS, Run, build_model, holds_run
+from longscan.training.settings import Settings
 
 MANIFEST = "reproduce.json"
 PART_BYTES, MAX_PARTS = 16 * 2**20, 8
 _FILES = (SETTINGS, "metrics.jsonl", "result.json", "angles.json", "device_seconds.json")
 _PART = re.compile(r"runs\.tar\.gz\.(\d+)of(\d+)")
+
+
+def checkpoint_bytes(settings: Settings) -> int:
+    """Return the size of the tensors of an unfinished run in an archive.
+
+    The last checkpoint has the weights, two numbers of AdamW for each of them, and the average if there is one; the best
+    checkpoint has weights alone.
+    """
+
+    def size(tensors: Iterable[Tensor]) -> int:
+        return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+    with torch.device("meta"):
+        model = build_model(settings)
+    return (4 + bool(settings.training.average)) * size(model.parameters()) + 2 * size(model.buffers())
+
+
+def check_size(target: Path, checkpoints: int) -> None:
+    """Raise SettingError if an archive could need more parts than are allowed.
+
+    Args:
+        target: folder of the archive.
+        checkpoints: bytes of the checkpoints of all unfinished runs. Weights hardly become smaller by compression.
+    """
+    if checkpoints > MAX_PARTS * PART_BYTES:
+        raise _too_large(target, checkpoints)
+
+
+def _too_large(target: Path, n_bytes: int) -> ValueError:
+    size, most = n_bytes / 2**20, MAX_PARTS * PART_BYTES // 2**20
+    needed = f"the folder of an archive of at most {most} MiB, which fewer rows or seeds in --out make"
+    return setting_error("--pack", f"{target} with {size:.0f} MiB", needed)
 
 
 def pack(out: Path, target: Path) -> list[Path]:
@@ -41,9 +78,7 @@ def pack(out: Path, target: Path) -> list[Path]:
     content = buffer.getvalue()
     parts = [content[start : start + PART_BYTES] for start in range(0, len(content), PART_BYTES)]
     if len(parts) > MAX_PARTS:
-        size, most = len(content) / 2**20, MAX_PARTS * PART_BYTES // 2**20
-        needed = f"the folder of an archive of at most {most} MiB, which fewer rows or seeds in --out make"
-        raise setting_error("--pack", f"{target} with {size:.0f} MiB", needed)
+        raise _too_large(target, len(content))
     target.mkdir(parents=True, exist_ok=True)
     written = []
     for number, part in enumerate(parts, 1):

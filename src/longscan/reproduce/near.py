@@ -53,7 +53,7 @@ HEADER = ["| row | ours | seeds | updates | other settings | records |", "|---|-
 
 
 def near_lines(table: str, rows: Sequence[PublishedRow], folder: Path) -> list[str]:
-    """Return Markdown lines on the runs near a table's rows that a folder of records has: each reason, then a table of its runs."""
+    """Return Markdown lines on the runs near a table's rows in a folder of records: each reason, then a table of its runs."""
     lines: dict[str, list[str]] = {}
     for row in rows:
         for run in near_runs(row, folder):

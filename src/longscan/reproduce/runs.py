@@ -25,7 +25,7 @@ from longscan._errors import SettingError, one_line, setting_error
 from longscan._files import write_text
 from longscan.datasets import DATA_SETS
 from longscan.report.records import Record, append_record, read_folder
-from longscan.reproduce.archive import MANIFEST, pack, unpack
+from longscan.reproduce.archive import MANIFEST, check_size, checkpoint_bytes, pack, unpack
 from longscan.reproduce.rows import PublishedRow, find_recipe
 from longscan.reproduce.stacks import Stacking, is_stacked, stack_command
 from longscan.training.parsing import parse_settings
@@ -209,7 +209,8 @@ def reproduce(
         archive: folder whose archive is unpacked into `out` before, and written again after the runs.
         echo: called with a line for each run that ends.
 
-    Raises SettingError if the folder is of another version or recipe, if data are missing, or if the limit leaves no time;
+    Raises SettingError if the folder is of another version or recipe, if data are missing, if the limit leaves no time, or if the
+    archive could become too large;
     KeyboardInterrupt, after the checkpoints are saved, on a request to stop.
     """
     began, out = time.monotonic(), Path(out)
@@ -246,6 +247,9 @@ def reproduce(
         for one in plan:  # runs that ended while this process was gone
             _record(one, out, recorded)
         waiting = [one for one in plan if not progress_of(one.folder).is_over]
+        if archive is not None:
+            sizes = {name: checkpoint_bytes(settings[name]) for name in {one.row.id for one in waiting}}
+            check_size(Path(archive), sum(sizes[one.row.id] for one in waiting))
         processes = _share_processes(waiting, stacked)
         by_name = {process.name: process for process in processes}
         gpus = visible_gpus()

@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from longscan._errors import setting_error
@@ -192,10 +193,16 @@ class WordTask(ClassificationTask):
         check_request(self, split, step, batch_size, seed)
         size = self.size(split)
         if size is None:
-            examples = self._examples(split, ("stream", batch_size, seed), step, batch_size)
-        else:
-            rows = rows_of_step(size, split, step, batch_size, seed)
-            examples = self._fixed_examples(split, rows, seed)
+            return self._lay_out(self._examples(split, ("stream", batch_size, seed), step, batch_size), split)
+        rows = rows_of_step(size, split, step, batch_size, seed)
+        if split == "train":
+            chosen = torch.from_numpy(rows)
+            whole = _load_training_set(self, seed)
+            return Batch(*(None if part is None else part.index_select(0, chosen) for part in whole))  # type: ignore[arg-type]
+        return self._lay_out(self._fixed_examples(split, rows, seed), split)
+
+    def _lay_out(self, examples: Examples, split: Split) -> Batch:
+        """Return examples as a batch of the width of a split."""
         width = self._max_length_at(self._length_range(split)[1]) - 1
         return self._to_batch(examples, width, uses_teacher_forcing=self.uses_teacher_forcing)
 
@@ -385,16 +392,25 @@ class FormalTask(WordTask):
         return self.suite == "aussm" if self.teacher_forcing is None else self.teacher_forcing
 
 
-# Training samples are shuffled, so they are cached as a whole. The caches hold the words of ten seeds that train in one process,
-# whose batches and validations take turns: four blocks of a validation set of the usual size for each seed.
+# Training samples are shuffled, so they are cached as a whole, laid out as tensors, of which a batch takes rows.
+# The caches hold the words of ten seeds that train in one process, whose batches and validations take turns: four blocks of a
+# validation set of the usual size for each seed.
 @lru_cache(maxsize=64)
 def _load_block(task: WordTask, split: Split, seed: int, index: int) -> Examples:
     return task._examples(split, ("block", seed), index, _BLOCK_SIZE)
 
 
-@lru_cache(maxsize=16)
+@lru_cache(maxsize=2)
 def _load_all_blocks(task: WordTask, split: Split, seed: int, count: int) -> Examples:
     return concatenate_examples([_load_block.__wrapped__(task, split, seed, index) for index in range(count)], task.padding)
+
+
+@lru_cache(maxsize=16)
+def _load_training_set(task: WordTask, seed: int) -> Batch:
+    size = task.size("train")
+    assert size is not None
+    examples = _load_all_blocks.__wrapped__(task, "train", seed, -(-size // _BLOCK_SIZE))
+    return task._lay_out(examples.select(np.arange(size)), "train")
 
 
 @lru_cache(maxsize=64)
