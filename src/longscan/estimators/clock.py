@@ -7,6 +7,8 @@ import pandas as pd
 from pandas.tseries.frequencies import to_offset
 from torch import Tensor
 
+from longscan._frequencies import infer_frequency
+
 SEASONS = {  # steps in a week or a year, by the codes of pandas
     ("D",): 7,
     ("B", "C"): 5,
@@ -90,9 +92,9 @@ def regular_step(clock: pd.Index, source: str, known: Step = None) -> Step:
     if len(clock) < 2:
         return known
     if isinstance(clock, pd.DatetimeIndex):
-        if isinstance(known, pd.DateOffset) and _follows(clock, known):
+        if isinstance(known, pd.offsets.BaseOffset) and _follows(clock, known):
             return known
-        name = clock.freq or (pd.infer_freq(clock) if len(clock) > 2 else clock[1] - clock[0])
+        name = clock.freq or (infer_frequency(clock) if len(clock) > 2 else clock[1] - clock[0])
         if name is not None:
             return to_offset(name)
         gaps = np.diff(clock.asi8)
@@ -149,7 +151,7 @@ def season_of(step: Step) -> int:
 
     Steps of numbers and durations have no season: a duration may count anything.
     """
-    if not isinstance(step, pd.DateOffset):
+    if not isinstance(step, pd.offsets.BaseOffset):
         return 1
     if isinstance(step, pd.tseries.offsets.Tick):
         count = pd.Timedelta(days=1) / pd.Timedelta(step)
@@ -165,7 +167,7 @@ def next_stamps(last: Any, step: Step, count: int) -> pd.Index:
     if isinstance(last, pd.Period):
         return pd.period_range(last + step, periods=count, freq=last.freq if step == last.freq else step)
     if isinstance(last, pd.Timestamp):
-        if isinstance(step, pd.DateOffset):
+        if isinstance(step, pd.offsets.BaseOffset):
             return pd.date_range(last, periods=count + 1, freq=step)[1:]
         return pd.DatetimeIndex([last + step * number for number in range(1, count + 1)])
     if isinstance(last, (int, np.integer)) and isinstance(step, int):

@@ -17,6 +17,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from longscan._float32 import LARGEST
+from longscan._frequencies import infer_frequency
 from longscan._types import checked_value
 from longscan.tasks._store import cached_arrays
 
@@ -236,7 +237,7 @@ def _calendar_frequency(dates: list[datetime]) -> str | None:
     import pandas as pd
 
     try:
-        return pd.infer_freq(pd.DatetimeIndex(dates))
+        return infer_frequency(pd.DatetimeIndex(dates))
     except ValueError:  # dates of several offsets from UTC
         return None
 

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from longscan._frequencies import infer_frequency
+
 if TYPE_CHECKING:
     import pandas as pd
 
@@ -120,7 +122,7 @@ def calendar_frequency(stamps: np.ndarray) -> str | None:
     if len(stamps) < 3:
         return None
     try:
-        return pd.infer_freq(pd.to_datetime(stamps, unit="ns"))
+        return infer_frequency(pd.to_datetime(stamps, unit="ns"))
     except ValueError:
         return None
 
