@@ -27,7 +27,7 @@ from triton.runtime.jit import JITFunction
 
 from cases.ops import ON_GPU
 from harness import set_launches
-from longscan.ops import _triton_launch, dispatch
+from longscan.ops import _gpu, _triton_launch, dispatch
 
 TYPES = {
     torch.float32: "*fp32", torch.float64: "*fp64", torch.bfloat16: "*bf16", torch.float16: "*fp16", torch.uint8: "*u8",
@@ -109,10 +109,10 @@ def main() -> int:
     set_launches(parser, options.set)
     compiler = Compiler(options.capability)
 
-    def run(kernel: JITFunction, *args: Any, grid: Any, warmup: bool = False, **given: Any) -> None:  # noqa: ARG001
-        compiler(kernel, args, given)
+    def launch(kernel: JITFunction, grid: tuple[int, ...], *args: Any, constants: dict[str, Any]) -> None:  # noqa: ARG001
+        compiler(kernel, args, constants)
 
-    JITFunction.run = run
+    _gpu.launch = launch  # before the modules that import it
     _triton_launch.special_functions = lambda _: True
     dispatch.unsupported_reason = lambda *_: None
     for case in ON_GPU:

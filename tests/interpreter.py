@@ -23,8 +23,7 @@ def speed_up_interpreter() -> None:
     replace_dot()
     replace_bfloat16_casts()
     for name, launch in _triton_launch.TABLE.items():
-        steps = 128 if name == "short_conv" else 64
-        _triton_launch.TABLE[name] = replace(launch, lanes=128, steps=steps)
+        _triton_launch.TABLE[name] = replace(launch, lanes=128, steps=64)
     unitary.SCAN_TILES = {most: tile._replace(lanes=128, steps=64) for most, tile in unitary.SCAN_TILES.items()}
     unitary.ELEMENTWISE = unitary.ELEMENTWISE._replace(steps=128, channels=128)
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from longscan.ops import OPS, _native_op, block2_scan, dispatch, linear_scan, unitary_scan
+from longscan.ops import OPS, _native_op, block2_scan, dispatch, linear_scan, selective_scan, short_conv, unitary_scan
 from op_examples import example, record_calls, with_gradients
 
 pytest.importorskip("triton", reason="Triton is not installed")
@@ -69,6 +69,10 @@ UNITARY = [(1, 70, 5), (1, 70, 5), (5, 7, 5), (5, 7), (5, 7, 2), (5, 7, 2)]
 SEQUENCES, W_PARTS = {"p_u_hi", "p_u_lo", "p_x"}, {"p_W_hi", "p_W_lo"}
 CHUNK_GRADIENTS = {"p_d_initial", "p_d_theta", "p_d_theta_lo", "p_dx", "p_inverse", "p_sums"}
 PARAMETER_GRADIENTS = {"p_dB", "p_dC", "p_dW", "p_d_bias"}
+SELECTIVE = [(1, 70, 5), (1, 70, 5), (5, 7), (1, 70, 7), (1, 70, 7), (5,), (1, 70, 5), (5,)]
+SELECTIVE_MAP, SELECTIVE_RESULTS = {"p_factor", "p_local"}, {"p_y", "p_final", "p_checkpoints"}
+SELECTIVE_GRADIENTS = {"p_du", "p_ddt", "p_dB", "p_dC", "p_dinitial", "p_sums", "p_tiles"}
+CONVOLUTION, STEPS = [(1, 70, 5), (5, 4), (5,)], {"order", "starts", "counts"}
 MAP = {"mult", "local"}
 PACKED_MAP = MAP | {"restarted"}
 CASES: dict[str, Any] = {
@@ -91,6 +95,20 @@ CASES: dict[str, Any] = {
         [SEQUENCES | {"p_steps"}, {"p_local"}, {"p_chunk_states"}, {"p_y", "p_final"}, {"p_y", "p_raw"}],
         [SEQUENCES | {"p_steps"}, {"p_tile_states"}, SEQUENCES | W_PARTS | {"p_steps", "p_g"}, {"p_local"}, {"p_m"},
          CHUNK_GRADIENTS | {"p_d_dt"}, {"p_du", "p_dW"}, {"p_du", "p_ddt"}, PARAMETER_GRADIENTS]),
+    "selective_scan": (
+        lambda *inputs: selective_scan(*inputs, dt_softplus=True, backend="triton"), SELECTIVE,
+        [SELECTIVE_MAP, {"out"}, SELECTIVE_RESULTS],
+        [SELECTIVE_MAP, {"out"}, SELECTIVE_GRADIENTS | {"p_dz"}, {"p_dA", "p_dD", "p_d_bias"}]),
+    "selective_scan, packed": (
+        lambda u, dt, A, B, C: selective_scan(u, dt, A, B, C, valid=VALID, seq_idx=SEQ_IDX, backend="triton"), SELECTIVE[:5],
+        [SELECTIVE_MAP, {"out"}, SELECTIVE_RESULTS], [SELECTIVE_MAP, {"out"}, SELECTIVE_GRADIENTS, {"p_dA"}]),
+    "short_conv": (
+        lambda u, weight, bias: short_conv(u, weight, bias, activation="silu", backend="triton"), CONVOLUTION,
+        [{"y", "final_state"}], [{"du", "d_initial", "sums"}, {"d_weight", "d_bias"}]),
+    "short_conv, packed": (
+        lambda u, weight, bias: short_conv(u, weight, bias, valid=VALID, seq_idx=SEQ_IDX, backend="triton"), CONVOLUTION,
+        # The compiler takes the table of rows that are written for a tensor that is written.
+        [STEPS, {"y", "final_state", "order"}], [STEPS, {"du", "d_initial", "sums", "order"}, {"d_weight", "d_bias"}]),
 }  # fmt: skip
 
 
@@ -168,7 +186,7 @@ def test_traced_backward_kernels_check_every_tensor(
     for i, name in enumerate(argument.name for argument in second.overload._schema.arguments):
         if not isinstance(args[i], Tensor):
             continue
-        for wrong in (args[i].new_zeros(args[i].shape[0] + 1, *args[i].shape[1:]), args[i].to(torch.float16)):
+        for wrong in (args[i].new_zeros(args[i].shape[0] + 1, *args[i].shape[1:]), args[i].to(torch.int32)):
             torch._dynamo.reset()
             with pytest.raises(Exception, match=rf"(Value|Type)Error: [^\n]*\b{name}\b"), torch.no_grad():
                 trace(second.overload, graphs)(*args[:i], wrong, *args[i + 1 :])

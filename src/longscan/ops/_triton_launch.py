@@ -47,8 +47,6 @@ TABLE = {
     "ssd_scan_exact": Launch(steps=16, lanes=4096, warps=4),
     "ssd_scan_backward_exact": Launch(steps=16, lanes=4096, warps=4),
     "rotation": Launch(steps=16, lanes=128, warps=4, stages=3),
-    "short_conv": Launch(steps=8, lanes=256, warps=4),
-    "short_conv_backward": Launch(steps=4, lanes=256, warps=4),
 }
 
 
@@ -115,16 +113,21 @@ def plan(op: str, length: int, programs: int, device: torch.device, most: int | 
     T = chunk or TABLE[op].steps
     tiles = ceil_div(length, T)
     fill = programs_to_fill(device)
-    wanted = 1 if programs * 2 > fill else min(tiles, ceil_div(fill, programs))
+    wanted = 1 if programs * 2 > fill else smallest(tiles, ceil_div(fill, programs))
     span = ceil_div(tiles, wanted)
-    span = span if most is None else max(1, min(span, most))
-    return Plan(T, tiles, ceil_div(tiles, span), span, wanted > 1)
+    span = span if most is None else largest(1, smallest(span, most))
+    parallel = wanted > 1 if isinstance(wanted, int) else True  # an open length must not decide which kernels a graph has
+    return Plan(T, tiles, ceil_div(tiles, span), span, parallel)
 
 
 def slices(splits: int, each: int) -> Iterator[tuple[int, int]]:
-    """Yield runs [start, stop) of at most `each` splits, from the last to the first."""
-    for stop in range(splits, 0, -each):
-        yield max(0, stop - each), stop
+    """Yield runs [start, stop) of at most `each` splits, from the last to the first.
+
+    A traced graph depends on their number only.
+    """
+    for i in range(ceil_div(splits, each)):
+        stop = splits - i * each
+        yield largest(0, stop - each), stop
 
 
 def restarts(flags: Tensor | None, steps: int) -> Tensor | None:

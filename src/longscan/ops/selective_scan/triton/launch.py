@@ -170,7 +170,7 @@ def forward(
     sizes = p.length, p.channels, p.states, p.blocks, split.tiles, split.splits, split.span, p.rows
     with on_device(u):
         entering = None
-        if exchange_state is not None or (split.parallel and split.splits > 1):
+        if exchange_state is not None or split.parallel:
             factor, local = (initial_state.new_empty((p.batch, split.splits, p.size, p.components)) for _ in range(2))
             entering = initial_state.new_empty((p.batch, split.splits + 1, p.size, p.components))
             launch(
@@ -312,9 +312,9 @@ def sum_slices(
     """
     dB, dC = torch.empty_like(B), torch.empty_like(C)
     steps, numbers = split.span * split.T, p.states * p.components  # of a piece, of a step
-    partials = like.new_empty((2, p.programs * numbers * min(pieces_per_launch * steps, p.length)))
+    partials = like.new_empty((2, p.programs * numbers * tables.smallest(pieces_per_launch * steps, p.length)))
     for first, stop in tables.slices(split.splits, pieces_per_launch):
-        begin, end = first * steps, min(stop * steps, p.length)
+        begin, end = first * steps, tables.smallest(stop * steps, p.length)
         scan(first, stop, *partials)
         launch_sum_partials(p, partials, dB, dC, p.blocks, begin, end - begin)
     return dB, dC
@@ -330,15 +330,18 @@ def plan_backward(p: Problem, bytes_per_number: int, piece: bool) -> tuple[table
     programs = ceil_div(programs_to_fill(p.device), parallel)
     split = tables.plan(p.entry, p.length, programs, p.device, chunk=p.interval)
     split = split._replace(parallel=split.parallel or piece)
-    longest = max(1, split.span * split.T // (steps * MIN_CHAIN_TILES)) if p.entry in ORDERED_SUMS else 1
+    longest = 1
+    if p.entry in ORDERED_SUMS and isinstance(split.span, int):  # an open length must not decide which kernels a graph has
+        longest = max(1, split.span * split.T // (steps * MIN_CHAIN_TILES))
     chain_length = ceil_div(p.blocks, ceil_div(p.blocks, longest))
     if chain_length > 1 or p.blocks == 1:
         return split, chain_length, split.splits
     bytes_per_chunk = 2 * p.programs * p.states * p.components * bytes_per_number * p.interval
     chunks = 2 * tables.SCRATCH // 5 // bytes_per_chunk
-    split = tables.plan(p.entry, p.length, programs, p.device, max(1, chunks // parallel), p.interval)
+    split = tables.plan(p.entry, p.length, programs, p.device, tables.largest(1, chunks // parallel), p.interval)
     split = split._replace(parallel=split.parallel or piece)
-    return split, chain_length, min(split.splits, max(1, chunks // split.span)) if split.parallel else 1
+    together = tables.smallest(split.splits, tables.largest(1, chunks // split.span)) if split.parallel else 1
+    return split, chain_length, together
 
 
 def launch_scan(
@@ -356,7 +359,7 @@ def launch_scan(
     """Launch the backward scan of the pieces [first, stop). tensors, sums: the kernel's arguments before and after dB and dC."""
     T, steps = p.constants["T"], split.span * split.T
     span, recompute = steps // T, max(T, MIN_RECOMPUTE_STEPS[p.components])
-    group, slice_steps = split.T // T, min(stop * steps, p.length) - first * steps
+    group, slice_steps = split.T // T, tables.smallest(stop * steps, p.length) - first * steps
     launch(
         chunk_scan_bwd_kernel, (p.programs, stop - first), *tensors, dB, dC, *sums, p.length, p.channels, p.states, p.blocks,
         ceil_div(p.length, T), split.splits, span, p.rows, group, chain_length, first, slice_steps,
