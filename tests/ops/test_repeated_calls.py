@@ -205,6 +205,41 @@ def test_number_of_calls_is_bounded(copy: Copy, monkeypatch: pytest.MonkeyPatch)
     assert len(runs) == 4
 
 
+def test_more_calls_in_turn_than_are_remembered_are_repeated_in_part(copy: Copy, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If the oldest call were forgotten for each new one, none would be repeated."""
+
+    def function(x: Tensor) -> tuple[Tensor, ...]:
+        y = torch.empty_like(x)
+        copy.launch(x, y, len(x))
+        return (y,)
+
+    monkeypatch.setattr(_repeated_calls, "MOST_CALLS", 20)
+    call, runs = counted(function)
+    for _ in range(20):
+        for size in range(1, 26):
+            x = torch.full((size,), float(size))
+            assert torch.equal(call(x)[0], x)
+    assert len(runs) < 20 * 25 * 0.7
+
+
+def test_call_that_could_not_be_repeated_is_recorded_later(copy: Copy, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Views of one tensor as two inputs hinder it once; later calls on other tensors are repeated."""
+
+    def second(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+        out = torch.empty_like(x)
+        copy.launch(y[2:], out, len(x) - 2)
+        return (out,)
+
+    monkeypatch.setattr(_repeated_calls, "RETRY_AFTER", 3)
+    call, runs = counted(second)
+    for _ in range(2):
+        x = torch.ones(4)
+        call(x, x)
+    for _ in range(10):
+        call(torch.ones(4), torch.ones(4))
+    assert len(runs) == 2 + 3 + 1
+
+
 def test_error_of_a_recorded_call_ends_the_recording(copy: Copy) -> None:
     fails = SimpleNamespace(now=False)
 

@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import wraps
+from random import Random
 from typing import Any, NamedTuple
 
 import torch
@@ -21,9 +22,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 log = logging.getLogger("longscan")
 
 ALIGNMENT = 512  # bytes, of buffers in the workspace, as the caching allocator of CUDA aligns
-MOST_CALLS = 256  # remembered of each function; the oldest is forgotten
-SEEN_ONCE = "seen once"  # in place of a recorded call: the next such call is recorded
-NOT_REPEATED = "not repeated"  # likewise: what such calls do cannot be recorded, or does not fit into the memory
+MOST_CALLS = 256  # remembered of each function
+RETRY_AFTER = 100  # like calls, after one that could not be recorded, or whose buffers did not fit into the memory
 ZEROS = {torch.ops.aten.zeros.default, torch.ops.aten.zeros_like.default, torch.ops.aten.new_zeros.default}
 ALLOCATIONS = {
     *ZEROS,
@@ -236,9 +236,11 @@ def repeats_calls(function: Callable[..., tuple[Tensor, ...]]) -> Callable[..., 
     """Return a function that does what `function` does, which launches Triton kernels, and repeats recorded calls.
 
     The third call and all later ones on tensors of the same shapes, dtypes, device and alignments, with the same constants, are
-    repeated: what `function` launches must not depend on anything else.
+    repeated: what `function` launches must not depend on anything else. After MOST_CALLS different calls each new one takes the
+    place of any other, so that a part of them is still repeated where more different calls than that take turns.
     """
-    calls: dict[Any, _Call | str] = {}  # by what a call depends on
+    calls: dict[Any, _Call | int] = {}  # by what a call depends on: the recorded call, or after how many like calls to record
+    choice = Random(0)
     _functions.append(calls)
 
     @wraps(function)
@@ -259,11 +261,11 @@ def repeats_calls(function: Callable[..., tuple[Tensor, ...]]) -> Callable[..., 
             addresses.append(address)
         known = tuple(key)
         call = calls.get(known)
-        if call is None or call == NOT_REPEATED:
+        if call is None or (isinstance(call, int) and call > 0):
             returned = function(*args)  # which checks the arguments, before it makes copies
             if call is None and len(calls) >= MOST_CALLS:
-                calls.pop(next(iter(list(calls)), None), None)  # another thread may have forgotten it
-            calls.setdefault(known, SEEN_ONCE)
+                calls.pop(choice.choice(list(calls) or [None]), None)  # another thread may have forgotten it
+            calls[known] = 0 if call is None else call - 1
             return returned
         inputs: Sequence[Any] = args
         if copies:
@@ -274,7 +276,7 @@ def repeats_calls(function: Callable[..., tuple[Tensor, ...]]) -> Callable[..., 
                 return call.repeat(inputs, addresses, next(x.device for x in inputs if isinstance(x, Tensor)))
             except torch.OutOfMemoryError:  # it allocates all buffers at once
                 log.info("%s is not repeated, because its buffers do not fit into the memory together", function.__qualname__)
-                calls[known] = NOT_REPEATED
+                calls[known] = RETRY_AFTER
                 return function(*inputs)
         aliases = [x.detach() if isinstance(x, Tensor) else x for x in inputs]  # told apart where one tensor is two inputs
         _active.recorder = recorder = _Recorder(aliases)
@@ -287,10 +289,10 @@ def repeats_calls(function: Callable[..., tuple[Tensor, ...]]) -> Callable[..., 
         finally:
             _active.recorder = None
         if results is None:
-            calls[known] = NOT_REPEATED
+            calls[known] = RETRY_AFTER
             del recorder
             return function(*inputs)
-        calls[known] = recorder.call(results) or NOT_REPEATED
+        calls[known] = recorder.call(results) or RETRY_AFTER
         return results
 
     return repeat
