@@ -69,7 +69,8 @@ def test_kernel_equals_reference(sizes, selects_raw, dtype, limit):
 
 
 @needs_kernels
-def test_number_of_threads_does_not_change_bits(set_num_threads):
+def test_number_of_threads_does_not_change_bits(set_num_threads, monkeypatch):
+    monkeypatch.setattr("longscan.ops._cpu.MIN_TEAM_WORK", 0)
     arguments = cast(make_inputs(rows=2, width=64, inner=128), torch.float32)
     results = []
     for threads in (1, 2, 3):

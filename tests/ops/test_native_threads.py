@@ -3,14 +3,22 @@
 import os
 import threading
 import time
+from importlib import import_module
 
 import pytest
 import torch
 
+from longscan.blocks import MambaBlock
 from longscan.ops import linear_scan, selective_scan, short_conv
 from native import needs_kernels
 
 pytestmark = needs_kernels
+
+
+@pytest.fixture(autouse=True)
+def _teams_for_small_calls(monkeypatch):
+    """Let several threads share the small calls of these tests."""
+    monkeypatch.setattr("longscan.ops._cpu.MIN_TEAM_WORK", 0)
 
 
 def run_with_gradients(complex_state=False):
@@ -92,3 +100,34 @@ def test_other_python_threads_run_while_a_kernel_runs(set_num_threads):
         time.sleep(0)
     worker.join()
     assert len(times) > 20
+
+
+def test_one_step_and_little_work_run_on_one_thread(set_num_threads, monkeypatch):
+    monkeypatch.setattr("longscan.ops._cpu.MIN_TEAM_WORK", 1000)
+    threads_for = import_module("longscan.ops._cpu").threads_for
+    set_num_threads(3)
+    assert threads_for(1, 2**40) == 1
+    assert threads_for(2, 999) == 1
+    assert threads_for(2, 1000) == 3
+
+
+def test_number_of_threads_of_a_call_follows_its_size(set_num_threads, monkeypatch):
+    """A step of one token runs on one thread, whatever its width."""
+    counts, native = [], import_module("longscan.ops._native")
+
+    def record(name):
+        kernel = getattr(native, name)
+        monkeypatch.setattr(native, name, lambda *args: counts.append(args[-1]) or kernel(*args))
+
+    for name in ("linear_scan_forward", "short_conv_forward", "mamba_step_forward"):
+        record(name)
+    monkeypatch.setattr("longscan.ops._cpu.MIN_TEAM_WORK", 4 * 2 * 100 * 8)
+    set_num_threads(2)
+    for length in (1, 99, 100):
+        linear_scan(torch.rand(2, length, 8), torch.rand(2, length, 8), backend="cpu")
+        short_conv(torch.rand(2, length, 8), torch.rand(8, 4), backend="cpu")
+    block = MambaBlock(256, backend="cpu").eval()
+    with torch.no_grad():
+        for rows in (1, 4):
+            block.step(torch.rand(rows, 256), block.initial_state(rows))
+    assert counts == [1, 1, 1, 1, 2, 2, 1, 2]

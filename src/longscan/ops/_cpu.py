@@ -9,6 +9,7 @@ from longscan.ops import _native
 from longscan.ops._signature import FLOATS
 
 HUGE_PAGE = 2**21
+MIN_TEAM_WORK = 2**20  # the least work of a call that several threads share: about a third of a millisecond of one thread
 _BYTES = (torch.uint8, torch.bool)
 
 
@@ -29,6 +30,18 @@ def addresses(*tensors: Tensor | None) -> list[int]:
                 dtype = x.dtype
         found.append(0 if x is None else x.data_ptr())
     return found
+
+
+def threads_for(length: int, work: int) -> int:
+    """Return how many threads run a call over `length` steps: one for a single step and for little work, otherwise torch's.
+
+    A team of threads waits for its slowest member at the end of every call. If another process runs on one of the processors,
+    that wait takes milliseconds, far more than a short call.
+
+    work: number of state elements, B L D N for the selective scan; other ops count theirs by the time that they take relative to
+    these.
+    """
+    return torch.get_num_threads() if length > 1 and work >= MIN_TEAM_WORK else 1
 
 
 def empty(like: Tensor, shape: Sequence[int]) -> Tensor:

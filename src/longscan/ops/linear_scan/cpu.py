@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from longscan.ops import _native
-from longscan.ops._cpu import addresses, empty
+from longscan.ops._cpu import addresses, empty, threads_for
 
 
 def forward(
@@ -20,7 +20,7 @@ def forward(
         reverse,
         is_complex,
         b.dtype == torch.float64,
-        torch.get_num_threads(),
+        threads_for(b.shape[1], 4 * b.numel()),
     )
     return x, final
 
@@ -45,6 +45,6 @@ def backward(
         reverse,
         is_complex,
         x.dtype == torch.float64,
-        torch.get_num_threads(),
+        threads_for(x.shape[1], 4 * x.numel()),
     )
     return gradients

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from longscan.ops import _native
-from longscan.ops._cpu import addresses
+from longscan.ops._cpu import addresses, threads_for
 from longscan.ops.mamba_step.reference import Weights
 
 
@@ -32,6 +32,6 @@ def mamba_step(
         norm_eps,
         selects_raw,
         x.dtype == torch.float64,
-        torch.get_num_threads(),
+        threads_for(len(x), len(x) * weights.in_proj.numel() // 4),  # one thread for a single row
     )
     return outputs

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from longscan.ops import _native
-from longscan.ops._cpu import addresses, empty, empty_like
+from longscan.ops._cpu import addresses, empty, empty_like, threads_for
 
 
 def chunk_states_shape(batch: int, length: int, channels: int, states: int, *pair: int) -> tuple[int, ...]:
@@ -45,7 +45,7 @@ def forward(
         paired,
         A.ndim == 3,
         u.dtype == torch.float64,
-        torch.get_num_threads(),
+        threads_for(length, batch * length * A.numel()),
     )
     return y, final, chunk_states
 
@@ -79,6 +79,6 @@ def backward(
         paired,
         A.ndim == 3,
         u.dtype == torch.float64,
-        torch.get_num_threads(),
+        threads_for(u.shape[1], u.shape[0] * u.shape[1] * A.numel()),
     )
     return gradients

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from longscan.ops import _native
-from longscan.ops._cpu import addresses, empty, empty_like
+from longscan.ops._cpu import addresses, empty, empty_like, threads_for
 
 
 def forward(
@@ -18,7 +18,7 @@ def forward(
         *addresses(u, weight, bias, initial_state, flags, y, final),
         silu,
         u.dtype == torch.float64,
-        torch.get_num_threads(),
+        threads_for(u.shape[1], 4 * u.numel()),
     )
     return y, final
 
@@ -41,6 +41,6 @@ def backward(
         *addresses(u, weight, bias, initial_state, flags, grad_y, grad_final, *gradients),
         silu,
         u.dtype == torch.float64,
-        torch.get_num_threads(),
+        threads_for(u.shape[1], 4 * u.numel()),
     )
     return gradients

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from longscan.ops import _native
-from longscan.ops._cpu import addresses
+from longscan.ops._cpu import addresses, threads_for
 
 
 def chunk_length(states: int) -> int:
@@ -43,7 +43,7 @@ def forward(
     _native.unitary_scan_forward(
         batch, length, channels, states, chunk_length(states),
         *addresses(u, dt, W, bias, B, C, D, z, initial_state, flags, y, final, chunk_states),
-        phase_dt, u.dtype == torch.float64, torch.get_num_threads(),
+        phase_dt, u.dtype == torch.float64, threads_for(length, 4 * batch * length * bias.numel()),
     )  # fmt: skip
     return y, final, chunk_states
 
@@ -72,6 +72,6 @@ def backward(
     _native.unitary_scan_backward(
         batch, length, channels, states, chunk_length(states),
         *addresses(grad_y, grad_final, *inputs, flags, chunk_states, *gradients),
-        phase_dt, u.dtype == torch.float64, torch.get_num_threads(),
+        phase_dt, u.dtype == torch.float64, threads_for(length, 4 * batch * length * bias.numel()),
     )  # fmt: skip
     return tuple(gradients)

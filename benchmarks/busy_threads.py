@@ -1,0 +1,118 @@
+"""Time the CPU kernels with one and with two threads on two processors, alone and while another process keeps one of them busy.
+
+    python benchmarks/busy_threads.py
+    python benchmarks/busy_threads.py --always-teams --out build/threads.jsonl
+
+A row is a call: the mean times of its forward and backward pass, in milliseconds, with one and with two threads, alone and beside
+the busy process. `token` is a step of one token through four Mamba blocks of 256 channels, without gradients. The exit status is
+1 if two threads take over 1.1 of the time of one beside the busy process. --always-teams starts a team of threads in every call
+but that of the token. OMP_WAIT_POLICY=passive in the environment lets waiting threads sleep, as the command longscan does. Linux
+only.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from longscan.blocks import MambaBlock
+from longscan.ops import _cpu
+from longscan.training.run import commit
+from op_calls import LINEAR, SELECTIVE, SHORT_CONV, UNITARY, OpCall, parse_sizes
+
+CALLS = {"selective": SELECTIVE, "unitary": UNITARY, "linear": LINEAR, "convolution": SHORT_CONV}
+SIZES = {
+    "selective": ("1 1 256 16", "1 64 256 16", "8 64 256 16", "8 256 256 16", "8 1024 256 16"),
+    "unitary": ("4 1 32 32", "4 64 32 32", "4 256 32 32", "4 1024 32 32"),
+    "linear": ("4 64 256", "4 1024 256"),
+    "convolution": ("4 64 256", "4 1024 256"),
+}
+ALLOWED = 1.1  # times the time of one thread
+
+
+def token_step() -> Callable[[], Tensor]:
+    """Return a function that computes one token through four Mamba blocks."""
+    blocks = [MambaBlock(256).eval() for _ in range(4)]
+    states = [block.initial_state(1) for block in blocks]
+
+    @torch.no_grad()
+    def step() -> Tensor:
+        x = torch.ones(1, 256)
+        for block, state in zip(blocks, states, strict=True):
+            x, _ = block.step(x, state)
+        return x
+
+    return step
+
+
+def op_call(call: OpCall, sizes: str) -> Callable[[], object]:
+    """Return a function that runs the forward and backward pass of an op with its CPU kernel."""
+    inputs = call.inputs(parse_sizes(sizes))
+    return lambda: call.results(inputs, "cpu")
+
+
+@contextmanager
+def busy_process(processor: int) -> Iterator[None]:
+    """Keep a processor busy inside the `with` statement."""
+    loop = f"import os; os.sched_setaffinity(0, [{processor}])\nwhile True: pass"
+    process = subprocess.Popen([sys.executable, "-c", loop])
+    try:
+        time.sleep(0.3)
+        yield
+    finally:
+        process.kill()
+        process.wait()
+
+
+def mean_ms(call: Callable[[], object], threads: int, seconds: float) -> float:
+    """Return the mean time of a call over so many seconds, after two calls."""
+    torch.set_num_threads(threads)
+    call()
+    call()
+    start, count = time.perf_counter(), 0
+    while count < 5 or time.perf_counter() - start < seconds:
+        call()
+        count += 1
+    return (time.perf_counter() - start) / count * 1e3
+
+
+def main() -> int:
+    """Read the command line and measure; the exit status is 1 if two threads are slower than they may be."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seconds", type=float, default=0.4, help="length of each measurement")
+    parser.add_argument("--always-teams", action="store_true", help="start a team of threads in every call")
+    parser.add_argument("--out", type=Path, default=None, help="file of JSON lines, to which rows are added")
+    options = parser.parse_args()
+    if options.always_teams:
+        _cpu.threads_for = lambda *_: torch.get_num_threads()  # before the modules that import it
+    processors = sorted(os.sched_getaffinity(0))[-2:]
+    if len(processors) < 2:
+        parser.error("two processors are needed, got one")
+    os.sched_setaffinity(0, processors)
+    model = next(line for line in Path("/proc/cpuinfo").read_text("utf-8").splitlines() if line.startswith("model name"))
+    calls = {"token": token_step()} | {f"{name} {x}": op_call(CALLS[name], x) for name in CALLS for x in SIZES[name]}
+    within = True
+    for name, call in calls.items():
+        times = {f"{threads}_alone_ms": mean_ms(call, threads, options.seconds) for threads in (1, 2)}
+        with busy_process(processors[1]):
+            times |= {f"{threads}_busy_ms": mean_ms(call, threads, options.seconds) for threads in (1, 2)}
+        row = {"call": name, **times, "always_teams": options.always_teams, "seconds": options.seconds}
+        row |= {"wait_policy": os.environ.get("OMP_WAIT_POLICY"), "cpu": model.partition(": ")[2], "commit": commit()}
+        print(name, *(f"{kind} {ms:.3f}" for kind, ms in times.items()), flush=True)
+        within &= times["2_busy_ms"] <= ALLOWED * times["1_busy_ms"]
+        if options.out is not None:
+            with options.out.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(row) + "\n")
+    return int(not within)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
