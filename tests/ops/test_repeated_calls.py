@@ -334,7 +334,7 @@ def examples_on(device: torch.device, op: str, number: int) -> list[dict[str, An
 
 @pytest.mark.parametrize("op", ["linear_scan", "selective_scan", "ssd_scan", "unitary_scan"])
 def test_threads_repeat_calls_at_the_same_time(op: str, gpu: torch.device) -> None:
-    """Each of two threads, on a stream of its own, gets what the call returns alone, from its first call on."""
+    """Each of two threads, on a side stream, gets what the call returns alone, from its first call on."""
     examples = examples_on(gpu, op, 6)
     expected = [call_with_gradients(op, inputs) for inputs in examples]
     _repeated_calls.forget_calls()  # so that both threads record

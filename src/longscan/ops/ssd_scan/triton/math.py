@@ -1,4 +1,4 @@
-"""What the forward and the backward kernel of `ssd_scan` share: decays and weights of a chunk, loads, matrix products.
+"""Functions of the forward and the backward kernel of `ssd_scan`: decays and weights of a chunk, loads, matrix products.
 
 Q: steps of a chunk. PB, NB: channels and states of a program, powers of 2.
 """
