@@ -20,7 +20,7 @@ from typing import NamedTuple
 import torch
 from tqdm import tqdm
 
-from longscan.training.processes import STOPPED, Job, run_jobs
+from longscan.training.processes import Ended, Job, run_jobs
 
 TRAIN = "import sys; from longscan.cli import main; sys.exit(main())"
 PROGRAMS = ("train", "seeds", "learned")
@@ -61,12 +61,11 @@ def read_plan(path: Path, only: list[str]) -> list[Planned]:
     return [line for line in plan if not only or line.name.startswith(tuple(only))]
 
 
-def side_by_side(plan: list[Planned], gpus: list[str], per_gpu: int, out: Path, limit: float) -> dict[str, int]:
-    """Run a plan; return the exit status of every run that was started, by name."""
+def side_by_side(plan: list[Planned], gpus: list[str], per_gpu: int, out: Path, limit: float) -> dict[str, Ended]:
+    """Run a plan; return the processes that were started, by name."""
     jobs = [Job(line.name, out / f"{line.name}.txt", partial(line.command, out)) for line in plan]
     with tqdm(total=len(plan), unit="run", mininterval=10) as bar:
-        ended = run_jobs(jobs, gpus, per_gpu, limit, lambda _: bar.update())
-    return {name: one.status for name, one in ended.items()}
+        return run_jobs(jobs, gpus, per_gpu, limit, lambda _: bar.update())
 
 
 def main() -> int:
@@ -81,11 +80,10 @@ def main() -> int:
     given = parser.parse_args()
     out = given.out or Path("runs") / given.plan.stem
     ended = side_by_side(read_plan(given.plan, given.only), given.gpus, given.per_gpu, out, given.limit)
-    for name, status in ended.items():
-        print(
-            name, "done" if status == 0 else "stopped, resumed by the same command" if status in STOPPED else f"FAILED ({status})"
-        )
-    return int(any(status not in (0, *STOPPED) for status in ended.values()))
+    for name, one in ended.items():
+        stopped = "stopped, resumed by the same command"
+        print(name, f"FAILED ({one.status})" if one.has_failed else "done" if one.status == 0 else stopped)
+    return int(any(one.has_failed for one in ended.values()))
 
 
 if __name__ == "__main__":
