@@ -16,7 +16,7 @@ from longscan._allocator import keep_freed_memory
 from longscan._errors import SettingError, nearest
 from longscan._threads import let_waiting_threads_sleep
 from longscan.cli._arguments import first_line, run_command
-from longscan.cli._console import echo, print_entries, print_error
+from longscan.cli._console import echo, print_entries, print_error, stdout
 from longscan.cli.automata import automata
 from longscan.cli.data import data
 from longscan.cli.fitting import sweep, train
@@ -90,6 +90,7 @@ def _print_page(name: str, argv: Sequence[str]) -> int:
         near = nearest(name, COMMANDS)
         hint = f"; did you mean `longscan {near}`?" if near else ""
         raise SettingError(f"the command must be one of {', '.join(COMMANDS)}, got {name!r}{hint}")
+    stdout()  # raises if rich is missing, before a part of the page is printed
     echo("longscan: state space models for long sequences")
     print_entries({"Commands": {name: [first_line(command)] for name, command in COMMANDS.items()}})
     echo("`longscan COMMAND --help` lists a command's options, `longscan train --task NAME --help`\nalso the settings of a task.")
