@@ -11,22 +11,24 @@
 
 The first two measure stacks on one process and on two: forward and backward pass of a batch of one sequence of random tokens, in
 bfloat16 autocast on GPUs and in float32 on CPUs, and print a row for each length. Lengths are those of whole sequences. A length
-for which the memory does not suffice ends the measurement of a stack; its row has the message of the allocator.
+for which the memory does not suffice ends the measurement of a stack; its row has the message of the allocator. One of several
+processes that is out of memory ends the program, because the others wait for its exchanges.
 
 --data gives the number of groups of processes, each of which has another sequence, so that a mesh has data x context processes;
 --shard splits the model over all of them by FSDP2 instead of DDP.
 
 --ways says how steps are made: "plain"; "recompute", whose blocks are recomputed in the backward pass; "captured", replayed as
 a CUDA graph with its exchanges; "twice", with two scans of each piece, as backends make whose kernels have no exchange of their
-own. --longest looks, in the ways that it names, for the longest sequence that can be trained, in multiples of 65,536 steps: from
-the memory of two lengths it predicts the length, and it tries shorter ones until one fits. --check compares the gradients of
-float32 with those of one process, which each process computes itself, and these with float64, without dropout. --alternatives
-times, in one process, the two ways to scan a piece without kernels that exchange states: again from the entering state (rerun),
-or corrected by what the entering state adds to the outputs. context_page.py compares the rows with a model of the time and of
-the bytes, and draws them.
+own. --longest looks, in the ways that it names, for the longest sequence that can be trained, in multiples of 65,536 steps for
+each process: from the memory of two lengths it predicts the length, and it tries longer ones until the memory does not suffice.
+--check compares the gradients of float32 with those of one process, which each process computes itself, and these with float64,
+without dropout. --alternatives times, in one process, the two ways to scan a piece without kernels that exchange states: again
+from the entering state (rerun), or corrected by what the entering state adds to the outputs. context_page.py compares the rows
+with a model of the time and of the bytes, and draws them.
 """
 
 import argparse
+import gc
 import json
 import os
 import statistics
@@ -58,6 +60,7 @@ VOCABULARY = 256
 Scan = Callable[[Tensor, Tensor | None], tuple[Tensor, Tensor]]
 TIMEOUT = timedelta(minutes=1)  # after which the other processes stop if one of them has died
 UNIT = 65_536  # steps, of which --longest tries multiples
+MARGIN = 0.3e9  # bytes that --longest leaves free in its predictions
 HEAD = 64  # width of the heads, and of the keys, of --alternatives
 WAYS = ("plain", "recompute", "captured", "twice")
 
@@ -69,15 +72,15 @@ def synchronize(device: torch.device) -> None:
 
 
 def times_of(call: Callable[[], object], device: torch.device, repeats: int) -> list[float]:
-    """Return the seconds of each call, after one call that is not counted."""
+    """Return the seconds of each call."""
     times = []
-    for _ in range(repeats + 1):
+    for _ in range(repeats):
         synchronize(device)
         start = time.perf_counter()
         call()
         synchronize(device)
         times.append(time.perf_counter() - start)
-    return times[1:]
+    return times
 
 
 class Case(NamedTuple):
@@ -159,6 +162,7 @@ def measure_stack(options: argparse.Namespace, case: Case, length: int, repeats:
     try:
         stack = Stack(options, case, length, device)
         stack.split()
+        gc.collect()  # earlier stacks, which refer to themselves
         if device.type == "cuda":
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats(device)
@@ -167,14 +171,11 @@ def measure_stack(options: argparse.Namespace, case: Case, length: int, repeats:
                 loss = stack.step().clone()
             for _ in range(WARMUP_CALLS if stack.captured else 0):
                 stack.step()
-            times = times_of(stack.step, device, repeats) if repeats else []
+            times = times_of(stack.step, device, options.warm_up + repeats)[options.warm_up :] if repeats else []
         stack.release()
+        synchronize(device)
     except torch.OutOfMemoryError as error:
-        row["error"] = str(error).split(". ")[0]
-    failures = torch.tensor([float("error" in row), 0.0])
-    distributed.all_reduce(failures)  # on the CPU: the processes end the measurement together
-    if failures[0]:
-        return row | {"error": row.get("error", "another process is out of memory")}
+        return row | {"error": str(error).split(". ")[0]}
     distributed.all_reduce(loss)
     return row | {
         "seconds": round(statistics.median(times), 6) if times else None, "all_seconds": [round(x, 6) for x in times],
@@ -234,8 +235,28 @@ def describe(options: argparse.Namespace, case: Case, length: int, device: torch
     }  # fmt: skip
 
 
+def report(options: argparse.Namespace, row: dict[str, Any]) -> dict[str, Any]:
+    """Print a row, append it to `options.out`, and return it.
+
+    If one of several processes is out of memory, the others wait on their GPUs for exchanges that it does not make. So this
+    process, which alone knows the row, reports it and ends without waiting for them; torchrun then stops them.
+    """
+    rank, out_of_memory = distributed.get_rank(), "error" in row and "check" not in row
+    ends = out_of_memory and distributed.get_world_size() > 1
+    if ends:
+        row |= {"rank": rank}
+    if rank == 0 or ends:
+        print(json.dumps(row), flush=True)
+        if options.out is not None:
+            with options.out.open("a") as file:
+                file.write(json.dumps(row) + "\n")
+    if ends:
+        os._exit(1)  # the end of the process group would wait
+    return row
+
+
 def measure_stacks(options: argparse.Namespace) -> None:
-    """Measure or check each stack at each length, and print the rows, which are also appended to `options.out`."""
+    """Measure or check each stack at each length, and report the rows."""
     local = int(os.environ.get("LOCAL_RANK", "0"))
     device = torch.device("cuda", local) if torch.cuda.is_available() else torch.device("cpu")
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
@@ -248,25 +269,21 @@ def measure_stacks(options: argparse.Namespace) -> None:
     size = distributed.get_world_size()
     options.group = build_group(size, size // options.data) if options.data > 1 else distributed.group.WORLD
 
-    def report(row: dict[str, Any]) -> dict[str, Any]:
-        if distributed.get_rank() == 0:
-            print(json.dumps(row), flush=True)
-            if options.out is not None:
-                with options.out.open("a") as file:
-                    file.write(json.dumps(row) + "\n")
-        return row
-
     try:
+        rows: dict[Case, list[dict[str, Any]]] = {}
         for case in (Case(spec, way) for spec in options.stacks for way in options.ways):
             for length in options.lengths:
                 if options.check:
-                    report(check_stack(options, case, length, device))
-                elif "error" in report(measure_stack(options, case, length, options.repeats, device)):
+                    report(options, check_stack(options, case, length, device))
+                    continue
+                row = report(options, measure_stack(options, case, length, options.repeats, device))
+                if "error" in row:
                     break
+                rows.setdefault(case, []).append(row)
         for case in (Case(spec, way) for spec in options.stacks for way in options.longest):
-            find_longest(lambda length, case=case: report(measure_stack(options, case, length, 0, device)), device)
+            find_longest(options, case, rows.get(case, []), device)
         for size in options.exchanges:
-            report(measure_exchange(size, device))
+            report(options, measure_exchange(size, device))
     finally:
         distributed.destroy_process_group()
 
@@ -280,6 +297,7 @@ def measure_exchange(size: int, device: torch.device) -> dict[str, Any]:
             gather_steps(x.view(1, -1), split)
 
     with context_parallel(distributed.group.WORLD) as split:
+        gather()
         seconds = statistics.median(times_of(gather, device, 5)) / 100
     return {
         "exchange": size, "processes": distributed.get_world_size(), "seconds": round(seconds, 9),
@@ -287,19 +305,36 @@ def measure_exchange(size: int, device: torch.device) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def find_longest(measure: Callable[[int], dict[str, Any]], device: torch.device) -> None:
-    """Measure the longest sequence that can be trained, whose length is predicted from the memory of two short ones."""
-    size = distributed.get_world_size()
-    lengths = 2 * size * UNIT, 4 * size * UNIT
-    rows = [measure(length) for length in lengths]
-    memory = torch.tensor([row["memory"] for row in rows])  # of this process; the largest decides
-    distributed.all_reduce(memory, distributed.ReduceOp.MAX)
-    slope = (memory[1] - memory[0]).item() / (lengths[1] - lengths[0])
-    room = torch.cuda.get_device_properties(device).total_memory - 1.5e9  # without what CUDA and NCCL take for themselves
-    length = lengths[1] + int((room - memory[1].item()) / slope)
-    length -= length % (size * UNIT)
-    while "error" in measure(length):
-        length -= size * UNIT
+def find_longest(options: argparse.Namespace, case: Case, rows: list[dict[str, Any]], device: torch.device) -> None:
+    """Measure ever longer sequences, in multiples of UNIT steps for each process, until the memory does not suffice.
+
+    The memory of the two longest sequences so far predicts the longest one that fits, which is tried next, or the next multiple
+    if the prediction is no longer than what has fitted. One process also tries the multiples between the longest that fitted
+    and the first that did not. `rows` are those of the stack that have been measured.
+    """
+    unit = distributed.get_world_size() * UNIT
+    memory = {row["length"]: row["reserved"] for row in rows}
+
+    def measure(length: int, repeats: int) -> bool:
+        row = report(options, measure_stack(options, case, length, repeats, device))
+        if "error" not in row:
+            memory[length] = row["reserved"]
+        return "error" not in row
+
+    for length in (2 * unit, 4 * unit):
+        if len(memory) < 2 and not measure(length, 0):
+            return
+    while True:
+        (shorter, less), (longer, more) = sorted(memory.items())[-2:]
+        # what PyTorch has reserved and what nobody has, less the remainders of the allocator's blocks
+        room = torch.cuda.memory_reserved(device) + torch.cuda.mem_get_info(device)[0] - MARGIN
+        steps = torch.tensor((room - more) / (more - less) * (longer - shorter))
+        distributed.all_reduce(steps, distributed.ReduceOp.MIN)  # the process with the least room decides
+        length = longer + max(1, int(steps.item()) // unit) * unit
+        if not measure(length, options.repeats):
+            break
+    while (length := length - unit) > longer and not measure(length, options.repeats):
+        pass
 
 
 def make_scans(options: argparse.Namespace, device: torch.device) -> dict[str, tuple[Scan, Tensor]]:
@@ -370,7 +405,8 @@ def measure_alternatives(options: argparse.Namespace) -> None:
     for name, (scan, inputs) in make_scans(options, device).items():
         corrected = inside if name in ("ssd_scan", "delta_scan") else correct
         again = rerun_with_map if name == "delta_scan" else rerun  # the product of its factors is a scan of the identity
-        ways = [times_of(partial(way, scan, inputs), device, options.repeats) for way in (once, again, corrected)]
+        calls = [partial(way, scan, inputs) for way in (once, again, corrected)]
+        ways = [times_of(call, device, options.repeats + 1)[1:] for call in calls]
         print(f"| `{name}` | {' | '.join(f'{statistics.median(way):.4f}' for way in ways)} |", flush=True)
     distributed.destroy_process_group()
 
@@ -384,6 +420,7 @@ if __name__ == "__main__":
     parser.add_argument("--data", type=int, default=1, help="groups of processes with sequences of their own")
     parser.add_argument("--shard", action="store_true", help="split the model by FSDP2")
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--warm-up", type=int, default=1, help="steps before the timed ones, after the first one")
     parser.add_argument("--backend", default="auto", help="of the scans of --alternatives")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--ways", nargs="+", default=["plain"], choices=WAYS)
