@@ -7,7 +7,8 @@ together, `contracts` tests all ops and layers with their Triton kernels, and `t
 time that is left (of the cases in the log folder's tracing.jsonl none runs again). A check that has not ended when its time is
 over counts as not finished, and its line has the counts of what ran. A line of the file has "check", "passed", "failed",
 "finished", "status", "seconds", "command", "commit", "device", "torch" and "date". What a check prints is in DIR/CHECK.txt. The
-exit status is 1 if a check failed or was not finished.
+exit status is 1 if a check failed or was not finished. With --concurrent all checks begin together, and each may take the whole
+time; this needs about 12 cores. --processes is the number of processes of pytest in `contracts`.
 
 With --device cpu the same checks run without a GPU, the kernels of the CPU in place of those of Triton.
 """
@@ -19,7 +20,9 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -48,8 +51,8 @@ class Check(NamedTuple):
     share: float
 
 
-def list_checks(device: str, logs: Path) -> dict[str, Check]:
-    """Return the checks by name, in the order in which they run."""
+def list_checks(device: str, logs: Path, processes: int) -> dict[str, Check]:
+    """Return the checks by name, in the order in which they run; `contracts` with this number of processes."""
     python = sys.executable
     # pytest-benchmark, if it is installed, warns that it cannot measure with several processes, and warnings are errors here.
     test = [python, "-m", "pytest", "-q", "--tb=short", "-p", "no:cacheprovider", "-p", "no:benchmark"]
@@ -58,7 +61,7 @@ def list_checks(device: str, logs: Path) -> dict[str, Check]:
     return {
         "doctor": Check([python, "-c", COMMAND_LINE, "doctor"], 0.4),
         "capture": Check([*test, "-n", "3", *CAPTURE_TESTS], 0.3),
-        "contracts": Check([*test, "-n", "3", *CONTRACT_TESTS], 0.7),
+        "contracts": Check([*test, "-n", str(processes), *CONTRACT_TESTS], 0.7),
         "tracing": Check(tracing, 1.0),
     }
 
@@ -117,29 +120,40 @@ def main() -> int:
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--logs", type=Path, default=ROOT / "runs" / "gpu_tests", help="folder for what the checks print")
     parser.add_argument("--out", type=Path, default=ROOT / "results" / "gpu_tests.jsonl", help="file of the records")
+    parser.add_argument("--processes", type=int, default=3, help="processes of pytest in `contracts`")
+    parser.add_argument("--concurrent", action="store_true", help="begin all checks together")
     options = parser.parse_args()
-    checks = list_checks(options.device, options.logs)
+    checks = list_checks(options.device, options.logs, options.processes)
     if unknown := set(options.only or ()) - set(checks):
         parser.error(f"`--only` must name some of {', '.join(checks)}, got {', '.join(sorted(unknown))}")
     if options.device == "cuda" and not torch.cuda.is_available():
         parser.error("`--device` must be cpu, as torch finds no CUDA device here, got cuda")
     options.logs.mkdir(parents=True, exist_ok=True)
-    end, whole, failed = time.monotonic() + 60 * options.minutes, 60 * options.minutes, False
+    names, whole = options.only or list(checks), 60 * options.minutes
+    end = time.monotonic() + whole
     device = torch.cuda.get_device_name() if options.device == "cuda" else "cpu"
-    for name in options.only or checks:
-        seconds = min(checks[name].share * whole, end - time.monotonic())
+    command = "python " + " ".join(["tests/soak/gpu.py", *sys.argv[1:]])
+    lock = threading.Lock()
+
+    def run(name: str) -> bool:
+        """Run a check and write its record; return whether it ended without a failure."""
+        left = end - time.monotonic()
+        seconds = left if options.concurrent else min(checks[name].share * whole, left)
         if seconds <= 0:
-            failed = True
-            break
+            return False
         row = run_check(name, checks[name], options.device, seconds, options.logs)
-        row |= {"command": "python " + " ".join(["tests/soak/gpu.py", *sys.argv[1:]]), "commit": commit(), "device": device}
-        row |= {"torch": torch.__version__, "date": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")}
-        with options.out.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(row) + "\n")
-        sys.stdout.write(json.dumps(row) + "\n")
-        sys.stdout.flush()
-        failed |= not row["finished"] or row["status"] != 0
-    return int(failed)
+        row |= {"command": command, "commit": commit(), "device": device, "torch": torch.__version__}
+        row |= {"date": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")}
+        line = json.dumps(row) + "\n"
+        with lock, options.out.open("a", encoding="utf-8") as file:
+            file.write(line)
+            sys.stdout.write(line)
+            sys.stdout.flush()
+        return row["finished"] and row["status"] == 0
+
+    with ThreadPoolExecutor(len(names) if options.concurrent else 1) as pool:
+        passed = list(pool.map(run, names))
+    return int(not all(passed))
 
 
 if __name__ == "__main__":

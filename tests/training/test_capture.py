@@ -2,10 +2,13 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
+from longscan.layers import _cells
+from longscan.layers._cells import run_fused_valid_steps
 from longscan.models import STANDARD_BLOCKS, SequenceModel
 from longscan.tasks import TASKS, Batch
 from longscan.training import ModelSettings, Settings, TrainingSettings, train
@@ -53,6 +56,28 @@ def test_captured_training_of_tasks_that_score_some_steps_equals_plain_training(
     """Words of different lengths are padded to the widest so far, and the losses of all steps are computed."""
     settings = replace(settings, task=make_small(TASKS[name]))
     captured = train(settings, tmp_path / "captured")
+    plain = train(replace(settings, training=replace(settings.training, capture=False)), tmp_path / "plain")
+    torch.testing.assert_close(read_weights(captured), read_weights(plain), rtol=1e-4, atol=1e-6)
+    assert result_row(captured)["replayed_updates_per_second"] > 0
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("layer", ["gru", "lstm"])
+def test_captured_training_of_padded_rows_in_fused_kernels_equals_plain_training(
+    settings: Settings, tmp_path: Path, layer: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """GRU and LSTM run torch's kernel on the valid steps of padded words, in the graph as well."""
+    model = replace(settings.model, spec=f"simple[{layer}]", backend="auto", block_options={})
+    settings = replace(settings, task=make_small(TASKS["parity"]), model=model)
+    padded = []
+
+    def run_and_count(*args: Any) -> Any:
+        padded.append(torch.cuda.is_current_stream_capturing())
+        return run_fused_valid_steps(*args)
+
+    monkeypatch.setattr(_cells, "run_fused_valid_steps", run_and_count)
+    captured = train(settings, tmp_path / "captured")
+    assert True in padded
     plain = train(replace(settings, training=replace(settings.training, capture=False)), tmp_path / "plain")
     torch.testing.assert_close(read_weights(captured), read_weights(plain), rtol=1e-4, atol=1e-6)
     assert result_row(captured)["replayed_updates_per_second"] > 0
