@@ -31,6 +31,7 @@ def parse_known(parser: ArgumentParser, argv: Sequence[str]) -> tuple[Namespace,
 
 def unknown_argument(word: str, names: Iterable[str] = ()) -> SettingError:
     """Return the error for an argument that no parser knows, with the one of `names` (options without --) that is like it."""
-    near = nearest(word.lstrip("-"), names) if word.startswith("-") else None
+    name = word.lstrip("-")  # with a section that does not exist, a name's last part may tell which setting is meant
+    near = (nearest(name, names) or nearest(name.rpartition(".")[2], names)) if word.startswith("-") else None
     hint = f"did you mean --{near}? " if near else ""
     return SettingError(f"`{word}` is an unknown argument; {hint}`--help` lists the arguments that exist")

@@ -41,7 +41,10 @@ def names_argument(error: Exception, argument: str) -> bool:
 
 
 # Names that other programs use for settings of this one.
-_OTHER_NAMES = {"learning_rate": "lr", "epochs": "steps", "iterations": "steps", "max_steps": "steps", "batch": "batch_size"}
+_OTHER_NAMES = {
+    "learning_rate": "lr", "epochs": "steps", "iterations": "steps", "max_steps": "steps", "batch": "batch_size",
+    "context_parallel": "context", "context_parallel_size": "context", "context_parallel_degree": "context",
+}  # fmt: skip
 
 
 def nearest(word: str, names: Iterable[str]) -> str | None:
