@@ -20,11 +20,11 @@ processes that is out of memory ends the program, because the others wait for it
 --ways says how steps are made: "plain"; "recompute", whose blocks are recomputed in the backward pass; "captured", replayed as
 a CUDA graph with its exchanges; "twice", with two scans of each piece, as backends make whose kernels have no exchange of their
 own. --longest looks, in the ways that it names, for the longest sequence that can be trained, in multiples of 65,536 steps for
-each process: from the memory of two lengths it predicts the length, and it tries longer ones until the memory does not suffice.
---check compares the gradients of float32 with those of one process, which each process computes itself, and these with float64,
-without dropout. --alternatives times, in one process, the two ways to scan a piece without kernels that exchange states: again
-from the entering state (rerun), or corrected by what the entering state adds to the outputs. context_page.py compares the rows
-with a model of the time and of the bytes, and draws them.
+each process: from the memory of a shorter one, the longest of --lengths if it names any, it predicts the length, and it tries
+longer ones until the memory does not suffice. --check compares the gradients of float32 with those of one process, which each
+process computes itself, and these with float64, without dropout. --alternatives times, in one process, the two ways to scan a
+piece without kernels that exchange states: again from the entering state (rerun), or corrected by what the entering state adds
+to the outputs. context_page.py compares the rows with a model of the time and of the bytes, and draws them.
 """
 
 import argparse
@@ -60,7 +60,7 @@ VOCABULARY = 256
 Scan = Callable[[Tensor, Tensor | None], tuple[Tensor, Tensor]]
 TIMEOUT = timedelta(minutes=1)  # after which the other processes stop if one of them has died
 UNIT = 65_536  # steps, of which --longest tries multiples
-MARGIN = 0.3e9  # bytes that --longest leaves free in its predictions
+MARGIN = 1e9  # bytes that --longest leaves free in its predictions
 HEAD = 64  # width of the heads, and of the keys, of --alternatives
 WAYS = ("plain", "recompute", "captured", "twice")
 
@@ -308,33 +308,24 @@ def measure_exchange(size: int, device: torch.device) -> dict[str, Any]:
 def find_longest(options: argparse.Namespace, case: Case, rows: list[dict[str, Any]], device: torch.device) -> None:
     """Measure ever longer sequences, in multiples of UNIT steps for each process, until the memory does not suffice.
 
-    The memory of the two longest sequences so far predicts the longest one that fits, which is tried next, or the next multiple
-    if the prediction is no longer than what has fitted. One process also tries the multiples between the longest that fitted
-    and the first that did not. `rows` are those of the stack that have been measured.
+    The next length is the longest one that fits if the memory grows in proportion to the length, or the next multiple if that
+    is no longer than what has fitted. (It grows a little less, so that predicted lengths fit.) Ends without an attempt if by this
+    estimate the next multiple needs more than the whole memory of the device. `rows` are the rows of the stack so far.
     """
     unit = distributed.get_world_size() * UNIT
-    memory = {row["length"]: row["reserved"] for row in rows}
-
-    def measure(length: int, repeats: int) -> bool:
-        row = report(options, measure_stack(options, case, length, repeats, device))
-        if "error" not in row:
-            memory[length] = row["reserved"]
-        return "error" not in row
-
-    for length in (2 * unit, 4 * unit):
-        if len(memory) < 2 and not measure(length, 0):
-            return
-    while True:
-        (shorter, less), (longer, more) = sorted(memory.items())[-2:]
+    row = max(rows, key=lambda row: row["length"]) if rows else measure_stack(options, case, 4 * unit, 0, device)
+    if not rows:
+        report(options, row)
+    while "error" not in row:
         # what PyTorch has reserved and what nobody has, less the remainders of the allocator's blocks
         room = torch.cuda.memory_reserved(device) + torch.cuda.mem_get_info(device)[0] - MARGIN
-        steps = torch.tensor((room - more) / (more - less) * (longer - shorter))
-        distributed.all_reduce(steps, distributed.ReduceOp.MIN)  # the process with the least room decides
-        length = longer + max(1, int(steps.item()) // unit) * unit
-        if not measure(length, options.repeats):
-            break
-    while (length := length - unit) > longer and not measure(length, options.repeats):
-        pass
+        fitting = torch.tensor([room, torch.cuda.get_device_properties(device).total_memory]) / row["reserved"] * row["length"]
+        distributed.all_reduce(fitting, distributed.ReduceOp.MIN)  # the process with the least room decides
+        predicted, largest = (int(length) // unit * unit for length in fitting.tolist())
+        length = max(predicted, row["length"] // unit * unit + unit)
+        if length > largest:
+            return
+        row = report(options, measure_stack(options, case, length, options.repeats, device))
 
 
 def make_scans(options: argparse.Namespace, device: torch.device) -> dict[str, tuple[Scan, Tensor]]:

@@ -18,6 +18,7 @@ def speed_up_interpreter() -> None:
     from longscan.ops.unitary_scan.triton import launch as unitary
 
     patch_language_once_per_launch()
+    allow_tensors_as_bounds_of_loops()
     allow_overflow()
     replace_scan()
     replace_dot()
@@ -50,6 +51,19 @@ def patch_language_once_per_launch() -> None:
         return scope
 
     interpreter._patch_lang = patch_lang
+
+
+def allow_tensors_as_bounds_of_loops() -> None:
+    """Let tensors of one element be bounds of loops. Triton 3.6 converts them by `int`, which NumPy 2.4 refuses for arrays."""
+    from triton.runtime import interpreter
+
+    patch = interpreter._patch_lang_tensor
+
+    def patch_tensor(tensor: Any, *scope: Any) -> None:
+        patch(tensor, *scope)
+        tensor.__index__ = lambda self: int(self.handle.data.item())  # what `patch` replaced is restored after the launch
+
+    interpreter._patch_lang_tensor = patch_tensor
 
 
 def allow_overflow() -> None:
