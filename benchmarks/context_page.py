@@ -195,14 +195,24 @@ def print_ways(rows: list[Row]) -> None:
         print(f"| {' | '.join(map(str, cells))} |")
 
 
+def longest_trained(rows: list[Row]) -> dict[tuple[str, str, int], Row]:
+    """Return the row of the longest sequence by stack, way and number of GPUs, where the longest one was searched for.
+
+    Rows of a search have "search"; those of the first ones have no time instead.
+    """
+    longest: dict[tuple[str, str, int], Row] = {}
+    for row in rows:
+        key = row["stack"], way_of(row), row["processes"]
+        searched = row.get("search") or row.get("seconds") is None
+        if searched and "error" not in row and row["length"] > longest.get(key, {"length": 0})["length"]:
+            longest[key] = row
+    return longest
+
+
 def print_longest(rows: list[Row]) -> None:
     """Print the longest sequences that were trained."""
     print("| Stack | Recompute | GPUs | Steps | GB a GPU |\n|" + "---|" * 5)
-    longest: dict[Any, Row] = {}
-    for row in rows:
-        key = row["stack"], way_of(row), row["processes"]
-        if "error" not in row and key[1] in ("plain", "recompute") and row["length"] > longest.get(key, {"length": 0})["length"]:
-            longest[key] = row
+    longest = longest_trained(rows)
     for (stack, way, count), row in longest.items():
         recompute = "yes" if way == "recompute" else "no"
         print(f"| `{stack}` | {recompute} | {count} | {row['length']:,} | {row['memory'] / 1e9:.1f} |")
@@ -223,7 +233,7 @@ def draw(every: list[Row], path: Path) -> None:
     for (device, stack), (times, memory, longest) in zip(panels, axes, strict=True):
         title = f"{stack}, {device.removeprefix('NVIDIA ').partition(' ')[0]}"
         rows = [row for row in every if (row["device"], row["stack"]) == (device, stack) and "error" not in row]
-        lines = 0
+        searched, lines = longest_trained(rows), 0
         for recompute, count in product((False, True), processes):
             mine = sorted(
                 (row for row in rows if (row["recompute"], row["processes"]) == (recompute, count)), key=lambda row: row["length"]
@@ -237,9 +247,10 @@ def draw(every: list[Row], path: Path) -> None:
             times.plot([row["length"] for row in timed], [row["seconds"] for row in timed], label=label, **style)
             mine = [*timed, *(mine[-1:] if mine[-1]["length"] > timed[-1]["length"] else [])]
             memory.plot([row["length"] for row in mine], [row["memory"] / 1e9 for row in mine], label=label, **style)
-            longest.barh(label, mine[-1]["length"], color=style["color"], alpha=0.8 ** processes.index(count))
-            longest.text(mine[-1]["length"], lines, f" {mine[-1]['length']:,}", va="center", fontsize=8)
-            lines += 1
+            if most := searched.get((stack, "recompute" if recompute else "plain", count)):
+                longest.barh(label, most["length"], color=style["color"], alpha=0.8 ** processes.index(count))
+                longest.text(most["length"], lines, f" {most['length']:,}", va="center", fontsize=8)
+                lines += 1
         times.set(title=title, xscale="log", yscale="log", xlabel="steps", ylabel="seconds of a training step")
         memory.set(title=title, xscale="log", yscale="log", xlabel="steps", ylabel="GB on each GPU")
         longest.set(title=f"{title}: longest trained", xlabel="steps")

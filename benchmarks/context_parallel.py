@@ -310,7 +310,8 @@ def find_longest(options: argparse.Namespace, case: Case, rows: list[dict[str, A
 
     The next length is the longest one that fits if the memory grows in proportion to the length, or the next multiple if that
     is no longer than what has fitted. (It grows a little less, so that predicted lengths fit.) Ends without an attempt if by this
-    estimate the next multiple needs more than the whole memory of the device. `rows` are the rows of the stack so far.
+    estimate the next multiple needs more than the whole memory of the device. `rows` are the rows of the stack so far; those of
+    the search have "search".
     """
     unit = distributed.get_world_size() * UNIT
     row = max(rows, key=lambda row: row["length"]) if rows else measure_stack(options, case, 4 * unit, 0, device)
@@ -325,7 +326,7 @@ def find_longest(options: argparse.Namespace, case: Case, rows: list[dict[str, A
         length = max(predicted, row["length"] // unit * unit + unit)
         if length > largest:
             return
-        row = report(options, measure_stack(options, case, length, options.repeats, device))
+        row = report(options, measure_stack(options, case, length, options.repeats, device) | {"search": True})
 
 
 def make_scans(options: argparse.Namespace, device: torch.device) -> dict[str, tuple[Scan, Tensor]]:
