@@ -86,6 +86,9 @@ def test_unknown_nested_setting_raises_and_names_similar_ones() -> None:
     [
         ([], "S7", ["r148"]),
         (["--model.spec", "s7*4", "--model.d_model", "16"], "S7", ["r148"]),
+        (["--model.spec", "(s7 s7)*2"], "S7", ["r148"]),
+        (["--model.spec", "s5[s7]*3 s7"], "S7", ["r148"]),
+        (["--model.spec", "s7*3"], None, []),
         (["--model.spec", "gru"], None, []),
         (["--model.spec=gru", "--about.model", "GRU"], "GRU", []),
         (["--model.spec", "s5*4", "--about.model=S5", "--about.published", "[r146]"], "S5", ["r146"]),
@@ -105,6 +108,8 @@ def test_record_names_no_published_row_of_another_model_or_task(
     [
         ("model: {d_model: 16}", "S7", ["r148"]),
         ("model: {spec: s7*4}", "S7", ["r148"]),
+        ("model: {spec: s7 s7 s7 s7}", "S7", ["r148"]),
+        ("model: {spec: [{layer: s7, block: s5}, {layer: s7, block: s5}]}", None, []),
         ("model: {spec: gru}", None, []),
         ("task: {name: parity}", None, []),
         ("model: {spec: s5*4}\nabout: {model: S5, published: [r146]}", "S5", ["r146"]),

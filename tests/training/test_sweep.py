@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -302,6 +303,37 @@ def test_sweep_with_killed_and_stopped_workers_equals_an_uninterrupted_sweep(
         assert sorted(finished) == list(range(len(stage.points))), "every trial has one outcome"
     workers_of = {trial.user_attrs["worker"] for stage in (reopened.search, test) for trial in stage.study.trials}
     assert len(workers_of) == 4, "the last two workers share the trials"
+
+
+def test_sweep_with_workers_that_is_terminated_writes_its_results(
+    config: SweepConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SIGTERM ends the wait for the workers as Ctrl-C does."""
+
+    def run_one_trial(folder: Path, *_: Any) -> None:
+        opened = Sweep(folder)
+        (folder / "workers").mkdir()
+        with FileLock(folder / "workers" / "worker.lock"):
+            asked = opened.ask("worker")
+            assert asked is not None
+            opened.run_trial(*asked)
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(60)
+
+    def raise_error(*_: object) -> None:
+        raise AssertionError("SIGTERM would have ended this process")
+
+    monkeypatch.setattr(sweep, "run_workers", run_one_trial)
+    before = signal.signal(signal.SIGTERM, raise_error)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            run_sweep(config, tmp_path / "sweep", workers=2, echo=lambda _: None)
+        assert signal.getsignal(signal.SIGTERM) is raise_error
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    result = json.loads((tmp_path / "sweep" / "sweep.json").read_text())
+    assert result["status"] == "unfinished"
+    assert [row["status"] for row in result["trials"]] == ["failed", "waiting", "waiting", "waiting"]
 
 
 def test_trial_of_a_worker_without_lock_is_queued_again(config: SweepConfig, tmp_path: Path) -> None:

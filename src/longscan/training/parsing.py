@@ -25,6 +25,7 @@ from longscan._types import (
     matches_type,
 )
 from longscan._yaml import describe_kind, parse_text, read_mapping
+from longscan.models.spec import parse_spec
 from longscan.tasks import TASKS, Task
 from longscan.training.settings import AboutSettings, ModelSettings, Settings, TrainingSettings
 
@@ -89,16 +90,23 @@ def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
 def drop_labels(settings: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
     """Return nested settings without `about.model` and `about.published` if the changes have another spec or task.
 
-    These two describe the model and the task of a recipe. The changes, by dotted names, are not applied and may name them.
+    These two describe the model and the task of a recipe. The changes, by dotted names, are not applied and may name them. Specs
+    are compared as lists of blocks: "mmm" and "mamba*3" are the same.
     """
-    changed = any(
-        f"{section}.{name}" in changes and changes[f"{section}.{name}"] != settings.get(section, {}).get(name)
-        for section, name in (("model", "spec"), ("task", "name"))
-    )
-    if not changed or "about" not in settings:
+    spec, task = settings.get("model", {}).get("spec"), settings.get("task", {}).get("name")
+    same = _are_same_blocks(changes.get("model.spec", spec), spec) and changes.get("task.name", task) == task
+    if same or "about" not in settings:
         return dict(settings)
     about = {name: value for name, value in settings["about"].items() if name not in ("model", "published")}
     return {**settings, "about": about}
+
+
+def _are_same_blocks(left: Any, right: Any) -> bool:
+    """Return whether two specs are of the same blocks. An invalid spec, whose error comes later, equals only itself."""
+    try:
+        return left == right or parse_spec(left) == parse_spec(right)
+    except (TypeError, ValueError):
+        return False
 
 
 def merge_recipe(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:

@@ -127,7 +127,7 @@ def run_jobs(
         ended[one.job.name] = one.ended(seconds)
         on_end(ended[one.job.name])
 
-    with _terminate_as_interrupt():
+    with terminate_as_interrupt():
         try:
             last = began
             while (waiting or running) and (now := time.monotonic()) - began < limit - GRACE:
@@ -149,7 +149,7 @@ def run_jobs(
 
 
 @contextmanager
-def _terminate_as_interrupt() -> Iterator[None]:
+def terminate_as_interrupt() -> Iterator[None]:
     """Raise KeyboardInterrupt on SIGTERM, in the main thread, which alone may handle signals."""
     if threading.current_thread() is not threading.main_thread():
         yield

@@ -40,6 +40,7 @@ from longscan._files import write_text
 from longscan.report.records import check_record, read_records
 from longscan.report.statistics import mean_interval
 from longscan.report.sweep import settings_text
+from longscan.training.processes import terminate_as_interrupt
 from longscan.training.records import result_row
 from longscan.training.run import Run, check_out, commit, holds_run, task_title
 from longscan.training.space import CONFIG_FILE, SweepConfig, check_same_search, read_config, write_config
@@ -368,13 +369,14 @@ def run_sweep(
     if workers < 0:
         raise setting_error("--workers", workers, "a whole number of at least 0")
     sweep = open_sweep(config, Path(out), resume=resume)
-    try:
-        if workers == 1:
-            work(sweep.folder, echo)
-        elif sweep.result()["status"] != "finished":
-            run_workers(sweep.folder, min(workers, max(len(sweep.search.points), config.seeds)), echo)
-    finally:
-        sweep.write()
+    with terminate_as_interrupt():
+        try:
+            if workers == 1:
+                work(sweep.folder, echo)
+            elif sweep.result()["status"] != "finished":
+                run_workers(sweep.folder, min(workers, max(len(sweep.search.points), config.seeds)), echo)
+        finally:
+            sweep.write()
     with sweep.lock:
         longscan.report.sweep_report(sweep.folder)
     return sweep

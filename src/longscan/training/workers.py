@@ -15,7 +15,8 @@ from longscan.training import processes, sweep
 processes.stop_with_parent()
 keep_freed_memory()
 try:
-    sweep.work(sys.argv[1])
+    with processes.terminate_as_interrupt():
+        sweep.work(sys.argv[1])
 except KeyboardInterrupt:
     sys.exit(130)
 """
