@@ -188,7 +188,7 @@ def test_results_folder_has_only_records_and_images():
         "first_updates",
         "row_rates",
         "stacked_seeds",
-        "table1_unfinished",
+        "table1_validation",
     )
     others -= {ROOT / "results" / f"{name}.jsonl" for name in own}
     assert {p for p in others if p.suffix not in {".png", ".svg", ".md"} and p.name != "report.html"} == set()
