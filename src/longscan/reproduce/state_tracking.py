@@ -128,7 +128,8 @@ MODELS = {
     "fla_gated_deltanet": _fla(
         "GatedDeltaNet",
         "fla GatedDeltaNet*2, negative eigenvalues",
-        "version 0.6.0 refuses the backward pass with Triton 3.4 to 3.7.0 on Hopper GPUs, where its gradients would be wrong",
+        "on the Hopper GPUs of these rows, with Triton 3.6.0, version 0.6.0 stops in the backward pass with the error `Triton >= "
+        "3.4.0 and < 3.7.1 on Hopper GPUs produces incorrect results for gated chunk_bwd_dqkwg`",
         head_dim=32,
         expand_v=1,
     ),
@@ -491,8 +492,8 @@ def report_lines(rows: Sequence[Record]) -> list[str]:
         f"product so far (`longscan reproduce {NAME}`; the words are those of `longscan.reproduce.word_problems`).",
         "The columns 40, 128 and 512 have the share of right products over all prefixes up to this length, the last column",
         f"the share of the {words} test words of {longest} letters without a single error: the mean of the seeds, and their",
-        f"range. A constant answer is right on 1 / order of the group. The command trains {SEEDS} seeds; where fewer are",
-        "counted, the others have not been trained.",
+        f"range. A constant answer is right on 1 / order of the group. The command trains {SEEDS} seeds of each model; where",
+        "fewer are counted, the others have not been trained.",
         "",
         f"Every model has `d_model` {WIDTH} and at most {MAX_PARAMETERS:,} parameters, and learns from the same words:",
         f"batches of {BATCH_SIZE} words of {TRAIN_LENGTH} letters, AdamW, rate {RATE} with a warm-up and a cosine to 0.",
