@@ -6,7 +6,8 @@ It needs Python alone, so that it can run in a container or chroot without anyth
     python3 packaging/first_run.py --dist dist --commit 1234567 --busy    # another process keeps one processor busy
 
 The two files that README names are made here: 120 pumps of 200 seconds, of which the worn ones have a second frequency, and 120
-days of hourly prices. The result is one line of packaging/first_runs.jsonl. A command that fails ends the script without a line.
+days of hourly prices. The result is one line of packaging/first_runs.jsonl: seconds and processor time of each command, and the
+load of the machine before and after them. A command that fails ends the script without a line.
 """
 
 import argparse
@@ -70,15 +71,20 @@ def write_csv(path: Path, names: list[str], rows: list[list[object]]) -> None:
         csv.writer(file).writerows([names, *rows])
 
 
-def time_commands(commands: list[str], folder: Path) -> list[float]:
-    """Run the commands in one shell and return the seconds of each."""
-    script = "set -e\n" + "".join(f"{command}\ndate +%s.%N >> times.txt\n" for command in commands)
+def time_commands(commands: list[str], folder: Path) -> tuple[list[float], list[float]]:
+    """Run the commands in one shell; return the seconds of each, and its processor time as the shell's `times` sums it."""
+    script = "set -e\n" + "".join(f"{command}\ndate +%s.%N >> times.txt\ntimes >> processor.txt\n" for command in commands)
     start = time.time()
     done = subprocess.run(["bash", "-c", script], cwd=folder, stdout=sys.stderr)
     if done.returncode:
         raise SystemExit(f"a command of README ended with {done.returncode}")
     ends = [start, *(float(line) for line in (folder / "times.txt").read_text().split())]
-    return [round(end - begin, 1) for begin, end in itertools.pairwise(ends)]
+    minutes = re.findall(r"(\d+)m([\d.]+)s", (folder / "processor.txt").read_text())
+    used = [60 * int(minute) + float(second) for minute, second in minutes]
+    # `times` prints user and system time of the shell, then those of its children.
+    sums = [0.0, *(sum(used[4 * index : 4 * index + 4]) for index in range(len(commands)))]
+    seconds, processor = ([round(end - begin, 1) for begin, end in itertools.pairwise(points)] for points in (ends, sums))
+    return seconds, processor
 
 
 def processor_name() -> str:
@@ -104,7 +110,9 @@ def main() -> None:
         (folder / "dist").symlink_to(arguments.dist.resolve())
         other = subprocess.Popen([sys.executable, "-c", "while True: pass"]) if arguments.busy else None
         try:
-            seconds = time_commands(commands, folder)
+            load = [os.getloadavg()[0]]
+            seconds, processor_seconds = time_commands(commands, folder)
+            load.append(os.getloadavg()[0])
         finally:
             if other is not None:
                 other.kill()
@@ -119,6 +127,8 @@ def main() -> None:
             "torch": torch.stdout.strip(),
             "wheels": sorted(path.name for path in arguments.dist.glob("*.whl")),
             "commands": dict(zip(commands, seconds, strict=True)),
+            "processor_seconds": dict(zip(commands, processor_seconds, strict=True)),
+            "load": load,
             "reports": sorted(f"{path.relative_to(folder)}" for path in folder.glob("runs/*/report.html")),
         }
     with arguments.out.open("a") as file:

@@ -76,6 +76,9 @@ def test_methods_of_aeon_read_series_of_unequal_length():
     rng = np.random.default_rng(2)
     labels = np.arange(20) % 2
     series = [np.sin((1 + kind) * np.arange(rng.integers(20, 30)) / 2)[None] for kind in labels]
-    found = aeon_accuracies(series, labels, series, labels, seed=0, largest_table=1e9)
+    calls = []
+    progress = {"on_progress": lambda *call: calls.append(call)}
+    found = aeon_accuracies(series, labels, series, labels, seed=0, largest_table=1e9, **progress)
+    assert calls == [("minirocket", done, 2) for done in range(3)] + [("dtw_1nn", done, 20) for done in range(21)]
     assert found == {"minirocket": 1.0, "dtw_1nn": 1.0}
     assert "dtw_1nn" not in aeon_accuracies(series, labels, series, labels, seed=0, largest_table=10)

@@ -209,8 +209,11 @@ def test_dlinear_starts_as_a_mean_and_its_fit_is_deterministic():
         torch.nn.init.zeros_(layer.bias)
     assert torch.allclose(model(contexts), contexts.mean(1, keepdim=True).expand(-1, 5, -1), atol=1e-5)
     rows = np.random.default_rng(0).normal(size=(200, 2)).astype(np.float32)
-    first, repeated = (fitted_dlinear(rows, rows[:80], 30, 5, seed=3, epochs=2) for _ in range(2))
+    calls = []
+    first = fitted_dlinear(rows, rows[:80], 30, 5, seed=3, epochs=2, on_progress=lambda *call: calls.append(call))
+    repeated = fitted_dlinear(rows, rows[:80], 30, 5, seed=3, epochs=2)
     assert all(torch.equal(a, b) for a, b in zip(first.state_dict().values(), repeated.state_dict().values(), strict=True))
+    assert calls == [("dlinear", done, 12) for done in range(13)], "166 windows are 6 batches in each of two epochs"
 
 
 def test_splits_of_ett_are_counted_in_months(tmp_path):

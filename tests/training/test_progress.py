@@ -10,7 +10,7 @@ import torch
 from rich.console import Console
 
 from longscan.engine import Engine, StepResult
-from longscan.training.progress import ProgressBar
+from longscan.training.progress import FitBar, ProgressBar
 
 ROWS = [
     {"step": 2, "split": "train", "loss": 0.5, "accuracy": 0.75, "lr": 0.01},
@@ -66,3 +66,21 @@ def test_bar_without_a_time_limit_ends_at_the_number_of_steps() -> None:
         with contextlib.closing(ProgressBar(10, 0, "accuracy", shown=False, time_spent=time_spent)) as bar:
             bar.on_step_end(engine, StepResult(None, weight, None, 0.0))
             assert (bar._bar.tasks[0].total, bar._bar.tasks[0].completed) == (total, 3)
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_bars_of_fitted_methods_have_their_parts_and_a_line_each_without_terminal(
+    monkeypatch: pytest.MonkeyPatch, terminal: Any
+) -> None:
+    text = io.StringIO()
+    console = functools.partial(Console, file=text, force_terminal=terminal, width=160)
+    monkeypatch.setattr("longscan.training.progress.Console", lambda **_: console())
+    with contextlib.closing(FitBar()) as bar:
+        for call in (("ridge", 0, 2), ("ridge", 1, 2), ("dtw", 0, 30), ("dtw", 30, 30)):
+            bar(*call)
+    if terminal:
+        assert "ridge" in text.getvalue()
+        assert "1/2" in text.getvalue()
+        assert "30/30" in text.getvalue()
+    else:
+        assert text.getvalue() == "fitting ridge\nfitting dtw\n"

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from longscan.tasks.fitted import FitProgress
 from longscan.training import ModelSettings, SettingError, SweepConfig, parse_settings
 from longscan.training import run as run_module
 from longscan.training.records import check_target, read_baselines, write_baselines
@@ -28,10 +29,16 @@ def test_device_name_of_a_cpu_is_its_model(tmp_path: Path, monkeypatch: pytest.M
 
 
 def make_run(folder: Path) -> Any:
-    """Return a run whose task has a baseline without parameters and a fitted one."""
+    """Return a run whose task has a baseline without parameters and a fitted one of two parts."""
+
+    def fitted_baselines(split: str, seed: int, on_progress: FitProgress) -> dict[str, float]:
+        for done in range(3):
+            on_progress("ridge", done, 2)
+        return {"ridge": float(seed + len(split))}
+
     task = SimpleNamespace(
         baselines=lambda split: {"last value": float(len(split))},
-        fitted_baselines=lambda split, seed: {"ridge": float(seed + len(split))},
+        fitted_baselines=fitted_baselines,
     )
     return SimpleNamespace(folder=folder, settings=SimpleNamespace(task=task, training=SimpleNamespace(seed=7)))
 
@@ -41,7 +48,9 @@ def test_baselines_are_stored_in_the_directory_of_the_run(tmp_path: Path) -> Non
     assert read_baselines(run) == {}
     assert write_baselines(run, fitted=False) == {"last value": 4.0}
     assert read_baselines(run) == {"last value": 4.0}
-    assert write_baselines(run) == {"last value": 4.0, "ridge": 11.0}
+    calls: list[tuple[str, int, int]] = []
+    assert write_baselines(run, on_progress=lambda *call: calls.append(call)) == {"last value": 4.0, "ridge": 11.0}
+    assert calls == [("ridge", 0, 2), ("ridge", 1, 2), ("ridge", 2, 2)]
     assert json.loads((tmp_path / "baselines.json").read_text()) == {"last value": 4.0, "ridge": 11.0}
     (tmp_path / "baselines.json").write_text('{"ridge": ')
     with pytest.raises(SettingError, match=r"baselines\.json is damaged \(.*\); `longscan baselines` writes it"):

@@ -4,7 +4,7 @@ import csv
 import sys
 from array import array
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -190,12 +190,13 @@ def baselines(
     """Score simple predictors on the test split of a run's task; `longscan record` then adds them to the run's record."""
     from rich.table import Table
 
+    from longscan.training.progress import FitBar
     from longscan.training.records import write_baselines
     from longscan.training.run import Run
 
     opened = Run(run)
-    with errors_as_lines():
-        scores = write_baselines(opened, fitted=not quick)
+    with errors_as_lines(), closing(FitBar()) as bar:
+        scores = write_baselines(opened, fitted=not quick, on_progress=bar)
     table = Table("predictor", opened.settings.task.metric, title=f"{run}, test split")
     value = (opened.result or {}).get("value")
     for name, score in {"this run": value, **scores}.items():

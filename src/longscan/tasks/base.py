@@ -15,6 +15,7 @@ from longscan._errors import setting_error
 from longscan._registry import Registry
 from longscan._types import Doc, PositiveInt, Rule, Seed, convert_fields
 from longscan.tasks._random import CounterRNG
+from longscan.tasks.fitted import FitProgress, ignore_progress
 
 if TYPE_CHECKING:
     from torchmetrics import Metric
@@ -181,8 +182,16 @@ class Task(ABC):
         """Return the main metric of predictors that need no training, by name; "constant" (`constant_score`) comes first."""
         return {"constant": self.constant_score(split)}
 
-    def fitted_baselines(self, split: Split = "test", seed: int = 0) -> dict[str, float]:  # noqa: ARG002
-        """Return the main metric on a split of simple methods that are fitted on train, by name; may take minutes."""
+    def fitted_baselines(
+        self,
+        split: Split = "test",  # noqa: ARG002
+        seed: int = 0,  # noqa: ARG002
+        on_progress: FitProgress = ignore_progress,  # noqa: ARG002
+    ) -> dict[str, float]:
+        """Return the main metric on a split of simple methods that are fitted on train, by name; may take minutes.
+
+        on_progress: called with the name of the method, the number of its parts that are done, and the number of its parts.
+        """
         return {}
 
     @abstractmethod

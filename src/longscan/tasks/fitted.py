@@ -1,12 +1,22 @@
 """Simple methods that are fitted on the training series of a task: a ridge regression, and classifiers of the package aeon."""
 
+import math
+from collections.abc import Callable
+
 import numpy as np
+
+FitProgress = Callable[[str, int, int], object]  # called with the name of a method, its parts that are done, and all its parts
 
 RIDGE_SERIES = 2000  # largest number of training series of the ridge regression
 RIDGE_FEATURES = 4096  # largest number of its features
 SMALLEST_SPREAD = 1e-9
 RIDGE_PENALTIES = np.logspace(-3, 3, 13)  # in units of the mean eigenvalue of the Gram matrix
 ROCKET_STEPS = 9  # shortest series that MiniRocket reads
+WARPING_PARTS = 50  # parts of the test series between which the progress of the nearest neighbour is reported
+
+
+def ignore_progress(_name: str, _done: int, _total: int) -> None:
+    """Do nothing: the FitProgress of a caller that shows none."""
 
 
 def resample(series: np.ndarray, n_steps: int) -> np.ndarray:
@@ -50,6 +60,7 @@ def aeon_accuracies(
     *,
     seed: int,
     largest_table: float,
+    on_progress: FitProgress = ignore_progress,
 ) -> dict[str, float]:
     """Return the accuracy of aeon's MiniRocket and of the nearest neighbour by dynamic time warping, by name.
 
@@ -58,19 +69,30 @@ def aeon_accuracies(
         labels, targets: numbers of the classes of train and test.
         seed: of MiniRocket.
         largest_table: number of cells of the tables of warping above which it is left out.
+        on_progress: called before the first and after each part: fitting and prediction of MiniRocket, test series of warping.
     """
-    from aeon.classification.convolution_based import MiniRocketClassifier
-    from aeon.classification.distance_based import KNeighborsTimeSeriesClassifier
-
     longest = max(series.shape[1] for series in (*train, *test))
     scores = {}
     if longest >= ROCKET_STEPS:
+        on_progress("minirocket", 0, 2)
+        from aeon.classification.convolution_based import MiniRocketClassifier  # takes seconds, or minutes while numba compiles
+
         padded = [
             np.stack([np.pad(series, ((0, 0), (0, longest - series.shape[1]))) for series in part]) for part in (train, test)
         ]
         rocket = MiniRocketClassifier(random_state=seed).fit(padded[0], labels)
+        on_progress("minirocket", 1, 2)
         scores["minirocket"] = float((rocket.predict(padded[1]) == targets).mean())
+        on_progress("minirocket", 2, 2)
     if len(train) * len(test) * longest**2 <= largest_table:
+        on_progress("dtw_1nn", 0, len(test))
+        from aeon.classification.distance_based import KNeighborsTimeSeriesClassifier
+
         nearest = KNeighborsTimeSeriesClassifier(distance="dtw", n_neighbors=1).fit(train, labels)
-        scores["dtw_1nn"] = float((nearest.predict(test) == targets).mean())
+        size, right = math.ceil(len(test) / WARPING_PARTS), 0
+        for first in range(0, len(test), size):
+            part = test[first : first + size]
+            right += int((nearest.predict(part) == targets[first : first + size]).sum())
+            on_progress("dtw_1nn", first + len(part), len(test))
+        scores["dtw_1nn"] = right / len(test)
     return scores

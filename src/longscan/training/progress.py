@@ -1,10 +1,19 @@
-"""The progress bar of a training."""
+"""Progress bars of a training and of methods that are fitted."""
 
 from collections.abc import Callable
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    SpinnerColumn,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 
 from longscan.engine import Callback, Engine, StepResult
 
@@ -62,3 +71,27 @@ class ProgressBar(Callback):
             self._bar.update(self._task, note=f"train {text}, lr {row['lr']:.2g}")
         if row["split"] != "train" or self._train_lines:
             self._console.print(f"step {row['step']}: {row['split']} {text}", highlight=False)
+
+
+class FitBar:
+    """Shows in a terminal a bar for each method that is fitted, with its parts and the time; elsewhere a line for each method.
+
+    It is called with the name of the method, the number of its parts that are done, and the number of its parts. The output is on
+    stderr. `close` ends the bars.
+    """
+
+    def __init__(self) -> None:
+        self._console = Console(stderr=True)
+        columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+        self._bar = Progress(*columns, console=self._console, disable=not self._console.is_terminal)
+        self._tasks: dict[str, TaskID] = {}
+        self._bar.start()
+        self.close = self._bar.stop
+
+    def __call__(self, name: str, done: int, total: int) -> None:
+        """Show the progress of a method."""
+        if name not in self._tasks:
+            self._tasks[name] = self._bar.add_task(name, total=total)
+            if self._bar.disable:
+                self._console.print(f"fitting {name}", highlight=False)
+        self._bar.update(self._tasks[name], completed=done)

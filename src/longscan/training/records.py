@@ -7,6 +7,7 @@ from typing import Any
 import longscan.report
 from longscan._errors import SettingError, setting_error
 from longscan._files import try_writing, write_text
+from longscan.tasks.fitted import FitProgress, ignore_progress
 from longscan.training.run import Run
 
 
@@ -45,10 +46,15 @@ def read_baselines(run: Run) -> dict[str, float]:
     return scores
 
 
-def write_baselines(run: Run, *, fitted: bool = True) -> dict[str, float]:
-    """Score the task's simple predictors on test, with those fitted on train, and write baselines.json for the run's record."""
+def write_baselines(run: Run, *, fitted: bool = True, on_progress: FitProgress = ignore_progress) -> dict[str, float]:
+    """Score the task's simple predictors on test, with those fitted on train, and write baselines.json for the run's record.
+
+    on_progress: see `Task.fitted_baselines`.
+    """
     task = run.settings.task
-    scores = task.baselines("test") | (task.fitted_baselines("test", run.settings.training.seed) if fitted else {})
+    scores = dict(task.baselines("test"))
+    if fitted:
+        scores |= task.fitted_baselines("test", run.settings.training.seed, on_progress)
     write_text(run.folder / "baselines.json", json.dumps(scores, indent=1))
     return scores
 

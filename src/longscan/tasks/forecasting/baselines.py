@@ -10,7 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from longscan.engine import EarlyStopping, Engine
+from longscan.engine import Callback, EarlyStopping, Engine, StepResult
+from longscan.tasks.fitted import FitProgress, ignore_progress
 
 _KERNEL = 25  # steps of DLinear's moving average
 _BATCH_SIZE = 32
@@ -50,12 +51,32 @@ class DLinear(nn.Module):
         return forecast.transpose(1, 2)
 
 
-def fitted_dlinear(train: np.ndarray, valid: np.ndarray, context: int, horizon: int, *, seed: int, epochs: int = 10) -> DLinear:
+class _Report(Callback):
+    """Reports the updates of DLinear."""
+
+    def __init__(self, on_progress: FitProgress, total: int) -> None:
+        self.on_progress, self.total = on_progress, total
+
+    def on_step_end(self, engine: Engine, _: StepResult) -> None:
+        """Report the number of updates."""
+        self.on_progress("dlinear", engine.step, self.total)
+
+
+def fitted_dlinear(
+    train: np.ndarray,
+    valid: np.ndarray,
+    context: int,
+    horizon: int,
+    *,
+    seed: int,
+    epochs: int = 10,
+    on_progress: FitProgress = ignore_progress,
+) -> DLinear:
     """Fit DLinear as its authors do: Adam, windows of stride one in random order, batches of 32, the rate decaying by epoch.
 
     train, valid: (rows, C), standardised. Returns the model of the epoch with the smallest error on valid; training ends after
     three epochs without a smaller one. The learning rate starts at .001 and is divided by two after each epoch; the authors start
-    with .0001 to .05, depending on the data set.
+    with .0001 to .05, depending on the data set. `on_progress` is called after each update with those of all epochs as the total.
     """
     generator = torch.Generator().manual_seed(seed)
     with torch.random.fork_rng():
@@ -75,7 +96,8 @@ def fitted_dlinear(train: np.ndarray, valid: np.ndarray, context: int, horizon: 
     stopping = EarlyStopping(model, lambda: _error(model, valid_windows, context), every=steps_per_epoch, patience=3)
     optimizer = torch.optim.Adam(model.parameters())
     engine = Engine(optimizer, compute_loss, learning_rate=lambda step, scale: scale * 1e-3 * 0.5 ** (step // steps_per_epoch))
-    engine.callbacks.append(stopping)
+    engine.callbacks += [stopping, _Report(on_progress, epochs * steps_per_epoch)]
+    on_progress("dlinear", 0, epochs * steps_per_epoch)
     engine.run(batches())
     return model.eval()
 

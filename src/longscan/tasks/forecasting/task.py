@@ -16,6 +16,7 @@ from longscan._types import Doc, PositiveInt, Rule
 from longscan.tasks._sparklines import sparkline
 from longscan.tasks._store import data_folder, first_existing
 from longscan.tasks.base import TASKS, Batch, Split, check_request, rows_of_step
+from longscan.tasks.fitted import FitProgress, ignore_progress
 from longscan.tasks.forecasting.baselines import fitted_dlinear, seasonal_mean
 from longscan.tasks.forecasting.tables import (
     KNOWN_IRREGULAR_STEPS,
@@ -269,11 +270,13 @@ class Forecast(RegressionTask):
         check_request(self, split)
         return {**super().baselines(split), **_naive_errors(self, split)}
 
-    def fitted_baselines(self, split: Split = "test", seed: int = 0) -> dict[str, float]:
+    def fitted_baselines(
+        self, split: Split = "test", seed: int = 0, on_progress: FitProgress = ignore_progress
+    ) -> dict[str, float]:
         """Return the main metric of DLinear, fitted on train with early stopping on valid, over the horizon without overlap."""
         data, (context, horizon, _) = _load(self.dataset, self.data_dir, self.missing), self._shape
         train, valid = (data.values[slice(*borders)] for borders in (self._row_range("train"), self._row_range("valid")))
-        model = fitted_dlinear(train, valid, context, horizon, seed=seed)
+        model = fitted_dlinear(train, valid, context, horizon, seed=seed, on_progress=on_progress)
         with torch.no_grad():
             return {"dlinear": self._mean_error(split, model)}
 

@@ -17,7 +17,15 @@ from longscan._types import Doc, NonEmptyStr
 from longscan.tasks._sparklines import sparkline
 from longscan.tasks.base import TASKS, Batch, Split, check_request, rows_of_step
 from longscan.tasks.classification import ClassificationTask, majority_share
-from longscan.tasks.fitted import RIDGE_FEATURES, RIDGE_SERIES, aeon_accuracies, resample, ridge_predictions
+from longscan.tasks.fitted import (
+    RIDGE_FEATURES,
+    RIDGE_SERIES,
+    FitProgress,
+    aeon_accuracies,
+    ignore_progress,
+    resample,
+    ridge_predictions,
+)
 from longscan.tasks.regression import RegressionTask
 from longscan.tasks.series.base import (
     PART,
@@ -256,7 +264,9 @@ class SeriesClasses(LabelledSeries, ClassificationTask):
         check_request(self, split)
         return dict(_class_baselines(self, split))
 
-    def fitted_baselines(self, split: Split = "test", seed: int = 0) -> dict[str, float]:
+    def fitted_baselines(
+        self, split: Split = "test", seed: int = 0, on_progress: FitProgress = ignore_progress
+    ) -> dict[str, float]:
         """Return the accuracy of aeon's MiniRocket and of the nearest neighbour by dynamic time warping, both fitted on train.
 
         It is empty without aeon and above 3 * 10^7 values of all series; warping is left out above 10^10 cells.
@@ -270,7 +280,7 @@ class SeriesClasses(LabelledSeries, ClassificationTask):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # numba's, about code that aeon compiles
             labels, targets = (data.targets[part] for part in rows)
-            return aeon_accuracies(train, labels, test, targets, seed=seed, largest_table=WARPING_CELLS)
+            return aeon_accuracies(train, labels, test, targets, seed=seed, largest_table=WARPING_CELLS, on_progress=on_progress)
 
     def decode(self, output: Tensor, batch: Batch) -> list[dict[str, str | float]]:  # noqa: ARG002
         """Return a row for each series: the most probable class, its probability, and the probabilities of all classes."""

@@ -21,7 +21,7 @@ from longscan.tasks._sparklines import sparkline
 from longscan.tasks._store import default_data_folder
 from longscan.tasks.base import TASKS, Batch, Split, ValidFraction, check_request, rows_of_step
 from longscan.tasks.classification import ClassificationTask, majority_share
-from longscan.tasks.fitted import aeon_accuracies
+from longscan.tasks.fitted import FitProgress, aeon_accuracies, ignore_progress
 from longscan.tasks.timeseries import protocols
 from longscan.tasks.timeseries.files import (
     Missing,
@@ -141,7 +141,9 @@ class Uea(ClassificationTask):
         loaded = _load(self)
         return majority_share(loaded.targets[loaded.partition.rows[split]].numpy())
 
-    def fitted_baselines(self, split: Split = "test", seed: int = 0) -> dict[str, float]:
+    def fitted_baselines(
+        self, split: Split = "test", seed: int = 0, on_progress: FitProgress = ignore_progress
+    ) -> dict[str, float]:
         """Return the accuracy of aeon's MiniRocket and of the nearest neighbour by dynamic time warping, both fitted on train.
 
         MiniRocket reads padded series and needs nine steps. Warping is left out if it would need more than 10^11 cells.
@@ -149,7 +151,7 @@ class Uea(ClassificationTask):
         check_request(self, split)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # numba's, about code that aeon compiles
-            return _aeon_scores(_load(self), split, seed)
+            return _aeon_scores(_load(self), split, seed, on_progress)
 
     def describe(self, batch: Batch, row: int = 0) -> str:
         """Return an example as text: the first channel as bars, the shape, the label."""
@@ -220,7 +222,7 @@ def _load(task: Uea) -> _SeriesData:
     return _SeriesData(inputs, torch.from_numpy(targets), valid, classes, partition)
 
 
-def _aeon_scores(loaded: _SeriesData, split: Split, seed: int) -> dict[str, float]:
+def _aeon_scores(loaded: _SeriesData, split: Split, seed: int, on_progress: FitProgress) -> dict[str, float]:
     parts = []
     for name in ("train", split):
         rows = torch.from_numpy(loaded.partition.rows[name])
@@ -228,7 +230,7 @@ def _aeon_scores(loaded: _SeriesData, split: Split, seed: int) -> dict[str, floa
         lengths = [inputs.shape[2]] * len(rows) if loaded.valid is None else loaded.valid[rows].sum(1).tolist()
         series = [item[:, :length] for item, length in zip(inputs, lengths, strict=True)]
         parts.append((series, loaded.targets[rows].numpy()))
-    return aeon_accuracies(*parts[0], *parts[1], seed=seed, largest_table=1e11)
+    return aeon_accuracies(*parts[0], *parts[1], seed=seed, largest_table=1e11, on_progress=on_progress)
 
 
 def _build_arrays(
