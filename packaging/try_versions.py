@@ -1,6 +1,6 @@
 """Install the wheels in dist/ next to given versions of torch, in empty environments, and record what works.
 
-    python packaging/try_versions.py --python python3.12 --torch 2.9.1 2.13.0 2.15.0 --tests tests/contracts/test_ops.py
+    python packaging/try_versions.py --python python3.12 --torch 2.9.1 2.15.0 --commit 1234567 --tests tests/contracts/test_ops.py
 
 Each version gets a new virtual environment without the sources on its path. `check_wheel.py` runs in it, then the tests that are
 given. Every result is a line of packaging/tested.jsonl; a version that was tried before with the same Python and the same wheel
@@ -10,6 +10,7 @@ is left out. The table of docs/install.md is made from the file:
 """
 
 import argparse
+import datetime
 import hashlib
 import json
 import os
@@ -50,15 +51,16 @@ def run_quietly(*command: str | Path, folder: Path | None = None) -> tuple[bool,
     return result.returncode == 0, result.stdout
 
 
-def try_version(python: str, wheel: Path, version: str, tests: list[str]) -> dict[str, str | float]:
+def try_version(python: str, wheel: Path, commit: str, version: str, tests: list[str]) -> dict[str, str | float]:
     """Install one version of torch and the wheel, run the checks and tests, and return the record."""
     started = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         subprocess.run([python, "-m", "venv", folder], check=True)
         inside = Path(folder, "bin", "python")
-        pip = [inside, "-m", "pip", "install", "-q", "--disable-pip-version-check"]
+        pip = [inside, "-m", "pip", "install", "-q", "--no-compile", "--disable-pip-version-check"]
         digest = hashlib.sha256(wheel.read_bytes()).hexdigest()
-        record: dict[str, str | float] = {"wheel": wheel.name, "sha256": digest, "asked": version}
+        record: dict[str, str | float] = {"date": f"{datetime.date.today()}", "commit": commit, "wheel": wheel.name}
+        record |= {"sha256": digest, "asked": version}
         done, output = run_quietly(*pip, f"torch=={version}", f"{wheel}[estimators]", *(TEST_PACKAGES if tests else ()))
         if done:
             done, output = run_quietly(inside, ROOT / "packaging" / "check_wheel.py", folder=Path(folder))
@@ -82,13 +84,13 @@ def read_records() -> list[dict[str, str | float]]:
 def write_table() -> None:
     """Replace the table in the page between its two marks: the last record of each Python and torch."""
     last = {record["versions"]: record for record in read_records() if "versions" in record}
-    rows = ["", "| Versions | Wheel | Checks | Tests |", "|---|---|---|---|"]
+    rows = ["", "| Versions | Wheel | Commit | Date | Checks | Tests |", "|---|---|---|---|---|---|"]
     for versions, record in sorted(last.items()):
         checks = "passed" if record["check"] == "passed" else "failed"
         outcome = str(record["outcome"]).partition(" in ")[0] if record.get("tests_passed") else None
         outcome = outcome or ("failed" if "tests_passed" in record else "not run")
         tag = str(record["wheel"]).split("-", 2)[2].removesuffix(".whl")
-        rows.append(f"| {versions} | {tag} | {checks} | {outcome} |")
+        rows.append(f"| {versions} | {tag} | {record.get('commit') or '–'} | {record['date']} | {checks} | {outcome} |")
     before, rest = PAGE.read_text().split(MARKS[0])
     _, after = rest.split(MARKS[1])
     PAGE.write_text(before + MARKS[0] + "\n" + "\n".join(rows) + "\n\n" + MARKS[1] + after)
@@ -100,6 +102,7 @@ def main() -> None:
     parser.add_argument("--python", nargs="+", default=[sys.executable], help="interpreters for the environments")
     parser.add_argument("--torch", nargs="+", default=[], help="versions of torch")
     parser.add_argument("--tests", nargs="*", default=[], help="test files to run in each environment")
+    parser.add_argument("--commit", default="", help="commit from which the wheels were built, for the records")
     parser.add_argument("--table", action="store_true", help="write the table of the page")
     arguments = parser.parse_args()
     for python in arguments.python if arguments.torch else ():
@@ -110,7 +113,7 @@ def main() -> None:
         for version in arguments.torch:
             if (python_name, version) in known:
                 continue
-            record = {"python": python_name, **try_version(python, wheel, version, arguments.tests)}
+            record = {"python": python_name, **try_version(python, wheel, arguments.commit, version, arguments.tests)}
             with RECORDS.open("a") as file:
                 file.write(json.dumps(record) + "\n")
             print(f"Python {python_name}, torch {version}: check {record['check']}; tests {record.get('outcome', 'not run')}")
