@@ -21,6 +21,7 @@ from longscan.estimators.linear import (
     _folds,
     _regress,
     _units,
+    fit_early_and_whole,
     fit_linear,
     fold_shares,
     usable_windows,
@@ -136,6 +137,35 @@ def test_channels_share_a_forecast_if_there_are_many(monkeypatch):
     assert fit_linear([x], 6, [12]).weight.shape == (2, 6, 12)
     monkeypatch.setattr(linear, "MAX_OWN", 1)
     assert fit_linear([x], 6, [12]).weight.shape == (1, 6, 12)
+
+
+@pytest.mark.parametrize("lengths", [(400, 300), (400, 20)], ids=["long", "one is too short"])
+def test_first_steps_and_all_are_forecast_by_common_regressions(lengths, monkeypatch):
+    """Of the four parts of a series two lie within its first four fifths, and the regressions of these are needed only once."""
+    solved = []
+    factor = linear.cho_factor
+    monkeypatch.setattr(linear, "cho_factor", lambda *args, **settings: solved.append(1) or factor(*args, **settings))
+    series = [make_waves(length, length) for length in lengths]
+    early = [values[: len(values) * 4 // 5].copy() for values in series]
+    first, whole = fit_early_and_whole(series, early, 6, [12, 24])
+    together = len(solved)
+    alone = fit_linear(series, 6, [12, 24])
+    assert together < 1.2 * (len(solved) - together)
+    for part, expected in zip(whole, alone, strict=True):
+        np.testing.assert_array_equal(part, expected)
+    for values, known in zip(series, early, strict=True):
+        values[len(known) :] = values[len(known) :][::-1].copy()
+    again, _ = fit_early_and_whole(series, early, 6, [12, 24])
+    for part, expected in zip(again, first, strict=True):
+        np.testing.assert_allclose(part, expected, rtol=1e-9, atol=1e-9)
+
+
+def test_first_steps_without_a_whole_part_are_forecast_as_alone():
+    """The first of the two parts of a series of 100 steps ends at step 80, after its first 75."""
+    x = make_waves(100)
+    first, _ = fit_early_and_whole([x], [x[:75]], 12, [12])
+    for part, expected in zip(first, fit_linear([x[:75]], 12, [12]), strict=True):
+        np.testing.assert_array_equal(part, expected)
 
 
 def test_seasons_are_found():

@@ -38,7 +38,7 @@ from longscan.estimators.forecast_series import (
     usual_step,
 )
 from longscan.estimators.limits import fill_codes, find_codes, find_limits
-from longscan.estimators.linear import FOLDS, WINDOWS, LinearForecast, fit_linear, usable_windows
+from longscan.estimators.linear import FOLDS, WINDOWS, LinearForecast, fit_early_and_whole, fit_linear, usable_windows
 from longscan.estimators.quantiles import Calibration, calibrate, pinball_loss
 from longscan.estimators.reading import FittedChannels, Layout, copy_input, times_presence_error
 from longscan.estimators.saving import SavedEstimator
@@ -229,7 +229,13 @@ class SSMForecaster(SavedEstimator):
         early = _first_part(standardised, self.horizon)
         candidates = WINDOWS if self.window is None else (self.window,)
         windows = [] if self.has_times_ else usable_windows(early.lengths, self.horizon, candidates)
-        linear = fit_linear(list(early.trimmed()), self.horizon, windows) if windows else None
+        linear: LinearForecast | None = None
+        final: LinearForecast | None = None
+        if windows and self.n_covariates_:
+            linear = fit_linear(list(early.trimmed()), self.horizon, windows)
+        elif windows:
+            whole, first = list(standardised.trimmed()), list(early.trimmed())
+            linear, final = fit_early_and_whole(whole, first, self.horizon, windows)
         if self.n_covariates_:
             if linear is None:
                 raise ValueError(
@@ -273,7 +279,8 @@ class SSMForecaster(SavedEstimator):
             if self.covariate_effect_ is not None:
                 self.covariate_effect_ = fit_effect(collection, collection.lengths)
                 standardised = self._standardise(collection)
-            final = fit_linear(list(standardised.trimmed()), self.horizon, windows)
+            if final is None:
+                final = fit_linear(list(standardised.trimmed()), self.horizon, windows)
             self.model_, self.loss_curve_ = self._train(
                 standardised, final, best, seed, random, seconds=seconds(1), schedule_epochs=schedule
             )

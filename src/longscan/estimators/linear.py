@@ -102,20 +102,68 @@ def fit_linear(series: Sequence[Array], horizon: int, windows: Sequence[int]) ->
     and each other is forecast from the rest. Channels have separate combinations, of regressions fitted to the channel and to all
     channels, unless there are more than `MAX_OWN`. windows: as returned by `usable_windows`; the forecast reads the longest.
     """
-    largest, channels = max(windows), series[0].shape[1]
+    largest = max(windows)
     series = [values for values in series if len(values) >= largest + horizon]
-    grouped = 1 < channels <= MAX_OWN
     shares = fold_shares(max(map(len, series)), horizon)
+    return _fit(series, [series], [len(shares)], horizon, windows, shares)[0]
+
+
+def fit_early_and_whole(
+    series: Sequence[Array], early: Sequence[Array], horizon: int, windows: Sequence[int]
+) -> tuple[LinearForecast, LinearForecast]:
+    """Fit one linear forecast to the first steps of each series, `early`, and one to all steps.
+
+    The second is that of `fit_linear`. The first is chosen by those of the same later parts that lie within the first steps, so
+    that both need the same regressions, which is half of the work. If there are none, each is fitted as by `fit_linear`.
+    """
+    largest = max(windows)
+    pairs = [pair for pair in zip(series, early, strict=True) if len(pair[0]) >= largest + horizon]
+    shares = fold_shares(max(len(values) for values, _ in pairs), horizon)
+    n_parts = min(_count_parts(len(values), len(first), largest, horizon, shares) for values, first in pairs)
+    if n_parts == 0:
+        return fit_linear(early, horizon, windows), fit_linear(series, horizon, windows)
+    long, first_steps = [values for values, _ in pairs], [first for _, first in pairs]
+    first, whole = _fit(long, [first_steps, long], [n_parts, len(shares)], horizon, windows, shares)
+    return first, whole
+
+
+def _fit(
+    series: Sequence[Array],
+    ranges: Sequence[Sequence[Array]],
+    n_parts: Sequence[int],
+    horizon: int,
+    windows: Sequence[int],
+    shares: Sequence[float],
+) -> list[LinearForecast]:
+    """Return a linear forecast for each of `ranges`, which is fitted to these series and chosen by the first `n_parts` parts.
+
+    series: whose parts are forecast; shares: of each before a part.
+    """
+    largest, channels = max(windows), series[0].shape[1]
+    grouped = 1 < channels <= MAX_OWN
     total = _add(_fold_sums(series, channel, largest, horizon, shares) for channel in range(channels))
-    shared = _best_regressions(total, largest, windows, shared=True)
-    plans, error = [], 0.0
+    solved = _solve_candidates(total, largest, windows, shared=True)
+    shared = [_best_regressions(solved, total[:count], largest) for count in n_parts]
+    plans: list[list[dict[Regression, float]]] = [[] for _ in n_parts]
+    errors = [0.0] * len(n_parts)
     for folds in (_fold_sums(series, channel, largest, horizon, shares) for channel in range(channels)) if grouped else (total,):
-        members = shared | (_best_regressions(folds, largest, windows, shared=False) if grouped else {})
-        plan, of_channel = _combine(members, folds, largest)
-        plans.append(plan)
-        error += of_channel
-    count = sum(fold.forecast[0, 0] for fold in total) * len(_compared_steps(horizon))
-    return _solve(series, horizon, largest, plans, error / count)
+        solved = _solve_candidates(folds, largest, windows, shared=False) if grouped else {}
+        for number, count in enumerate(n_parts):
+            members = shared[number] | _best_regressions(solved, folds[:count], largest)
+            plan, error = _combine(members, folds[:count], largest)
+            plans[number].append(plan)
+            errors[number] += error
+    steps = len(_compared_steps(horizon))
+    counts = [sum(fold.forecast[0, 0] for fold in total[:count]) * steps for count in n_parts]
+    fitted = zip(ranges, plans, errors, counts, strict=True)
+    return [_solve(values, horizon, largest, chosen, error / count) for values, chosen, error, count in fitted]
+
+
+def _count_parts(length: int, early: int, window: int, horizon: int, shares: Sequence[float]) -> int:
+    """Return how many of the parts of a series of `length` steps lie within its first `early`; 0 if it is not divided in time."""
+    if _takes_turns(length, window, horizon, shares) or early < window + horizon:
+        return 0
+    return sum(end <= early for end in _cuts(length, shares)[1:])
 
 
 def window_sums(x: Array, size: int, start: int, end: int) -> Array:
@@ -154,13 +202,22 @@ def _folds(length: int, number: int, window: int, horizon: int, shares: Sequence
     number: of the series; one too short to be divided is forecast as a whole in fold `number % (1 + folds) - 1`, and else fitted
     to. shares: of the series before each part to forecast.
     """
-    count = length - window - horizon + 1
-    if shares[0] * length < window + 2 * horizon or (1 - shares[-1]) * length < horizon:
-        turn, every, none = number % (1 + len(shares)) - 1, range(count), range(0)
+    if _takes_turns(length, window, horizon, shares):
+        turn, every, none = number % (1 + len(shares)) - 1, range(length - window - horizon + 1), range(0)
         return [(none, every) if turn == fold else (every, none) for fold in range(len(shares))]
-    cuts = [round(share * length) for share in (*shares, 1)]
+    cuts = _cuts(length, shares)
     fitted = [range(cut - window - horizon + 1) for cut in cuts[:-1]]
     return [(part, range(cuts[i] - window, cuts[i + 1] - window - horizon + 1)) for i, part in enumerate(fitted)]
+
+
+def _takes_turns(length: int, window: int, horizon: int, shares: Sequence[float]) -> bool:
+    """Return whether a series is too short to be divided in time."""
+    return shares[0] * length < window + 2 * horizon or (1 - shares[-1]) * length < horizon
+
+
+def _cuts(length: int, shares: Sequence[float]) -> list[int]:
+    """Return the steps that divide a series: the beginning of each part to forecast, and its length."""
+    return [round(share * length) for share in (*shares, 1)]
 
 
 def _fold_sums(series: Sequence[Array], channel: int, window: int, horizon: int, shares: Sequence[float]) -> list[_Fold]:
@@ -193,51 +250,87 @@ def _compared_steps(horizon: int) -> Steps:
     return np.unique(np.linspace(0, horizon - 1, min(horizon, COMPARED_STEPS)).round().astype(int))
 
 
-def _best_regressions(
+class _Candidate(NamedTuple):
+    """A regression in each fold: its coefficients (1 + window, K), of the constant and of the steps, and its squared error."""
+
+    coefficients: list[Array]
+    errors: list[float]
+
+
+def _solve_candidates(
     folds: Sequence[_Fold], largest: int, windows: Sequence[int], *, shared: bool
-) -> dict[Regression, list[Array]]:
-    """Return for each window and reference the regression of the best penalty, with its coefficients in each fold."""
-    found: dict[Regression, list[Array]] = {}
-    units = _units(folds, largest)
+) -> dict[Regression, _Candidate]:
+    """Return the regressions of all windows, references and penalties."""
+    found: dict[Regression, _Candidate] = {}
     references: tuple[Reference, ...] = ("last", "mean", "constant")
     for window in windows:
-        for reference in references:
-            equations = [_normal_equations(fold.fitted, largest, window, reference, fold.rounding) for fold in folds]
-            solved = {
-                Regression(window, reference, penalty, shared): [one.solve(penalty) for one in equations] for penalty in PENALTIES
-            }
-            best = min(solved, key=lambda member: _relative_error(solved[member], folds, units))
-            found[best] = solved[best]
+        ahead, read = slice(1 + largest, None), np.r_[0, 1 + largest - window : 1 + largest]
+        for fitted, forecast, rounding in folds:
+            # The members of a fold are multiplied by the sums of its windows together.
+            sums, crossed, square = forecast[np.ix_(read, read)], forecast[read, ahead], float(np.trace(forecast[ahead, ahead]))
+            for reference in references:
+                equations = _normal_equations(fitted, largest, window, reference, rounding)
+                solved = np.stack([equations.solve(penalty) for penalty in PENALTIES], axis=1)  # (1 + window, penalties, K)
+                products = (sums @ solved.reshape(len(read), -1)).reshape(solved.shape) - 2 * crossed[:, None]
+                errors = square + np.einsum("npk,npk->p", solved, products)
+                for number, penalty in enumerate(PENALTIES):
+                    candidate = found.setdefault(Regression(window, reference, penalty, shared), _Candidate([], []))
+                    candidate.coefficients.append(solved[:, number])
+                    candidate.errors.append(float(errors[number]))
     return found
+
+
+def _best_regressions(
+    candidates: dict[Regression, _Candidate], folds: Sequence[_Fold], largest: int
+) -> dict[Regression, list[Array]]:
+    """Return for each window and reference the regression of the penalty that is best in these folds, the first ones.
+
+    The values are its coefficients (1 + largest, K) in each fold.
+    """
+    units = _units(folds, largest)
+    best: dict[tuple[int, Reference], tuple[float, Regression]] = {}
+    for regression, (_, errors) in candidates.items():
+        error = float(sum(own / unit for own, unit in zip(errors, units, strict=False)))
+        case = regression.window, regression.reference
+        if case not in best or error < best[case][0]:
+            best[case] = error, regression
+    chosen = (regression for _, regression in best.values())
+    return {one: [_pad(own, largest) for own in candidates[one].coefficients[: len(folds)]] for one in chosen}
+
+
+def _pad(coefficients: Array, largest: int) -> Array:
+    """Return coefficients (1 + largest, K) from those of a shorter window (1 + window, K)."""
+    padded = np.zeros((1 + largest, coefficients.shape[1]))
+    padded[0], padded[2 + largest - len(coefficients) :] = coefficients[0], coefficients[1:]
+    return padded
 
 
 class _Equations(NamedTuple):
     """The normal equations of the regressions from a window, for any penalty.
 
     features: products of the steps less the reference (W, W). targets: those with the steps ahead less the reference (W, K).
-    share: of each step in the reference (W,). means: of the constant, the steps and the steps ahead, (1 + largest + K,), zeros
-    unless the reference is the mean of the series. rounding: bound of the rounding errors of `features`.
+    share: of each step in the reference (W,). means, means_ahead: of the steps (W,) and of the steps ahead (K,), zeros unless the
+    reference is the mean of the series. rounding: bound of the rounding errors of `features`.
     """
 
     features: Array
     targets: Array
     share: Array
     means: Array
+    means_ahead: Array
     rounding: float
 
     def solve(self, penalty: float) -> Array:
-        """Return the coefficients (1 + largest, K) of the constant and of the steps."""
+        """Return the coefficients (1 + window, K) of the constant and of the steps."""
         window, steps = self.targets.shape
-        largest = len(self.means) - 1 - steps
-        past, ahead = slice(1 + largest - window, 1 + largest), slice(1 + largest, None)
         features = self.features.copy(order="F")
         # Larger than the rounding errors, which are all there is of constant features.
         features[np.diag_indices(window)] += penalty * np.trace(features) / window + self.rounding + 1e-30
         factor = cho_factor(features, lower=True, overwrite_a=True, check_finite=False)
         weight = cho_solve(factor, self.targets, check_finite=False)
-        coefficients = np.zeros((1 + largest, steps))
-        coefficients[past] = weight + (np.outer(self.share, 1 - weight.sum(0)) if self.share.any() else 0)
-        coefficients[0] = self.means[ahead] - self.means[past] @ coefficients[past]
+        coefficients = np.zeros((1 + window, steps))
+        coefficients[1:] = weight + (np.outer(self.share, 1 - weight.sum(0)) if self.share.any() else 0)
+        coefficients[0] = self.means_ahead - self.means @ coefficients[1:]
         return coefficients
 
 
@@ -245,24 +338,25 @@ def _normal_equations(sums: Array, largest: int, window: int, reference: Referen
     """Return the equations for windows relative to a reference, from the sums of products over windows of `largest` steps."""
     past, ahead = slice(1 + largest - window, 1 + largest), slice(1 + largest, None)
     share = np.zeros(window)
+    means, means_ahead = np.zeros(window), np.zeros(len(sums) - 1 - largest)
     if reference == "constant":
-        means = sums[0] / sums[0, 0]
-        features = sums[past, past] - np.outer(sums[past, 0], means[past])
-        targets = sums[past, ahead] - np.outer(sums[past, 0], means[ahead])
+        means, means_ahead = sums[past, 0] / sums[0, 0], sums[ahead, 0] / sums[0, 0]
+        features = sums[past, past] - np.outer(sums[past, 0], means)
+        targets = sums[past, ahead] - np.outer(sums[past, 0], means_ahead)
     else:
-        means = np.zeros(len(sums))
         share[slice(None) if reference == "mean" else -1] = 1
         share /= share.sum()
         along = sums[past, past] @ share
         square = float(share @ along)
         features = sums[past, past] - along - along[:, None] + square
         targets = sums[past, ahead] - share @ sums[past, ahead] - (along - square)[:, None]
-    return _Equations(features, targets, share, means, rounding)
+    return _Equations(features, targets, share, means, means_ahead, rounding)
 
 
 def _regress(sums: Array, largest: int, member: Regression, rounding: float) -> Array:
     """Return the coefficients (1 + largest, K) of the constant and of the steps of a regression."""
-    return _normal_equations(sums, largest, member.window, member.reference, rounding).solve(member.penalty)
+    equations = _normal_equations(sums, largest, member.window, member.reference, rounding)
+    return _pad(equations.solve(member.penalty), largest)
 
 
 def _units(folds: Sequence[_Fold], largest: int) -> Array:
@@ -276,12 +370,6 @@ def _units(folds: Sequence[_Fold], largest: int) -> Array:
         squares = np.diag(forecast)
         errors.append(max(0.0, float(np.sum(squares[ahead] - 2 * forecast[last, ahead] + squares[last]))) + rounding + 1e-30)
     return np.asarray(errors) + SMALLEST_UNIT * np.mean(errors)
-
-
-def _relative_error(coefficients: Sequence[Array], folds: Sequence[_Fold], units: Array) -> float:
-    """Return the sum over the folds of the squared error of a member in units of each fold."""
-    triples = zip(coefficients, folds, units, strict=True)
-    return float(sum(_error_products([of_fold], fold)[0, 0] / unit for of_fold, fold, unit in triples))
 
 
 def _error_products(members: Sequence[Array], fold: _Fold) -> Array:
