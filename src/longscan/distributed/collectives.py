@@ -46,14 +46,16 @@ def _record(kind: Literal["all_gather", "reduce_scatter"], received: int) -> Non
 
 
 class _AllGather(torch.autograd.Function):
-    """(*S) on each rank to (R, *S) on all ranks. The gradient of what a rank sent is the sum of the ranks' gradients of it."""
+    """Gather a tensor (*S) from each of R ranks as (R, *S) on all ranks.
+
+    The gradient with respect to what a rank sent is the sum of the gradients that the ranks have for it.
+    """
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, group: ProcessGroup) -> Tensor:
         ctx.group = group
         gathered = x.new_empty(distributed.get_world_size(group), *x.shape)
-        # NCCL copies each tensor of a list.
-        if x.is_cuda:
+        if x.is_cuda:  # into one tensor, because NCCL would copy each tensor of a list
             distributed.all_gather_into_tensor(gathered, x.contiguous(), group)
         else:
             distributed.all_gather(list(gathered.unbind(0)), x.contiguous(), group)
@@ -66,7 +68,7 @@ class _AllGather(torch.autograd.Function):
 
 
 class _ReduceScatter(torch.autograd.Function):
-    """(R, *S) on each rank to (*S): rank r gets the sum over the ranks of their row r."""
+    """Sum tensors (R, *S) over R ranks; rank r gets row r of the sum, (*S)."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, group: ProcessGroup) -> Tensor:
@@ -85,7 +87,7 @@ class _ReduceScatter(torch.autograd.Function):
 
 
 class _ContiguousGradient(torch.autograd.Function):
-    """The identity, whose gradient is contiguous: reduce_scatter in compiled graphs of torch 2.11 takes no other."""
+    """Return the input and make its gradient contiguous, which reduce_scatter in compiled graphs of torch 2.11 requires."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:  # noqa: ARG004
@@ -108,8 +110,8 @@ def all_gather(x: Tensor, split: SequenceSplit) -> Tensor:
     return gathered.flip(0) if split.is_reversed else gathered
 
 
-def all_gather_together(tensors: Sequence[Tensor], split: SequenceSplit) -> list[Tensor]:
-    """Return `all_gather` of each of several tensors of one dtype, by one exchange."""
+def all_gather_coalesced(tensors: Sequence[Tensor], split: SequenceSplit) -> list[Tensor]:
+    """Return `all_gather` of each of several tensors of one dtype, by a single exchange."""
     whole = all_gather(torch.cat([x.reshape(-1) for x in tensors]), split)
     parts = torch.split(whole, [x.numel() for x in tensors], 1)
     return [part.reshape(split.size, *x.shape) for part, x in zip(parts, tensors, strict=True)]

@@ -29,10 +29,11 @@ class SequenceSplit(NamedTuple):
     is_reversed: bool = False
 
 
-# Module variables and no `ContextVar`: torch.compile guards on the one and cannot trace the other, and the threads in which
-# autograd computes gradients, where recomputed blocks run again, have no context of the thread that called `backward`.
+# Module variables instead of a `ContextVar`, for two reasons: torch.compile guards on module variables and cannot trace a
+# `ContextVar`; and recomputed blocks run again in autograd's threads, which do not have the context of the thread that called
+# `backward`.
 _split: SequenceSplit | None = None
-_has_equal_lengths = True  # until the first call inside `context_parallel`
+_lengths_checked = True  # False from the entry into `context_parallel` until its first call has compared the pieces' lengths
 
 
 def current_split() -> SequenceSplit | None:
@@ -67,31 +68,31 @@ def context_parallel(mesh: DeviceMesh | ProcessGroup) -> Iterator[SequenceSplit 
     Args:
         mesh: a `DeviceMesh` of one dimension, a mesh with a dimension "context", or a process group.
 
-    Yields the split, None if the mesh has one process, which then computes as usual. Raises TypeError or ValueError if the mesh
-    does not fit, and inside the `with` statement ValueError for pieces of unequal length and for modules that cannot read pieces,
-    such as GRU, LSTM and PD-SSM.
+    Yields the split, or None if the mesh has one process, which then computes as usual. Raises TypeError or ValueError if `mesh`
+    is none of these. Calls inside the `with` statement raise ValueError for pieces of unequal length and for modules that cannot
+    compute pieces, such as GRU, LSTM and PD-SSM.
     """
-    global _has_equal_lengths
+    global _lengths_checked
     group = _group_of(mesh)
     size = distributed.get_world_size(group)
     split = SequenceSplit(group, distributed.get_rank(group), size) if size > 1 else None
-    before, _has_equal_lengths = _has_equal_lengths, split is None
+    before, _lengths_checked = _lengths_checked, split is None
     try:
         with use_split(split):
             yield split
     finally:
-        _has_equal_lengths = before
+        _lengths_checked = before
 
 
 def check_piece_lengths(x: Tensor) -> None:
     """Raise ValueError if the pieces x (B, L, ...) differ in length, in the first call inside `context_parallel`.
 
-    The host reads the lengths, so that graphs of torch.compile and CUDA graphs do without this check.
+    Calls in graphs of torch.compile and in CUDA graphs are not checked, because there the host cannot read the lengths.
     """
-    global _has_equal_lengths
-    if torch.compiler.is_compiling() or _split is None or _has_equal_lengths or (x.is_cuda and is_current_stream_capturing()):
+    global _lengths_checked
+    if torch.compiler.is_compiling() or _split is None or _lengths_checked or (x.is_cuda and is_current_stream_capturing()):
         return
-    _has_equal_lengths = True
+    _lengths_checked = True
     lengths = torch.full((_split.size, 1), x.shape[1], device=x.device)
     distributed.all_gather(list(lengths.unbind(0)), lengths[_split.rank].clone(), _split.group)
     found = lengths.flatten().tolist()

@@ -1,4 +1,4 @@
-"""Notice of processes that have ended: an exchange with one of them would wait for minutes, in captured steps for ever."""
+"""Detection of processes that have ended. An exchange with one of them would wait for minutes, and in captured steps forever."""
 
 import logging
 import os
@@ -16,11 +16,11 @@ from torch import distributed
 
 GRACE = 25.0  # seconds in which a process may end by itself once another one has ended
 _CONNECT = 60.0  # seconds in which all processes must have connected
-_NOTICE = 2.0  # seconds in which an exchange that has failed is explained by the end of a process
+_NOTICE = 2.0  # seconds for which a failed exchange waits for the news that a process has ended, which explains it
 # seconds before the first probe and between probes, and number of probes, which notice a host that lost power
 _KEEPALIVE = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
 _NUMBER = struct.Struct("!i")
-_LEAVES = -1  # instead of the number of a process that has ended: the process that sends this leaves the watch
+_LEAVES = -1  # sent in place of a number by a process that has done its work and leaves the watch
 
 
 @contextmanager
@@ -49,7 +49,7 @@ def watch_processes() -> Iterator[None]:
 
 
 class _Watch:
-    """The connections of one process, and the thread that reads them."""
+    """The connections of one process, and the thread that reads them: to all others in process 0, to process 0 in the others."""
 
     def __init__(self) -> None:
         self.rank, self.size = distributed.get_rank(), distributed.get_world_size()

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.nn.functional import rms_norm, silu, softplus
 
 from longscan._types import PositiveFloat, PositiveInt, Rule
-from longscan.distributed.collectives import all_gather, all_gather_together
+from longscan.distributed.collectives import all_gather, all_gather_coalesced
 from longscan.distributed.context import SequenceSplit, current_split
 from longscan.layers._registry import LAYERS
 from longscan.layers._settings import check_backend
@@ -193,7 +193,7 @@ class Mamba3Heads(Heads):
         newest_B = newest_B.repeat_interleave(self.heads // self.groups, 1) + self.B_bias
         if split is not None:
             has_steps = all_gather(_has_step(info, x), split).flip(0)
-            newest = all_gather_together([newest_x, newest_B], split)
+            newest = all_gather_coalesced([newest_x, newest_B], split)
             has_step = has_steps.any(0)[:, None, None]
             newest_x, newest_B = (_first_with_step(part.flip(0), has_steps) for part in newest)
             newest_x, newest_B = torch.where(has_step, newest_x, last_x), torch.where(has_step, newest_B, last_map)

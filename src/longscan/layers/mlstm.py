@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear, logsigmoid, pad, silu
 
 from longscan._types import PositiveInt
-from longscan.distributed.collectives import all_gather_together
+from longscan.distributed.collectives import all_gather_coalesced
 from longscan.distributed.context import SequenceSplit, current_split
 from longscan.layers._registry import LAYERS
 from longscan.layers._settings import check_backend
@@ -98,7 +98,7 @@ def pass_maximum(
     restarts = torch.zeros_like(local)
     if flags is not None:
         restarts = (flags == RESET).any(1, keepdim=True).to(local.dtype).expand_as(local)
-    gathered = all_gather_together([sum_steps(log_f, flags).to(local.dtype), local, restarts], split)
+    gathered = all_gather_coalesced([sum_steps(log_f, flags).to(local.dtype), local, restarts], split)
     states = [start]
     for total, least, restarted in zip(*gathered, strict=True):
         states.append(torch.where(restarted > 0, least, torch.maximum(total + states[-1], least)))

@@ -1,9 +1,9 @@
 """Scans of sequences that are split along the length over processes (`longscan.distributed`).
 
 A scan maps the state h before a piece to the state P h + s after it: P is the product of the piece's factors, s the state after
-the piece from a zero state. Each process computes P and s of its piece, all processes exchange them once, each computes the state
-before its piece from those of the earlier ones, and scans its piece from there. Where that takes less time, what the state before
-the piece adds to the outputs is added to those of the first scan instead.
+the piece from a zero state. Each process computes P and s of its piece by a scan from zero. All processes exchange P and s once,
+and each computes the state before its piece from those of the earlier pieces. Then it scans its piece again from this state, or,
+where this takes less time, adds to the outputs of the first scan what the state before the piece contributes.
 
 Native kernels that take a `PieceExchange` compute P and s by a first pass without outputs. Their backward pass mirrors this: with
 g = dL/dh after a piece, that before it is P^H g + q, where q is its part from the outputs of the piece. A first pass finds q, all
@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from longscan._tensor_types import OptionalTensor
-from longscan.distributed.collectives import all_gather_together
+from longscan.distributed.collectives import all_gather_coalesced
 from longscan.distributed.context import SequenceSplit, current_split
 from longscan.ops.arguments import INVALID, RESET, carry_dtype, flag_masks
 from longscan.ops.chunks import long_chunk, run_chunk
@@ -62,7 +62,7 @@ class PieceExchange:
             result.
         """
         restarts = [] if self.flags is None else [(self.flags == RESET).any(1).to(final.dtype)]
-        finals, self.factors, *self.restarts = all_gather_together([final, factor, *restarts], self.split)
+        finals, self.factors, *self.restarts = all_gather_coalesced([final, factor, *restarts], self.split)
         states = [self._as_numbers(self.initial_state)]
         for piece in range(self.split.size):
             factor, local = self._as_numbers(self.factors[piece]), self._as_numbers(finals[piece])
@@ -86,7 +86,7 @@ class PieceExchange:
         grad: with respect to the state before this piece, for a zero gradient of the state after it; grad_last: with respect to
         this process's copy of the state after the last piece.
         """
-        grads, of_last = all_gather_together([grad, grad_last], self.split)
+        grads, of_last = all_gather_coalesced([grad, grad_last], self.split)
         result = self._as_numbers(of_last.sum(0))
         for piece in range(self.split.size - 1, self.split.rank, -1):
             factor = self._as_numbers(self.factors[piece])
@@ -159,7 +159,7 @@ def pass_states(
     sent = [final, *(factor.to(final.dtype) for factor in piece_map.factors)]
     if flags is not None:
         sent.append((flags == RESET).any(1).to(final.dtype))
-    received = all_gather_together(sent, split)
+    received = all_gather_coalesced(sent, split)
     states = [initial_state.to(final.dtype)]
     for piece in range(split.size):
         finals, *factors = (part[piece] for part in received)

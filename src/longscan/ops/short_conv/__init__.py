@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from longscan.distributed.collectives import all_gather_together
+from longscan.distributed.collectives import all_gather_coalesced
 from longscan.distributed.context import current_split
 from longscan.ops._native_op import NativeOp
 from longscan.ops.arguments import check_real, state_dtype, step_flags, without_autocast
@@ -119,7 +119,7 @@ def _pass_newest(initial_state: Tensor, newest: Tensor, count: Tensor) -> tuple[
     """
     split = current_split()
     assert split is not None
-    received = all_gather_together([newest, count.to(newest.dtype)], split)[0]
+    received = all_gather_coalesced([newest, count.to(newest.dtype)], split)[0]
     states = torch.cat([initial_state.unsqueeze(0), received])  # of all pieces, so that every rank exchanges gradients
     return states[split.rank], states[-1]
 
