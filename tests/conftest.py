@@ -32,11 +32,15 @@ def _is_xdist_worker(config: pytest.Config) -> bool:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Fill torch.empty with NaN, so that a result that was never written cannot pass, and use one thread per worker.
+    """Fill torch.empty with NaN, so that a result that was never written cannot pass, and use one thread per process.
 
-    Generated data and arrays made from data files are cached in a temporary folder that all workers share. The folder of data in
-    the environment is ignored. Chunks are small, so that small calls have several.
+    Processes that tests start use one thread, too: workers of pytest-xdist occupy the other cores. Inductor compiles in the
+    process that calls it, because its pool of processes takes seconds to start. Generated data and arrays made from data files
+    are cached in a temporary folder that all workers share. The folder of data in the environment is ignored. Chunks are small,
+    so that small calls have several.
     """
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
     if not _is_xdist_worker(config):
         os.environ["LONGSCAN_CACHE"] = tempfile.mkdtemp(prefix="longscan-tests-")
     root = os.environ.pop("LONGSCAN_DATA", None)

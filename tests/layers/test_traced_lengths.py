@@ -16,8 +16,9 @@ ONE_LENGTH = ("linoss", "mlstm", "s4", "s4d", "slstm")
 # layers that torch.export refuses to export with an open length
 ONLY_ONE_LENGTH = ("attention", "gru", "linoss", "lstm", "pdssm", "s4", "slstm")
 FEW_CHANNELS = 4
-# mamba3 and mlstm have the op of mamba2, slstm has the loop of gru over the steps, and mlstm's maximum has a separate test.
-ALIKE = ("mamba3", "mlstm", "slstm")
+# mamba3 and mlstm have the op of mamba2, slstm and pdssm have the loop of gru over the steps, s4d has the convolution of s4, and
+# mlstm's maximum has a separate test.
+ALIKE = ("mamba3", "mlstm", "pdssm", "s4d", "slstm")
 
 
 class WithState(torch.nn.Module):
