@@ -82,13 +82,23 @@ def is_accurate_without_neighbours(
 
 
 def assert_same(
-    one: Results, other: Results, run_for_tolerance: Callable[[], tuple[Sequence[Results], Sequence[Results]]], label: str = ""
+    one: Results, other: Results, run_plain: Callable[[str], Results], run_moved: Callable[[], Sequence[Results]], label: str = ""
 ) -> None:
     """Assert that two computations of the same numbers in float64 agree.
 
-    run_for_tolerance: returns results of plain arithmetic in float32, and results in float64 for neighbours of the inputs in
-        float32. It is called only if `one` and `other` differ by more than the rounding of their largest values.
+    Args:
+        one: results of a computation.
+        other: results of the other one.
+        run_plain: returns the results of a backend of plain arithmetic, "eager" or "reference", in float32.
+        run_moved: returns results in float64 for neighbours of the inputs in float32.
+        label: beginning of the message of an error.
+
+    Both functions are called only as long as the error that the results of the calls so far allow is too small.
     """
-    if not is_accurate_without_neighbours(one, [], other):
-        plain, moved = run_for_tolerance()
-        assert_as_accurate(one, plain, other, moved, operations=2, precision=DOUBLE, label=label)
+    plain: list[Results] = []
+    for backend in (None, "eager", "reference"):
+        if backend is not None:
+            plain.append(run_plain(backend))
+        if is_accurate_without_neighbours(one, plain, other, operations=2, precision=DOUBLE):
+            return
+    assert_as_accurate(one, plain, other, run_moved(), operations=2, precision=DOUBLE, label=label)

@@ -35,8 +35,8 @@ TRAIN_PACKAGES = ["accelerate", "yaml", "rich", "safetensors", "torchmetrics", "
 
 COMMANDS = ("--help", "layers", "tasks", "train", "eval")
 MISSING = (["yaml"], ["rich"], TRAIN_PACKAGES)
-# One process runs all cases and imports once what takes longest, in which no package of TRAIN_PACKAGES takes part (see the test of
-# models below).
+# One process runs all cases and imports once what takes longest: modules that import no package of TRAIN_PACKAGES, as the test of
+# models below shows.
 RUN_COMMANDS = """
 import contextlib, io, json, os, sys
 import longscan.layers, longscan.models, longscan.ops, longscan.tasks

@@ -101,7 +101,7 @@ def test_two_calls_with_carried_state_equal_one(op, backend, data):
     second.inputs["initial_state"] = state
     y2, state = call(second, backend)
     y = torch.cat([y2, y1] if reverse else [y1, y2], 1)
-    assert_same(name_results((y, state)), name_results(call(case, backend)), lambda: run_for_tolerance(single, run_forward))
+    assert_same(name_results((y, state)), name_results(call(case, backend)), *runs_for_tolerance(single, run_forward))
 
 
 def list_valid_ids(case):
@@ -111,10 +111,13 @@ def list_valid_ids(case):
     return [row[kept].tolist() for row, kept in zip(ids, valid, strict=True)]
 
 
-def run_for_tolerance(single, evaluate):
-    """Return results of both plain backends in float32, and of the reference in float64 for neighbours of the inputs."""
-    plain = [evaluate(single, backend) for backend in ("reference", "eager")]
-    return plain, [evaluate(other.in_double(), "reference") for other in single.neighbours(torch.float32)]
+def runs_for_tolerance(single, evaluate):
+    """Return the functions that `assert_same` calls for its tolerance, from a case in float32 and `evaluate(case, backend)`."""
+
+    def run_moved():
+        return [evaluate(other.in_double(), "reference") for other in single.neighbours(torch.float32)]
+
+    return partial(evaluate, single), run_moved
 
 
 def run_forward(case, backend):
@@ -143,7 +146,7 @@ def test_packed_segments_equal_separate_calls(op, backend, data):
     y = torch.cat(pieces[::-1] if reverse else pieces, 1)
     alone = {"y": y, "final state": final}
     packed, single = replace(case, masks={"seq_idx": ids}), replace(single, masks={"seq_idx": ids})
-    assert_same(name_results(call(packed, backend)), alone, lambda: run_for_tolerance(single, run_forward))
+    assert_same(name_results(call(packed, backend)), alone, *runs_for_tolerance(single, run_forward))
 
 
 @STATEFUL_ON_EVERY_BACKEND
@@ -188,7 +191,7 @@ def test_invalid_steps_change_no_results_or_gradients(op, backend, data):
     def run_and_spread(case, plain):
         return spread_results(run(case, plain))
 
-    assert_same(run(padded, backend), alone, lambda: run_for_tolerance(single, run_and_spread))
+    assert_same(run(padded, backend), alone, *runs_for_tolerance(single, run_and_spread))
 
 
 @ON_EVERY_BACKEND
