@@ -113,9 +113,10 @@ def _newest(u: Tensor, taps: int) -> Tensor:
 
 
 def _pass_newest(initial_state: Tensor, newest: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the states before this process's piece and after the last one, of pieces of at least K - 1 steps.
+    """Return the states before this process's piece and after the last one, for pieces of at least K - 1 steps.
 
-    Each piece then leaves nothing of the state before it. Otherwise as `pass_states`, which gathers the same numbers.
+    The state after such a piece consists of the piece's own newest inputs. `pass_states`, which serves shorter pieces and masks,
+    gathers the same numbers with more operations. `count` is the number of steps of the piece.
     """
     split = current_split()
     assert split is not None
@@ -125,9 +126,10 @@ def _pass_newest(initial_state: Tensor, newest: Tensor, count: Tensor) -> tuple[
 
 
 class _TakeNewest(torch.autograd.Function):
-    """u (B, L, D) and `_newest(u)`, whose gradient is added to the newest steps of that of u, and not to all steps.
+    """Return u (B, L, D) and `_newest(u)`, and add the gradient of the latter in place to the last steps of that of u.
 
-    u may then be the input of a native kernel alone, so that its gradient is a tensor which nothing else has.
+    Autograd would write zeros for all steps and add them. In place is allowed because the only other use of u is the native
+    kernel, whose backward pass returns a new tensor as the gradient.
     """
 
     @staticmethod
