@@ -255,7 +255,7 @@ def draw(every: list[Row], path: Path) -> None:
         memory.set(title=title, xscale="log", yscale="log", xlabel="steps", ylabel="GB on each GPU")
         longest.set(title=f"{title}: longest trained", xlabel="steps")
         longest.margins(x=0.35)
-        longest.invert_yaxis()
+        longest.set_ylim(max(lines, 4) - 0.5, -0.5)
         times.legend(fontsize=8)
     figure.savefig(path, dpi=90)
 
