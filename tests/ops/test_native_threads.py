@@ -83,23 +83,29 @@ def test_forked_process_can_call_a_kernel(set_num_threads):
 
 
 def test_other_python_threads_run_while_a_kernel_runs(set_num_threads):
+    """On a busy machine the other thread may get no time during a call, so several calls are tried."""
     set_num_threads(1)
     a, b = torch.full((512,), 0.5), torch.ones(8, 4000, 512)
-    started, done, times = threading.Event(), threading.Event(), []
 
-    def run_kernel():
-        started.set()
-        linear_scan(a, b, backend="cpu")
-        done.set()
+    def count_iterations_during_a_call():
+        started, done = threading.Event(), threading.Event()
 
-    worker = threading.Thread(target=run_kernel)
-    worker.start()
-    started.wait()
-    while not done.is_set():
-        times.append(time.monotonic())
-        time.sleep(0)
-    worker.join()
-    assert len(times) > 20
+        def run_kernel():
+            started.set()
+            linear_scan(a, b, backend="cpu")
+            done.set()
+
+        worker = threading.Thread(target=run_kernel)
+        worker.start()
+        started.wait()
+        count = 0
+        while not done.is_set():
+            count += 1
+            time.sleep(0)
+        worker.join()
+        return count
+
+    assert any(count_iterations_during_a_call() > 20 for _ in range(20))
 
 
 def test_one_step_and_little_work_run_on_one_thread(set_num_threads, monkeypatch):

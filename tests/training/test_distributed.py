@@ -19,7 +19,7 @@ from accelerate.utils import DistributedType
 from torch import Tensor, distributed
 from torch.nn.parallel import DistributedDataParallel
 
-from fork_server import PROCESSES
+from fork_server import PROCESSES, act_at_step
 from longscan.cli import main
 from longscan.layers.parameters import parameter_options
 from longscan.models import SequenceModel
@@ -166,13 +166,18 @@ ARGUMENTS = [
 ]
 
 
-def run_command(rank: int, size: int, port: int, argv: list[str], errors: str) -> None:
-    """Run the command with the environment of one of `size` processes of torchrun, with its stderr in a file."""
+def run_command(rank: int, size: int, port: int, argv: list[str], errors: str, last: int | None) -> None:
+    """Run the command with the environment of one of `size` processes of torchrun, with its stderr in a file.
+
+    last: step after which the run waits to be killed; None: it runs to its end.
+    """
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(size), "LOCAL_WORLD_SIZE": str(size)}
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank)}
     os.dup2(os.open(errors, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), 2)
     from longscan.cli import main
 
+    if last is not None:
+        act_at_step(last)
     code = main(argv)
     distributed.destroy_process_group()
     sys.exit(code)
@@ -187,10 +192,10 @@ def find_port() -> int:
             return port
 
 
-def start_processes(folder: Path, *options: str, size: int = 2) -> list[Any]:
+def start_processes(folder: Path, *options: str, size: int = 2, last: int | None = None) -> list[Any]:
     port = find_port()
     argv = [*ARGUMENTS, "--out", str(folder), *options]
-    arguments = [(rank, size, port, argv, f"{folder}-{rank}.err") for rank in range(size)]
+    arguments = [(rank, size, port, argv, f"{folder}-{rank}.err", last) for rank in range(size)]
     workers = [PROCESSES.Process(target=run_command, args=given) for given in arguments]
     for process in workers:
         process.start()
@@ -215,11 +220,11 @@ def join_processes(workers: list[Any], folder: Path) -> None:
 def test_resumed_run_of_two_killed_processes_equals_an_uninterrupted_run(tmp_path: Path, split: list[str]) -> None:
     whole, killed = tmp_path / "whole", tmp_path / "cut"
     join_processes(start_processes(whole, *split), whole)
-    workers = start_processes(killed, *split)
+    workers = start_processes(killed, *split, last=STEPS - 2)
     while all(process.is_alive() for process in workers) and len(read_rows(killed / "metrics.jsonl")) < 7:
         time.sleep(0.002)
     for process in reversed(workers):
-        assert process.is_alive(), "the run ended before the kill"
+        assert process.is_alive(), Path(f"{killed}-0.err").read_text()
         process.kill()
     for process in workers:
         process.join()

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 
-from fork_server import PROCESSES
+from fork_server import PROCESSES, act_at_step
 from longscan.cli import main
 from longscan.training import Run
 from longscan.training.logs import read_rows
@@ -42,17 +42,18 @@ ARGUMENTS = [
 ]
 
 
-def run_command(argv: list[str], errors: Path) -> None:
-    """Run the command with its stderr in a file."""
+def run_command(argv: list[str], errors: Path, *action: int) -> None:
+    """Run the command with its stderr in a file; action: arguments of `act_at_step`, if there are any."""
     descriptor = os.open(errors, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     os.dup2(descriptor, 2)
+    if action:
+        act_at_step(*action)
     sys.exit(main(argv))
 
 
-def start_run(folder: Path, *options: str) -> BaseProcess:
-    process = PROCESSES.Process(
-        target=run_command, args=(["train", "--out", str(folder), *ARGUMENTS, *options], folder.with_suffix(".err"))
-    )
+def start_run(folder: Path, *options: str, action: tuple[int, ...] = ()) -> BaseProcess:
+    argv = ["train", "--out", str(folder), *ARGUMENTS, *options]
+    process = PROCESSES.Process(target=run_command, args=(argv, folder.with_suffix(".err"), *action))
     process.start()
     return process
 
@@ -62,18 +63,14 @@ def join_run(process: BaseProcess, folder: Path) -> None:
     assert process.exitcode == 0, folder.with_suffix(".err").read_text()
 
 
-def wait_for_rows(process: BaseProcess, folder: Path, rows: int) -> None:
-    """Wait until the log has a number of rows."""
+def kill_after_rows(folder: Path, rows: int, delay: float, *options: str) -> None:
+    """Start a run and send it SIGKILL a short time after its log has a number of rows."""
+    process = start_run(folder, *options, action=(STEPS,))
     log = folder / "metrics.jsonl"
     while process.is_alive() and (not log.exists() or log.read_bytes().count(b"\n") < rows):
         time.sleep(0.001)
-
-
-def kill_after_rows(process: BaseProcess, folder: Path, rows: int, delay: float) -> None:
-    """Send SIGKILL a short time after the log has a number of rows."""
-    wait_for_rows(process, folder, rows)
     time.sleep(delay)
-    assert process.is_alive(), "the run ended before the kill"
+    assert process.is_alive(), folder.with_suffix(".err").read_text()
     process.kill()
     process.join()
 
@@ -113,7 +110,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 def assert_killed_run_equals(folder: Path, whole: dict[str, Any], seed: int) -> None:
     draw = random.Random(seed)
-    kill_after_rows(start_run(folder), folder, draw.randrange(1, STEPS), draw.uniform(0, 0.05))
+    kill_after_rows(folder, draw.randrange(1, STEPS), draw.uniform(0, 0.05))
     join_run(start_run(folder, "--resume"), folder)
     contents = read_run(folder)
     for part, expected in whole.items():
@@ -137,9 +134,9 @@ def test_ten_resumed_runs_after_a_kill_equal_an_uninterrupted_run(tmp_path: Path
 @pytest.mark.filterwarnings("ignore::DeprecationWarning:tensorboard")
 def test_run_that_is_killed_repeatedly_equals_an_uninterrupted_run(tmp_path: Path, whole: dict[str, Any]) -> None:
     folder, draw = tmp_path / "run", random.Random(5)
-    kill_after_rows(start_run(folder), folder, 6, 0.0)
+    kill_after_rows(folder, 6, 0.0)
     for rows in (12, 20, 28):
-        kill_after_rows(start_run(folder, "--resume"), folder, rows, draw.uniform(0, 0.05))
+        kill_after_rows(folder, rows, draw.uniform(0, 0.05), "--resume")
     join_run(start_run(folder, "--resume"), folder)
     assert read_run(folder) == whole
 
@@ -148,11 +145,8 @@ def test_run_that_is_killed_repeatedly_equals_an_uninterrupted_run(tmp_path: Pat
 @pytest.mark.filterwarnings("ignore::DeprecationWarning:tensorboard")
 def test_run_saves_a_checkpoint_before_it_stops_on_a_signal(tmp_path: Path, whole: dict[str, Any], name: str) -> None:
     folder = tmp_path / "run"
-    process = start_run(folder)
-    wait_for_rows(process, folder, 10)
-    assert process.pid is not None
-    os.kill(process.pid, getattr(signal, name))
-    process.join(timeout=60)
+    process = start_run(folder, action=(10, getattr(signal, name)))
+    process.join(timeout=240)
     assert process.exitcode == 130
     assert "--resume" in folder.with_suffix(".err").read_text()
     rows = [row for row in read_rows(folder / "metrics.jsonl") if row["split"] == "train"]

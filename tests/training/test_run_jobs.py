@@ -1,9 +1,12 @@
 """`run_jobs` runs processes in parallel: their order, devices and device time, and the time limit."""
 
+import subprocess
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -20,20 +23,55 @@ def job(tmp_path: Path) -> Callable[[str, str], Job]:
     return lambda name, code: Job(name, tmp_path / f"{name}.txt", lambda _: [sys.executable, "-c", PRINT + code])
 
 
-def test_jobs_run_on_all_devices_and_share_device_time(job: Callable[[str, str], Job], tmp_path: Path) -> None:
-    order = list[str]()
-    jobs = [job("a", "time.sleep(1)"), job("b", "time.sleep(1)"), job("c", "time.sleep(1)"), job("d", "sys.exit(3)")]
-    began = time.monotonic()
-    ended = run_jobs(jobs, ["0", "1"], 1, 100.0, lambda job: order.append(job.name))
-    seconds = time.monotonic() - began
+class SimulatedTime:
+    """A clock that only `sleep` moves, and processes that end by it: their commands are (seconds, exit status)."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+    def start_process(self, command: list[str], **_: Any) -> Any:
+        end, status = self.now + float(command[0]), int(command[1])
+        return SimpleNamespace(
+            poll=lambda: status if self.now >= end else None,
+            wait=lambda timeout: status,  # noqa: ARG005
+            returncode=status,
+            stdin=SimpleNamespace(close=lambda: None),
+        )
+
+
+@pytest.fixture
+def simulated_time(monkeypatch: pytest.MonkeyPatch) -> SimulatedTime:
+    clock = SimulatedTime()
+    monkeypatch.setattr(processes, "time", clock)
+    fake = SimpleNamespace(Popen=clock.start_process, PIPE=None, STDOUT=None, TimeoutExpired=subprocess.TimeoutExpired)
+    monkeypatch.setattr(processes, "subprocess", fake)
+    return clock
+
+
+def test_jobs_run_on_all_devices_and_share_device_time(
+    simulated_time: SimulatedTime, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three jobs of a second and one that fails at once, on two devices; then two jobs on one device."""
+    monkeypatch.setattr(processes, "_POLL", 0.25)
+    ends, seconds = list[tuple[str, float]](), {"a": 1.0, "b": 1.0, "c": 1.0, "d": 0.0, "e": 1.0, "f": 1.0}
+
+    def jobs(names: str) -> list[Job]:
+        statuses = {name: "3" if name == "d" else "0" for name in names}
+        return [Job(name, tmp_path / name, lambda _, name=name: [str(seconds[name]), statuses[name]]) for name in names]
+
+    ended = run_jobs(jobs("abcd"), ["0", "1"], 1, 100.0, lambda job: ends.append((job.name, simulated_time.now)))
     assert {name: result.status for name, result in ended.items()} == {"a": 0, "b": 0, "c": 0, "d": 3}
     assert [name for name, result in ended.items() if result.has_failed] == ["d"]
-    assert sorted(order[:2]) == ["a", "b"], "only two jobs run at the same time"
-    assert [(tmp_path / f"{name}.txt").read_text() for name in "ab"] == ["0\n", "1\n"]
-    assert sum(result.device_seconds for result in ended.values()) <= 2 * seconds
-    shared = run_jobs([job("e", "time.sleep(1)"), job("f", "time.sleep(1)")], [""], 2, 100.0)
-    for result in shared.values():
-        assert result.device_seconds < min(ended[name].device_seconds for name in "abc"), "these ran alone on their device"
+    assert ends == [("a", 1.0), ("b", 1.0), ("d", 1.25), ("c", 2.0)], "c and d start when a and b have ended"
+    assert {name: result.device_seconds for name, result in ended.items()} == {"a": 1.0, "b": 1.0, "c": 1.0, "d": 0.25}
+    shared = run_jobs(jobs("ef"), [""], 2, 100.0)
+    assert {name: result.device_seconds for name, result in shared.items()} == {"e": 0.5, "f": 0.5}
 
 
 def test_devices_threads_and_seconds_of_jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -41,7 +79,7 @@ def test_devices_threads_and_seconds_of_jobs(tmp_path: Path, monkeypatch: pytest
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     monkeypatch.setattr(processes.os, "cpu_count", lambda: 12)
     seconds: list[float] = []
-    code = PRINT + "print(os.environ['OMP_NUM_THREADS'], flush=True); time.sleep(1)"
+    code = PRINT + "print(os.environ['OMP_NUM_THREADS'], flush=True); time.sleep(1); sys.exit(3)"
     log = tmp_path / "new" / "folder" / "log.txt"
 
     def command(left: float) -> list[str]:
@@ -54,6 +92,7 @@ def test_devices_threads_and_seconds_of_jobs(tmp_path: Path, monkeypatch: pytest
     assert [log.read_text().split(), (tmp_path / "two.txt").read_text().split()] == [["7", "6"], ["70", "6"]]
     assert all(78 < left <= 100 - processes.GRACE for left in seconds)
     assert all(1 < result.device_seconds <= elapsed for result in ended.values()), "each ran alone on its device"
+    assert all((result.status, result.has_failed) == (3, True) for result in ended.values())
     run_jobs([Job("three", log, command)], ["3"], 4, 100.0)
     assert log.read_text().split() == ["7", "6", "3", "12"]
 
@@ -61,19 +100,26 @@ def test_devices_threads_and_seconds_of_jobs(tmp_path: Path, monkeypatch: pytest
 def test_time_limit_interrupts_and_then_kills_jobs(
     job: Callable[[str, str], Job], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(processes, "GRACE", 3.0)
-    ignore_interrupt = "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN); print('ready', flush=True); time.sleep(60)"
+    wait = "print('ready', flush=True); time.sleep(60)"
+    ignore_interrupt = f"import signal; signal.signal(signal.SIGINT, signal.SIG_IGN); {wait}"
     # A shell starts background jobs with SIGINT ignored, which children inherit.
-    interruptible = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); time.sleep(60)"
+    interruptible = f"import signal; signal.signal(signal.SIGINT, signal.default_int_handler); {wait}"
     codes = {"interruptible": interruptible, "stubborn": ignore_interrupt, "other": ignore_interrupt, "waiting": "pass"}
     jobs = [job(name, code) for name, code in codes.items()]
+    logs = [tmp_path / f"{name}.txt" for name in ("interruptible", "stubborn", "other")]
+
+    def monotonic() -> float:
+        """Return the time, past the limit once the jobs are ready for the signal, however slow the machine is."""
+        return time.monotonic() + (1000.0 if all(log.exists() and "ready" in log.read_text() for log in logs) else 0.0)
+
+    monkeypatch.setattr(processes, "GRACE", 5.0)
+    monkeypatch.setattr(processes, "time", SimpleNamespace(monotonic=monotonic, sleep=time.sleep))
     began = time.monotonic()
-    ended = run_jobs(jobs, [""], 3, 8.0)
-    assert 5 <= time.monotonic() - began < 20
+    ended = run_jobs(jobs, [""], 3, 1000.0)
+    assert time.monotonic() - began >= processes.GRACE
     assert sorted(ended) == ["interruptible", "other", "stubborn"]
     assert not any(result.has_failed for result in ended.values())
-    assert "ready" in (tmp_path / "stubborn.txt").read_text()
-    assert ended["stubborn"].status == -9
+    assert ended["stubborn"].status == ended["other"].status == -9
     assert ended["interruptible"].status != -9, "it ends by the signal"
     assert run_jobs(jobs, [""], 2, 0.0) == {}, "the limit is zero"
     killed = run_jobs([job("killed", "os.kill(os.getpid(), 9)")], [""], 1, 100.0)["killed"]
