@@ -82,10 +82,10 @@ def read_records() -> list[dict[str, str | float]]:
 
 
 def write_table() -> None:
-    """Replace the table in the page between its two marks: the last record of each Python and torch."""
-    last = {record["versions"]: record for record in read_records() if "versions" in record}
+    """Replace the table in the page between its two marks: the last record of each Python and torch, with and without tests."""
+    last = {(record["versions"], "tests_passed" in record): record for record in read_records() if "versions" in record}
     rows = ["", "| Versions | Wheel | Commit | Date | Checks | Tests |", "|---|---|---|---|---|---|"]
-    for versions, record in sorted(last.items()):
+    for (versions, _), record in sorted(last.items()):
         checks = "passed" if record["check"] == "passed" else "failed"
         outcome = str(record["outcome"]).partition(" in ")[0] if record.get("tests_passed") else None
         outcome = outcome or ("failed" if "tests_passed" in record else "not run")
