@@ -162,7 +162,7 @@ def test_kernels_of_the_backward_pass_are_compiled_with_those_of_the_forward_pas
         backward=lambda *given: compiled.append(len(given)),
         chunk_states_shape=lambda *_: (0,),
     )
-    monkeypatch.setattr(type(native), "_module", lambda *_: kernels)
+    monkeypatch.setattr(type(native), "module", lambda *_: kernels)
     monkeypatch.setattr(dispatch, "unsupported_reason", lambda *_: None)
     monkeypatch.setattr(_gpu, "compile_together", lambda run, later: (later(), run())[1])
     u, maps, state = torch.zeros(2, 5, 3), torch.zeros(2, 5, 4), torch.zeros(2, 3, 4)

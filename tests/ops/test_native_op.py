@@ -102,13 +102,13 @@ def unsupported_reason(op):
 def kernels(monkeypatch):
     """Make the first native backend of every op available: a PyTorch function takes the place of kernels that cannot run."""
     missing = {op for op in NATIVE if unsupported_reason(op)}
-    module, original = NativeOp._module, dispatch.unsupported_reason
+    module, original = NativeOp.module, dispatch.unsupported_reason
     monkeypatch.setattr(dispatch, "unsupported_reason", lambda op, *args: None if op in missing else original(op, *args))
     monkeypatch.setattr(_native_op, "GROUPED", ())  # the functions of PyTorch accept no groups of parameters
     if find_spec("triton") is not None:  # nor can a compiler trace them as kernels, like those of Triton's interpreter
         monkeypatch.setattr("longscan.ops._gpu.INTERPRETED", True)
     monkeypatch.setattr(
-        NativeOp, "_module", lambda self, backend: TORCH_BACKENDS[self._name] if self._name in missing else module(self, backend)
+        NativeOp, "module", lambda self, backend: TORCH_BACKENDS[self._name] if self._name in missing else module(self, backend)
     )
 
 

@@ -156,6 +156,52 @@ def test_third_call_repeats_the_second(op, monkeypatch):
         torch.testing.assert_close(found, run_backend(op, move_to_device(other), "eager"), rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("shared", ["B C", "B", "C"])
+def test_coefficients_of_all_channels_are_copied_and_their_gradients_added(shared):
+    module = import_module("longscan.ops.unitary_scan.triton")
+    given = [torch.rand(*(() if name in shared else (3,)), 5, 2, device=DEVICE, dtype=torch.float64) for name in "BC"]
+    copies = module.expand_coefficients(*given, 3)
+    for x, copy in zip(given, copies, strict=True):
+        assert torch.equal(copy, x.expand(3, 5, 2))
+    grads = [torch.rand(3, 5, 2, device=DEVICE, dtype=torch.float64) for _ in "BC"]
+    for x, grad, total in zip(given, grads, module.sum_coefficients(*grads, *given), strict=True):
+        torch.testing.assert_close(total, grad.sum(0) if x.ndim == 2 else grad)
+
+
+@pytest.mark.parametrize("op", ["unitary_scan", "selective_scan"])
+def test_plain_call_equals_the_general_call(op):
+    """For complex coefficients, without an initial state: the first call, the recorded one and the repeated one."""
+    module = import_module(f"longscan.ops.{op}")
+    inputs = {name: x.float().to(DEVICE) for name, x in floats(example(op, torch.float64, length=20, masked=False)).items()}
+    del inputs["initial_state"]
+    names = {"unitary_scan": ("B", "C"), "selective_scan": ("A", "B", "C")}[op]
+    if op == "unitary_scan":
+        assert inputs["B"].ndim == 2, "they are of all channels"
+        inputs |= {name: torch.view_as_complex(inputs[name].contiguous()) for name in names}
+    else:
+        inputs |= {name: torch.complex(inputs[name], inputs[name].sin()) for name in names}
+
+    def call(backend):
+        leaves = {name: x.detach().requires_grad_() for name, x in inputs.items()}
+        y, final = OPS[op].function(**leaves, backend=backend)
+        assert (type(y.grad_fn).__name__ == "_NodeBackward") == (backend == "triton")
+        return y, final, *torch.autograd.grad(y.square().sum() + final.abs().square().sum(), list(leaves.values()))
+
+    assert module._plain_call.runs(list(inputs.values()), "triton")
+    expected = call("eager")
+    for _ in range(3):
+        torch.testing.assert_close(call("triton"), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_plain_call_checks_its_arguments():
+    inputs = {name: x.to(DEVICE) for name, x in floats(example("selective_scan", length=20, masked=False)).items()}
+    with pytest.raises(ValueError, match="`dt_bias` must be of shape"):
+        selective_scan(**inputs | {"dt_bias": inputs["dt_bias"][:-1]}, backend="triton")
+    inputs = {name: x.to(DEVICE) for name, x in floats(example("unitary_scan", length=20, masked=False)).items()}
+    with pytest.raises(ValueError, match="`W` must be of shape"):
+        unitary_scan(**inputs | {"W": inputs["W"][:-1]}, backend="triton")
+
+
 def test_angles_stay_accurate_over_thousands_of_steps():
     """Without decay, a single input is rotated in each step: y_t = cos(3 t)."""
     length = 5000

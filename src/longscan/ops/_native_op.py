@@ -269,7 +269,7 @@ class NativeOp:
         def forward(*args: Any, exchange_state: Callable[[Tensor, Tensor], Tensor] | None = None) -> Any:
             check(forward_signature, dict(zip(arguments, args, strict=False)), args[-1])
             *given, backend = _contiguous(args)
-            module, more, back = self._module(backend), {}, {}
+            module, more, back = self.module(backend), {}, {}
             if backend != "triton":
                 return tuple(module.forward(*given, **({} if exchange_state is None else {"exchange_state": exchange_state})))
             from longscan.ops import _gpu
@@ -287,7 +287,7 @@ class NativeOp:
 
         def backward(*args: Any, exchange_gradient: Callable[[Tensor], Tensor] | None = None) -> Any:
             given, more = check_backward(*args), {}
-            module = self._module(args[-1])
+            module = self.module(args[-1])
             if args[-1] != "triton":
                 if exchange_gradient is not None:
                     more["exchange_gradient"] = exchange_gradient
@@ -304,7 +304,7 @@ class NativeOp:
             known = dict(zip(backward_arguments, given, strict=True))
             check(backward_signature, known, backend, traced)
             if chunk_states is not None:
-                module, kept, state = self._module(backend), known["chunk_states"], known["initial_state"]
+                module, kept, state = self.module(backend), known["chunk_states"], known["initial_state"]
                 check_chunk_states_device(kept, state)
                 if kept.ndim != 1 or kept.shape[0]:
                     check_chunk_states(kept, tuple(chunk_states(module, known[arguments[0]], state)), state)
@@ -312,6 +312,7 @@ class NativeOp:
                     known["chunk_states"] = module.forward(*_contiguous([x == "keep" or known[x] for x in arguments]))[2]
             return _contiguous(list(known.values()))
 
+        self.forward, self.backward = forward, backward
         repeated_forward, repeated_backward = repeats_calls(forward), repeats_calls(backward)
 
         def run_forward(*args: Any, exchange_state: Callable[[Tensor, Tensor], Tensor] | None = None) -> Any:
@@ -340,7 +341,7 @@ class NativeOp:
             found = [known[x].new_empty(known[x].shape) for x in like.values()]
             if chunk_states is not None:
                 state = known["initial_state"]
-                shape = chunk_states(self._module(args[-1]), args[0], state) if known["keep"] else (0,)
+                shape = chunk_states(self.module(args[-1]), args[0], state) if known["keep"] else (0,)
                 found.append(state.new_empty(shape))
             return tuple(found)
 
@@ -410,12 +411,13 @@ class NativeOp:
 
             def forward_traced(*args: Any) -> Any:
                 check(forward_signature, dict(zip(arguments, args, strict=False)), args[-1], traced=True)
-                return self._module("triton").forward(*_contiguous(args[:-1]))
+                return self.module("triton").forward(*_contiguous(args[:-1]))
 
             self._first.trace_kernels(forward_traced)
-            second.trace_kernels(lambda *args: self._module("triton").backward(*check_backward(*args, traced=True)))
+            second.trace_kernels(lambda *args: self.module("triton").backward(*check_backward(*args, traced=True)))
 
-    def _module(self, backend: str) -> Any:
+    def module(self, backend: str) -> Any:
+        """Return the module of a native backend of the op."""
         return import_module(f"longscan.ops.{self._name}.{backend}")
 
     def __call__(self, *args: Any) -> tuple[Tensor, ...]:

@@ -85,6 +85,7 @@ class _Call(NamedTuple):
         results: what is allocated and returned.
         workspace: bytes of all temporary buffers.
         zeros: so many bytes at its beginning are filled with zeros first.
+        device: of all tensors.
     """
 
     launches: list[_Launch]
@@ -92,11 +93,13 @@ class _Call(NamedTuple):
     results: list[_Result]
     workspace: int
     zeros: int
+    device: torch.device
 
-    def repeat(self, inputs: Sequence[Any], addresses: Sequence[int], device: torch.device) -> tuple[Tensor, ...]:
+    def repeat(self, inputs: Sequence[Any], addresses: Sequence[int]) -> tuple[Tensor, ...]:
         """Launch the kernels on other inputs, and return new results. addresses: of the inputs, 0 for those without."""
         from longscan.ops import _gpu
 
+        device = self.device
         results = tuple([result.allocate(inputs, device) for result in self.results])
         workspace = torch.empty(self.workspace, dtype=torch.uint8, device=device)
         if self.zeros:
@@ -186,7 +189,8 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             size += -(-buffer.size // ALIGNMENT) * ALIGNMENT
             filled = size if buffer in self._zeros else filled
         places = [_Place(roots[root][0], roots[root][1] + offset, dtype) for root, offset, dtype in self._places]
-        return _Call(self._launches, [None, *places], allocated, size, filled)
+        device = next(x.device for x in self._inputs if x is not None)
+        return _Call(self._launches, [None, *places], allocated, size, filled, device)
 
 
 def _buffer(x: Tensor) -> _Buffer:
@@ -273,7 +277,7 @@ def repeats_calls(function: Callable[..., tuple[Tensor, ...]]) -> Callable[..., 
             addresses = [x.data_ptr() if isinstance(x, Tensor) else 0 for x in inputs]
         if isinstance(call, _Call):
             try:
-                return call.repeat(inputs, addresses, next(x.device for x in inputs if isinstance(x, Tensor)))
+                return call.repeat(inputs, addresses)
             except torch.OutOfMemoryError:  # it allocates all buffers at once
                 log.info("%s is not repeated, because its buffers do not fit into the memory together", function.__qualname__)
                 calls[known] = RETRY_AFTER

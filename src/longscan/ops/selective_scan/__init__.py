@@ -1,5 +1,6 @@
 """The selective scan of S6 (Mamba), real or complex, with step sizes, skip and gate fused."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -21,6 +22,7 @@ from longscan.ops.arguments import (
 from longscan.ops.chunks import run_chunk
 from longscan.ops.dispatch import NATIVE, probe, resolve
 from longscan.ops.pieces import FactorKind, PieceMap, scan_piece, sum_steps
+from longscan.ops.plain_calls import PlainCall, pairs_or_zeros, restore_gradients
 from longscan.ops.selective_scan import eager, reference
 
 NATIVE_BACKENDS = probe("selective_scan", "cpu", "triton")
@@ -87,39 +89,40 @@ def selective_scan(
     Raises:
         TypeError, ValueError: an argument's type, dtype, shape or device is wrong, or the backend cannot run.
     """
-    check_real("u", u, (-1, -1, -1))
-    batch, length, channels = u.shape
-    check_real("dt", dt, (batch, length, channels), u)
-    is_complex = isinstance(A, Tensor) and (A.is_complex() or A.ndim == 3)
-    check = check_complex if is_complex else check_real
-    check("A", A, (channels, -1), u)
-    states = A.shape[1]
-    check("B", B, (batch, length, states), u)
-    check("C", C, (batch, length, states), u)
-    if initial_state is not None:
-        check("initial_state", initial_state, (batch, channels, states), u)
-    for name, value, shape in (
-        ("D", D, (channels,)),
-        ("z", z, (batch, length, channels)),
-        ("dt_bias", dt_bias, (channels,)),
-        ("dt_scale", dt_scale, (batch, length)),
-    ):
-        if value is not None:
-            check_real(name, value, shape, u)
-    flags = step_flags(batch, length, valid, seq_idx, u)
+    given = (u, dt, A, B, C, D, z, dt_bias, initial_state, dt_scale)
+    if valid is None and seq_idx is None and _plain_call.runs(given, backend):
+        return _plain_call(*given, dt_softplus, paired)
+    return _general_call(*given, dt_softplus, paired, valid, seq_idx, backend)
+
+
+def _general_call(
+    u: Tensor,
+    dt: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    D: Tensor | None,
+    z: Tensor | None,
+    dt_bias: Tensor | None,
+    initial_state: Tensor | None,
+    dt_scale: Tensor | None,
+    dt_softplus: bool,
+    paired: bool,
+    valid: Tensor | None = None,
+    seq_idx: Tensor | None = None,
+    backend: str = "triton",
+) -> tuple[Tensor, Tensor]:
+    """Return the results of `selective_scan` by any backend, in all situations."""
+    given = (u, dt, A, B, C, D, z, dt_bias, initial_state, dt_scale)
+    is_complex = _check_inputs(*given)
+    flags = step_flags(*u.shape[:2], valid, seq_idx, u)
     chosen = resolve("selective_scan", backend, u, NATIVE_BACKENDS)
 
     form, out = A, u.dtype
-    if initial_state is None:
-        initial_state = torch.zeros(batch, channels, states, *(2,) * is_complex, dtype=torch.float32, device=u.device)
-    given = (u, dt, A, B, C, D, z, dt_bias, initial_state, dt_scale)
-    wide = state_dtype(*given)
-    narrow = (torch.bfloat16, torch.float16) if chosen == "triton" and wide == torch.float32 else ()
-    by_step = (0, 1, 3, 4, 6, 9)  # Triton reads u, dt, B, C, z and dt_scale in half precision
-    tensors: list[Any] = [
-        x if x is None or (i in by_step and x.dtype in narrow) else to_pairs(x, wide) for i, x in enumerate(given)
-    ] + [flags]
+    wide, converted = _convert(given, is_complex, chosen)
+    tensors: list[Any] = [*converted, flags]
     initial_state = tensors[8]
+    assert initial_state is not None
     factors: FactorKind = "complex" if is_complex else "real"
     keep = keeps_chunk_states(*tensors)
 
@@ -144,6 +147,78 @@ def selective_scan(
             _native.of_piece(*tensors, dt_softplus, paired, keep, chosen, factors=factors),
         )
     return y.to(out), restore_complex(final, form) if is_complex else final
+
+
+def _check_inputs(
+    u: Tensor,
+    dt: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    D: Tensor | None,
+    z: Tensor | None,
+    dt_bias: Tensor | None,
+    initial_state: Tensor | None,
+    dt_scale: Tensor | None,
+) -> bool:
+    """Return whether A is complex. Raise TypeError or ValueError, naming the argument, if a tensor is wrong."""
+    check_real("u", u, (-1, -1, -1))
+    batch, length, channels = u.shape
+    check_real("dt", dt, (batch, length, channels), u)
+    is_complex = isinstance(A, Tensor) and (A.is_complex() or A.ndim == 3)
+    check = check_complex if is_complex else check_real
+    check("A", A, (channels, -1), u)
+    states = A.shape[1]
+    check("B", B, (batch, length, states), u)
+    check("C", C, (batch, length, states), u)
+    if initial_state is not None:
+        check("initial_state", initial_state, (batch, channels, states), u)
+    for name, value, shape in (
+        ("D", D, (channels,)),
+        ("z", z, (batch, length, channels)),
+        ("dt_bias", dt_bias, (channels,)),
+        ("dt_scale", dt_scale, (batch, length)),
+    ):
+        if value is not None:
+            check_real(name, value, shape, u)
+    return is_complex
+
+
+def _convert(given: Sequence[Tensor | None], is_complex: bool, backend: str) -> tuple[torch.dtype, list[Tensor | None]]:
+    """Return the dtype of the computation, and the tensors in it, complex ones as pairs, with an initial state."""
+    u, _, A = given[:3]
+    assert u is not None
+    assert A is not None
+    if given[8] is None:
+        shape = u.shape[0], u.shape[2], A.shape[1], *(2,) * is_complex
+        given = (*given[:8], torch.zeros(shape, dtype=torch.float32, device=u.device), *given[9:])
+    wide = state_dtype(*given)
+    narrow = (torch.bfloat16, torch.float16) if backend == "triton" and wide == torch.float32 else ()
+    by_step = (0, 1, 3, 4, 6, 9)  # Triton reads u, dt, B, C, z and dt_scale in half precision
+    return wide, [x if x is None or (i in by_step and x.dtype in narrow) else to_pairs(x, wide) for i, x in enumerate(given)]
+
+
+def _plain_forward(*args: Any) -> tuple[Tensor, ...]:
+    """Return y, the final state and the chunk states, as `PlainCall` takes them."""
+    *given, dt_softplus, paired, keep = args
+    is_complex = _check_inputs(*given)
+    _, tensors = _convert(given, is_complex, "triton")
+    y, final, kept = _native.forward(*tensors, None, dt_softplus, paired, keep, "triton")
+    y, final = y.to(given[0].dtype), restore_complex(final, given[2])
+    return (y, final, kept) if keep else (y, final)
+
+
+def _plain_backward(grad_y: Tensor | None, grad_final: Tensor | None, *args: Any) -> tuple[Tensor, ...]:
+    """Return the gradients of the tensors, as `PlainCall` takes them."""
+    *given, kept, dt_softplus, paired = args
+    tensors: list[Any] = _convert(given, given[2].is_complex() or given[2].ndim == 3, "triton")[1]
+    u, state = tensors[0], tensors[8]
+    grads = [pairs_or_zeros(grad_y, u.shape, u), pairs_or_zeros(grad_final, state.shape, state)]
+    found = _native.backward(*grads, *tensors, None, kept, dt_softplus, paired, "triton")
+    return restore_gradients(found, given)
+
+
+_plain_call = PlainCall("selective_scan", NATIVE_BACKENDS, 10, _plain_forward, _plain_backward, _general_call)
 
 
 def decay_map(time: Tensor, A: Tensor) -> PieceMap:

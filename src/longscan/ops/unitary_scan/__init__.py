@@ -23,6 +23,7 @@ from longscan.ops.arguments import (
 )
 from longscan.ops.dispatch import NATIVE, probe, resolve
 from longscan.ops.pieces import PieceMap, count_steps, scan_piece, sum_steps
+from longscan.ops.plain_calls import PlainCall, pairs_or_zeros, restore_gradients
 from longscan.ops.unitary_scan import eager, reference
 from longscan.ops.unitary_scan.phase_grid import unitary_scan as on_grid
 
@@ -93,27 +94,38 @@ def unitary_scan(
     Raises:
         TypeError, ValueError: an argument's type, dtype, shape or device is wrong, or the backend cannot run.
     """
-    check_real("u", u, (-1, -1, -1))
-    batch, length, channels = u.shape
-    check_real("dt", dt, (batch, length, channels), u)
-    check_real("bias", bias, (channels, -1), u)
-    states = bias.shape[1]
-    check_real("W", W, (channels, states, channels), u)
-    for name, value in (("B", B), ("C", C)):
-        check_tensor(name, value, value.shape if isinstance(value, Tensor) else (), u)
-        shared = value.ndim == (1 if value.is_complex() else 2)
-        check_complex(name, value, (states,) if shared else (channels, states), u)
+    given = (u, dt, W, bias, B, C, D, z, initial_state)
+    if phase_grid is None and valid is None and seq_idx is None and _plain_call.runs(given, backend):
+        return _plain_call(*given, phase_dt)
+    return _general_call(*given, phase_dt, phase_grid, valid, seq_idx, backend)
+
+
+def _general_call(
+    u: Tensor,
+    dt: Tensor,
+    W: Tensor,
+    bias: Tensor,
+    B: Tensor,
+    C: Tensor,
+    D: Tensor | None,
+    z: Tensor | None,
+    initial_state: Tensor | tuple[Tensor, Tensor] | None,
+    phase_dt: bool,
+    phase_grid: int | None = None,
+    valid: Tensor | None = None,
+    seq_idx: Tensor | None = None,
+    backend: str = "triton",
+) -> tuple[Tensor, Any]:
+    """Return the results of `unitary_scan` by any backend, in all situations."""
     phase = None
+    _check_parameters(u, dt, W, bias, B, C)
+    batch, length, channels = u.shape
     if isinstance(initial_state, tuple):
         if phase_grid is None:
             raise TypeError("`initial_state` must be a tensor where phase_grid is None, got a tuple")
         initial_state, phase = initial_state
-        check_tensor("initial_state[1]", phase, (batch, channels, states), u)
-    if initial_state is not None:
-        check_complex("initial_state", initial_state, (batch, channels, states), u)
-    for name, optional, shape in (("D", D, (channels,)), ("z", z, (batch, length, channels))):
-        if optional is not None:
-            check_real(name, optional, shape, u)
+        check_tensor("initial_state[1]", phase, (batch, channels, bias.shape[1]), u)
+    _check_optional(u, bias, D, z, initial_state)
     if phase_grid is not None:
         if phase_grid < 2 or phase_dt:
             raise ValueError(f"`phase_grid` must be at least 2, without phase_dt, got {phase_grid} with phase_dt={phase_dt}")
@@ -124,14 +136,10 @@ def unitary_scan(
     chosen = resolve("unitary_scan", backend, u, NATIVE_BACKENDS)
 
     form, out = B, u.dtype
-    if initial_state is None:
-        initial_state = torch.zeros(batch, channels, states, 2, dtype=torch.float32, device=u.device)
-    given = (u, dt, W, bias, B, C, D, z, initial_state)
-    wide = state_dtype(*given)
-    tensors: list[Any] = [None if x is None else to_pairs(x, wide) for x in given] + [flags]
+    tensors: list[Any] = [*_convert(u, dt, W, bias, B, C, D, z, initial_state), flags]
     for i in (4, 5):
         if tensors[i].ndim == 2:  # one coefficient for every channel
-            tensors[i] = tensors[i].expand(channels, states, 2)
+            tensors[i] = tensors[i].expand(channels, -1, 2)
     keep = keeps_chunk_states(*tensors)
 
     def run(state: Tensor, skip: OptionalTensor = tensors[6], gate: OptionalTensor = tensors[7]) -> tuple[Tensor, Tensor]:
@@ -147,6 +155,88 @@ def unitary_scan(
             _native.of_piece(*tensors, phase_dt, keep, chosen, factors="complex"),
         )
     return y.to(out), restore_complex(final, form)
+
+
+def _check_parameters(u: Tensor, dt: Tensor, W: Tensor, bias: Tensor, B: Tensor, C: Tensor) -> None:
+    """Raise TypeError or ValueError, naming the argument, if one of the required tensors is wrong."""
+    check_real("u", u, (-1, -1, -1))
+    channels = u.shape[2]
+    check_real("dt", dt, tuple(u.shape), u)
+    check_real("bias", bias, (channels, -1), u)
+    states = bias.shape[1]
+    check_real("W", W, (channels, states, channels), u)
+    for name, value in (("B", B), ("C", C)):
+        check_tensor(name, value, value.shape if isinstance(value, Tensor) else (), u)
+        shared = value.ndim == (1 if value.is_complex() else 2)
+        check_complex(name, value, (states,) if shared else (channels, states), u)
+
+
+def _check_optional(u: Tensor, bias: Tensor, D: Tensor | None, z: Tensor | None, initial_state: Tensor | None) -> None:
+    """Raise TypeError or ValueError, naming the argument, if one of the optional tensors is wrong."""
+    batch, length, channels = u.shape
+    if initial_state is not None:
+        check_complex("initial_state", initial_state, (batch, channels, bias.shape[1]), u)
+    for name, optional, shape in (("D", D, (channels,)), ("z", z, (batch, length, channels))):
+        if optional is not None:
+            check_real(name, optional, shape, u)
+
+
+def _convert(
+    u: Tensor,
+    dt: Tensor,
+    W: Tensor,
+    bias: Tensor,
+    B: Tensor,
+    C: Tensor,
+    D: Tensor | None,
+    z: Tensor | None,
+    initial_state: Tensor | None,
+) -> list[Any]:
+    """Return the tensors in the dtype of the computation, complex ones as pairs, with an initial state."""
+    if initial_state is None:
+        initial_state = torch.zeros(u.shape[0], u.shape[2], bias.shape[1], 2, dtype=torch.float32, device=u.device)
+    given = (u, dt, W, bias, B, C, D, z, initial_state)
+    wide = state_dtype(*given)
+    return [None if x is None else to_pairs(x, wide) for x in given]
+
+
+def _plain_forward(
+    u: Tensor,
+    dt: Tensor,
+    W: Tensor,
+    bias: Tensor,
+    B: Tensor,
+    C: Tensor,
+    D: Tensor | None,
+    z: Tensor | None,
+    initial_state: Tensor | None,
+    phase_dt: bool,
+    keep: bool,
+) -> tuple[Tensor, ...]:
+    """Return y, the final state and the chunk states, as `PlainCall` takes them."""
+    _check_parameters(u, dt, W, bias, B, C)
+    _check_optional(u, bias, D, z, initial_state)
+    tensors = _convert(u, dt, W, bias, B, C, D, z, initial_state)
+    tensors[4:6] = _native.module("triton").expand_coefficients(*tensors[4:6], u.shape[2])
+    y, final, kept = _native.forward(*tensors, None, phase_dt, keep, "triton")
+    y, final = y.to(u.dtype), restore_complex(final, B)
+    return (y, final, kept) if keep else (y, final)
+
+
+def _plain_backward(grad_y: Tensor | None, grad_final: Tensor | None, *args: Any) -> tuple[Tensor, ...]:
+    """Return the gradients of the tensors, as `PlainCall` takes them."""
+    *given, kept, phase_dt = args
+    tensors, triton = _convert(*given), _native.module("triton")
+    B, C = tensors[4:6]
+    tensors[4:6] = triton.expand_coefficients(B, C, given[0].shape[2])
+    u, state = tensors[0], tensors[8]
+    grads = [pairs_or_zeros(grad_y, u.shape, u), pairs_or_zeros(grad_final, state.shape, state)]
+    found = list(_native.backward(*grads, *tensors, None, kept, phase_dt, "triton"))
+    found[4:6] = triton.sum_coefficients(*found[4:6], B, C)
+    return restore_gradients(found, given)
+
+
+_plain_call = PlainCall("unitary_scan", NATIVE_BACKENDS, 9, _plain_forward, _plain_backward, _general_call)
 
 
 def _rotation_map(tensors: list[Any], flags: Tensor | None, phase_dt: bool) -> PieceMap:

@@ -18,6 +18,7 @@ from longscan.ops.unitary_scan.triton.backward import (
     state_passing_bwd_kernel,
     sum_parameter_gradients_kernel,
 )
+from longscan.ops.unitary_scan.triton.coefficients import expand_coefficients_kernel, sum_coefficients_kernel
 from longscan.ops.unitary_scan.triton.forward import (
     chunk_scan_fwd_kernel,
     chunk_state_fwd_kernel,
@@ -68,6 +69,7 @@ GEMM_TILES = {
 }
 ELEMENTWISE = ElementwiseTile(16, 64, 4)
 STATE_PASSING = {"BLOCK": 128}  # lanes of a program
+EXPAND, SUM_CHANNELS = {"BLOCK": 1024}, {"BLOCK": 128}  # numbers of a program
 SUMS = {"STATE_ROWS": 16, "STATE_BLOCK": 32, "SKIP_ROWS": 256, "SKIP_BLOCK": 8, "WEIGHT_ROWS": 8, "WEIGHT_BLOCK": 256}
 
 SLICE_BYTES = 40 * 2**20  # of the gradients of the angles of a slice of the steps
@@ -275,6 +277,36 @@ def pass_states(p: Problem, local: Tensor, initial: Tensor, chunk_states: Tensor
         state_passing_fwd_kernel, (p.batch, ceil_div(p.size, STATE_PASSING["BLOCK"])), local, initial, chunk_states,
         p.chunks.number, p.size, chunk_states.stride(0), constants=STATE_PASSING,
     )  # fmt: skip
+
+
+def expand_coefficients(B: Tensor, C: Tensor, channels: int) -> list[Tensor]:
+    """Return B and C (D, N, 2). Those that are given for all channels together, (N, 2), are copied by one launch."""
+    shared = [x if x.ndim == 2 else None for x in (B, C)]
+    size, total = B.shape[-2] * 2, channels * B.shape[-2] * 2
+    copies = [None if x is None else x.new_empty(channels, *x.shape) for x in shared]
+    if any(x is not None for x in shared):
+        contiguous = [None if x is None else x.contiguous() for x in shared]
+        with on_device(B):
+            launch(
+                expand_coefficients_kernel, (ceil_div(total, EXPAND["BLOCK"]),), *contiguous, *copies, size, total,
+                constants=EXPAND,
+            )  # fmt: skip
+    return [x if copy is None else copy for x, copy in zip((B, C), copies, strict=True)]
+
+
+def sum_coefficients(dB: Tensor, dC: Tensor, B: Tensor, C: Tensor) -> list[Tensor]:
+    """Return the gradients of B and C from those (D, N, 2) of `expand_coefficients`."""
+    shared = [x.ndim == 2 for x in (B, C)]
+    sums = [torch.empty_like(x) if is_shared else None for x, is_shared in zip((B, C), shared, strict=True)]
+    if any(shared):
+        all_channels = [x if is_shared else None for x, is_shared in zip((dB, dC), shared, strict=True)]
+        size = B.shape[-2] * 2
+        with on_device(dB):
+            launch(
+                sum_coefficients_kernel, (ceil_div(size, SUM_CHANNELS["BLOCK"]),), *all_channels, *sums, size, len(dB),
+                constants=SUM_CHANNELS,
+            )  # fmt: skip
+    return [x if total is None else total for x, total in zip((dB, dC), sums, strict=True)]
 
 
 def forward(

@@ -1,0 +1,121 @@
+"""Time a training step of six Mamba blocks on a GPU: called from Python, compiled, and replayed as a CUDA graph.
+
+    python benchmarks/mamba_blocks.py [--modes called compiled replayed] [--width 128] [--batch 4] [--length 1024] [--out FILE]
+
+The model is Linear 8 -> width, 6 x [RMSNorm, Mamba block], mean over time, Linear -> 10, in bfloat16 autocast, trained with fused
+AdamW. A row of the file is one mode: the median and the single values, in milliseconds, of --turns batches of --steps steps, and
+next to them the host's own measure, (x * 2).sum() with its gradient, taken before each batch. The modes take turns.
+"""
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from longscan.blocks import MambaBlock
+from longscan.blocks.residual import Residual
+from longscan.training.run import commit
+
+MODES = ("called", "compiled", "replayed")
+CUDA = torch.cuda.is_available()
+DEVICE = torch.device("cuda" if CUDA else "cpu")
+
+
+class Model(nn.Module):
+    """A classifier of six Mamba blocks."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.encode, self.head = nn.Linear(8, width), nn.Linear(width, 10)
+        self.blocks = nn.Sequential(*[Residual(MambaBlock(width)) for _ in range(6)])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the logits (B, 10) of sequences (B, L, 8)."""
+        logits: torch.Tensor = self.head(self.blocks(self.encode(x)).mean(1))
+        return logits
+
+
+def make_step(mode: str, width: int, x: torch.Tensor, labels: torch.Tensor) -> Callable[[], object]:
+    """Return a function that trains a new model for one step."""
+    torch.manual_seed(0)
+    model = Model(width).to(DEVICE)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=CUDA, capturable=CUDA and mode == "replayed")
+    run = torch.compile(model) if mode == "compiled" else model
+
+    def step() -> torch.Tensor:
+        with torch.autocast(DEVICE.type, torch.bfloat16):
+            loss = nn.functional.cross_entropy(run(x), labels)
+        optimizer.zero_grad(set_to_none=True)
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        return loss.detach()
+
+    if mode != "replayed" or not CUDA:
+        return step
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        for _ in range(4):
+            step()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        step()
+    return graph.replay
+
+
+def milliseconds(call: Callable[[], object], count: int) -> float:
+    """Return the time of a call, the mean of `count` calls, after which the GPU is waited for."""
+    if CUDA:
+        torch.cuda.synchronize()
+    start = time.perf_counter()
+    for _ in range(count):
+        call()
+    if CUDA:
+        torch.cuda.synchronize()
+    return (time.perf_counter() - start) / count * 1e3
+
+
+def main() -> None:
+    """Read the command line, measure, and print and store the rows."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--modes", nargs="+", choices=MODES, default=MODES)
+    parser.add_argument("--width", type=int, default=128)
+    parser.add_argument("--batch", type=int, default=4)
+    parser.add_argument("--length", type=int, default=1024)
+    parser.add_argument("--turns", type=int, default=7)
+    parser.add_argument("--steps", type=int, default=10, help="steps of a batch")
+    parser.add_argument("--tree", default=None, help="name of the source tree, for the rows")
+    parser.add_argument("--out", type=Path, default=None, help="file of JSON lines, to which rows are added")
+    options = parser.parse_args()
+    x = torch.randn(options.batch, options.length, 8, device=DEVICE)
+    labels = torch.randint(10, (options.batch,), device=DEVICE)
+    ones = torch.randn(16, 1024, 32, device=DEVICE, requires_grad=True)
+    steps = {mode: make_step(mode, options.width, x, labels) for mode in options.modes}
+    for step in steps.values():
+        milliseconds(step, 4)
+    times: dict[str, list[float]] = {mode: [] for mode in steps}
+    host: dict[str, list[float]] = {mode: [] for mode in steps}
+    for _ in range(options.turns):
+        for mode, step in steps.items():
+            host[mode].append(milliseconds(lambda: torch.autograd.grad((ones * 2).sum(), ones), 20))
+            times[mode].append(milliseconds(step, options.steps))
+    device = torch.cuda.get_device_name() if CUDA else "cpu"
+    for mode, found in times.items():
+        row: dict[str, Any] = {"case": "six Mamba blocks", "mode": mode, "width": options.width, "batch": options.batch}
+        row |= {"length": options.length, "ms": statistics.median(found), "runs_ms": found}
+        row |= {"host_ms": statistics.median(host[mode]), "tree": options.tree, "commit": commit(), "device": device}
+        row["torch"] = torch.__version__
+        print(json.dumps(row), flush=True)
+        if options.out is not None:
+            with options.out.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(row) + "\n")
+
+
+if __name__ == "__main__":
+    main()

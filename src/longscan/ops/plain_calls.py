@@ -1,0 +1,137 @@
+"""Plain calls of Triton kernels: an op on ordinary tensors as one node of the autograd graph, whose launches are repeated.
+
+An op checks its arguments, converts them (complex numbers to pairs, coefficients of all channels to those of each) and runs its
+kernels. Each of these steps is one or more operations of PyTorch and nodes of the autograd graph, which together take the host
+several times as long as the launches of the kernels. A plain call does all of them inside one node. From the third call on like
+tensors on it only allocates memory and launches kernels (`repeats_calls`).
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+from longscan.distributed.context import current_split
+from longscan.ops._repeated_calls import repeats_calls
+from longscan.ops.arguments import restore_complex, to_pairs
+from longscan.ops.dispatch import resolve
+from longscan.ops.tracing import is_compiled_or_transformed
+
+Function = Callable[..., tuple[Tensor, ...]]
+
+
+class PlainCall:
+    """An op on ordinary tensors by its Triton kernels.
+
+    Args:
+        op: the name of the op. native: its native backends.
+        count: number of tensors, which are its first arguments; those that are optional may be None.
+        forward: function of the arguments, checked or not, and a boolean `keep`. It returns y, the final state, and what
+            `backward` needs besides the tensors, an empty tensor without `keep`.
+        backward: function of the gradients of y and of the final state, each None if it is zero, the tensors, what `forward` kept
+            and the other arguments. It returns the gradients of the tensors that are not None.
+        general: function of the arguments that returns y and the final state, and that autograd can differentiate in every way.
+    """
+
+    def __init__(
+        self, op: str, native: tuple[str, ...], count: int, forward: Function, backward: Function, general: Function
+    ) -> None:
+        self._op, self._native, self._count, self._general = op, native, count, general
+
+        def compile_and_run(*args: Any) -> tuple[Tensor, ...]:
+            from longscan.ops import _gpu
+
+            def later() -> None:
+                if args[-1]:
+                    y, final, kept = forward(*args)
+                    backward(y, final, *args[:count], kept, *args[count:-1])
+
+            return cast("tuple[Tensor, ...]", _gpu.compile_together(lambda: forward(*args), later))
+
+        self._forward, self._backward = repeats_calls(compile_and_run), repeats_calls(backward)
+
+    def runs(self, tensors: Sequence[Any], backend: str) -> bool:
+        """Return whether a call on these tensors is plain, and is run by the Triton kernels if `backend` is asked for.
+
+        Anything else but a tensor or None makes it no plain call, and so does all that reads or changes single operations:
+        compilers, transforms, modes, forward-mode derivatives, and sequences that are split over processes.
+
+        Raises:
+            ValueError: `backend` cannot run.
+        """
+        like = tensors[0]
+        if is_compiled_or_transformed(*tensors) or not isinstance(like, Tensor):  # so are all other objects than tensors
+            return False
+        if not (like.is_cuda and backend == "auto") and backend != "triton":
+            return False
+        if not like.numel() or forward_ad._current_level >= 0 or current_split() is not None:
+            return False
+        return resolve(self._op, backend, like, self._native) == "triton"
+
+    def __call__(self, *args: Any) -> tuple[Tensor, Tensor]:
+        """Return y and the final state. args: the tensors, then the others."""
+        if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in args[: self._count]):
+            y, final = _Node.apply(self, *args)  # type: ignore[no-untyped-call]
+            return y, final
+        y, final = self._forward(*args, False)
+        return y, final
+
+    def run_forward(self, args: Sequence[Any]) -> tuple[Tensor, ...]:
+        """Return y, the final state and what the backward pass needs."""
+        return self._forward(*args, True)
+
+    def run_backward(
+        self, grads: Sequence[Tensor | None], tensors: Sequence[Tensor | None], kept: Tensor, others: Sequence[Any]
+    ) -> list[Tensor | None]:
+        """Return the gradients of the tensors, None for those that are None."""
+        plain = not torch.is_grad_enabled() and not is_compiled_or_transformed(*grads)
+        if not plain:  # gradients of which derivatives are taken, or of several vectors together
+            return self._differentiate_generally(grads, tensors, others)
+        found = iter(self._backward(*grads, *tensors, kept, *others))
+        return [None if x is None else next(found) for x in tensors]
+
+    def _differentiate_generally(
+        self, grads: Sequence[Tensor | None], tensors: Sequence[Tensor | None], others: Sequence[Any]
+    ) -> list[Tensor | None]:
+        create_graph = torch.is_grad_enabled()
+        with torch.enable_grad():
+            given = [x if x is None else x.view_as(x) for x in tensors]  # where this gradient ends
+            results = self._general(*given, *others)
+            wanted = [x for x in given if x is not None and x.requires_grad]
+            pairs = [(y, grad) for y, grad in zip(results, grads, strict=True) if grad is not None]
+            outputs, vectors = zip(*pairs, strict=True)
+            found = iter(torch.autograd.grad(outputs, wanted, vectors, create_graph=create_graph, allow_unused=True))
+        return [next(found) if x is not None and x.requires_grad else None for x in given]
+
+
+class _Node(torch.autograd.Function):
+    """The node of a plain call."""
+
+    @staticmethod
+    def forward(ctx: Any, call: PlainCall, *args: Any) -> tuple[Tensor, Tensor]:
+        y, final, kept = call.run_forward(args)
+        tensors = args[: call._count]
+        ctx.save_for_backward(*tensors, kept)
+        ctx.call, ctx.others = call, args[call._count :]
+        ctx.set_materialize_grads(False)
+        return y, final
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> Any:
+        *tensors, kept = ctx.saved_tensors
+        nothing = [None] * len(ctx.others)
+        if all(grad is None for grad in grads):
+            return (None, *[None] * len(tensors), *nothing)
+        return (None, *ctx.call.run_backward(grads, tensors, kept, ctx.others), *nothing)
+
+
+def pairs_or_zeros(grad: Tensor | None, shape: Sequence[int], like: Tensor) -> Tensor:
+    """Return a gradient as the kernels take it: real numbers of the dtype of `like`, complex ones as pairs; zeros for None."""
+    return like.new_zeros(shape) if grad is None else to_pairs(grad, like.dtype)
+
+
+def restore_gradients(grads: Sequence[Tensor], tensors: Sequence[Tensor | None]) -> tuple[Tensor, ...]:
+    """Return the gradients of tensors as they were given, those that are None left out, from those of their pairs or numbers."""
+    return tuple([restore_complex(grad, x).to(x.dtype) for grad, x in zip(grads, tensors, strict=True) if x is not None])
