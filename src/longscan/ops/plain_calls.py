@@ -30,23 +30,23 @@ class PlainCall:
         count: number of tensors, which are its first arguments; those that are optional may be None.
         forward: function of the arguments, checked or not, and a boolean `keep`. It returns y, the final state, and what
             `backward` needs besides the tensors, an empty tensor without `keep`.
-        backward: function of the gradients of y and of the final state, each None if it is zero, the tensors, what `forward` kept
-            and the other arguments. It returns the gradients of the tensors that are not None.
+        backward: function of the gradients of y and of the final state, each None if it is zero, the tensors, those that
+            `forward` kept, and the other arguments. It returns the gradients of the tensors that are not None.
         general: function of the arguments that returns y and the final state, and that autograd can differentiate in every way.
     """
 
     def __init__(
         self, op: str, native: tuple[str, ...], count: int, forward: Function, backward: Function, general: Function
     ) -> None:
-        self._op, self._native, self._count, self._general = op, native, count, general
+        self._op, self._native, self.count, self._general = op, native, count, general
 
         def compile_and_run(*args: Any) -> tuple[Tensor, ...]:
             from longscan.ops import _gpu
 
             def later() -> None:
                 if args[-1]:
-                    y, final, kept = forward(*args)
-                    backward(y, final, *args[:count], kept, *args[count:-1])
+                    y, final, *kept = forward(*args)
+                    backward(y, final, *args[:count], *kept, *args[count:-1])
 
             return cast("tuple[Tensor, ...]", _gpu.compile_together(lambda: forward(*args), later))
 
@@ -72,7 +72,7 @@ class PlainCall:
 
     def __call__(self, *args: Any) -> tuple[Tensor, Tensor]:
         """Return y and the final state. args: the tensors, then the others."""
-        if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in args[: self._count]):
+        if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in args[: self.count]):
             y, final = _Node.apply(self, *args)  # type: ignore[no-untyped-call]
             return y, final
         y, final = self._forward(*args, False)
@@ -83,13 +83,13 @@ class PlainCall:
         return self._forward(*args, True)
 
     def run_backward(
-        self, grads: Sequence[Tensor | None], tensors: Sequence[Tensor | None], kept: Tensor, others: Sequence[Any]
+        self, grads: Sequence[Tensor | None], tensors: Sequence[Tensor | None], kept: Sequence[Tensor], others: Sequence[Any]
     ) -> list[Tensor | None]:
         """Return the gradients of the tensors, None for those that are None."""
         plain = not torch.is_grad_enabled() and not is_compiled_or_transformed(*grads)
         if not plain:  # gradients of which derivatives are taken, or of several vectors together
             return self._differentiate_generally(grads, tensors, others)
-        found = iter(self._backward(*grads, *tensors, kept, *others))
+        found = iter(self._backward(*grads, *tensors, *kept, *others))
         return [None if x is None else next(found) for x in tensors]
 
     def _differentiate_generally(
@@ -111,20 +111,19 @@ class _Node(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, call: PlainCall, *args: Any) -> tuple[Tensor, Tensor]:
-        y, final, kept = call.run_forward(args)
-        tensors = args[: call._count]
-        ctx.save_for_backward(*tensors, kept)
-        ctx.call, ctx.others = call, args[call._count :]
+        y, final, *kept = call.run_forward(args)
+        ctx.save_for_backward(*args[: call.count], *kept)
+        ctx.call, ctx.others = call, args[call.count :]
         ctx.set_materialize_grads(False)
         return y, final
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> Any:
-        *tensors, kept = ctx.saved_tensors
+        saved, count = ctx.saved_tensors, ctx.call.count
         nothing = [None] * len(ctx.others)
         if all(grad is None for grad in grads):
-            return (None, *[None] * len(tensors), *nothing)
-        return (None, *ctx.call.run_backward(grads, tensors, kept, ctx.others), *nothing)
+            return (None, *[None] * count, *nothing)
+        return (None, *ctx.call.run_backward(grads, saved[:count], saved[count:], ctx.others), *nothing)
 
 
 def pairs_or_zeros(grad: Tensor | None, shape: Sequence[int], like: Tensor) -> Tensor:

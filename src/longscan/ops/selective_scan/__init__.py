@@ -115,7 +115,8 @@ def _general_call(
     """Return the results of `selective_scan` by any backend, in all situations."""
     given = (u, dt, A, B, C, D, z, dt_bias, initial_state, dt_scale)
     is_complex = _check_inputs(*given)
-    flags = step_flags(*u.shape[:2], valid, seq_idx, u)
+    batch, length = u.shape[:2]
+    flags = step_flags(batch, length, valid, seq_idx, u)
     chosen = resolve("selective_scan", backend, u, NATIVE_BACKENDS)
 
     form, out = A, u.dtype

@@ -12,6 +12,7 @@ from longscan.ops._native_op import NativeOp
 from longscan.ops.arguments import check_real, state_dtype, step_flags, without_autocast
 from longscan.ops.dispatch import NATIVE, probe, resolve
 from longscan.ops.pieces import PieceMap, count_steps, scan_piece
+from longscan.ops.plain_calls import PlainCall, pairs_or_zeros, restore_gradients
 from longscan.ops.short_conv import eager, reference
 from longscan.ops.tracing import is_compiled_or_transformed
 
@@ -22,7 +23,7 @@ _inputs = ("u", "weight", "bias", "initial_state")
 _native = NativeOp(
     "short_conv",
     NATIVE_BACKENDS,
-    inputs=("u: B L D", "weight: [models] D K", "bias?: [models] D", "initial_state: B D K-1", "flags?: B L, uint8"),
+    inputs=("u: B L D, reduced", "weight: [models] D K", "bias?: [models] D", "initial_state: B D K-1", "flags?: B L, uint8"),
     constants=("silu",),
     outputs=("y: u", "final: initial_state"),
     saved=(*_inputs, "flags", "silu"),
@@ -59,26 +60,31 @@ def short_conv(
     Raises:
         TypeError, ValueError: an argument's type, dtype, shape or device is wrong, or the backend cannot run.
     """
-    check_real("u", u, (-1, -1, -1))
-    batch, length, channels = u.shape
-    check_real("weight", weight, (channels, -1), u)
+    given = (u, weight, bias, initial_state)
+    if valid is None and seq_idx is None and _plain_call.runs(given, backend):
+        return _plain_call(*given, activation)
+    return _general_call(*given, activation, valid, seq_idx, backend)
+
+
+def _general_call(
+    u: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    initial_state: Tensor | None,
+    activation: str | None,
+    valid: Tensor | None = None,
+    seq_idx: Tensor | None = None,
+    backend: str = "triton",
+) -> tuple[Tensor, Tensor]:
+    """Return the results of `short_conv` by any backend, in all situations."""
+    _check_inputs(u, weight, bias, initial_state, activation)
+    batch, length, _ = u.shape
     taps = weight.shape[1]
-    if taps < 1:
-        raise ValueError(f"`weight` must be of shape ({channels}, K) with K of at least 1, got {tuple(weight.shape)}")
-    if bias is not None:
-        check_real("bias", bias, (channels,), u)
-    if initial_state is not None:
-        check_real("initial_state", initial_state, (batch, channels, taps - 1), u)
-    if activation not in ACTIVATIONS:
-        raise ValueError(f"`activation` must be one of {ACTIVATIONS}, got {activation!r}")
     flags = step_flags(batch, length, valid, seq_idx, u)
     chosen = resolve("short_conv", backend, u, NATIVE_BACKENDS)
 
-    if initial_state is None:
-        initial_state = torch.zeros(batch, channels, taps - 1, dtype=torch.float32, device=u.device)
-    out, wide = u.dtype, state_dtype(u, weight, bias, initial_state)
-    u, weight, initial_state = u.to(wide), weight.to(wide), initial_state.to(wide)
-    bias = None if bias is None else bias.to(wide)
+    out = u.dtype
+    u, weight, bias, initial_state = _convert(u, weight, bias, initial_state, chosen)
     apply_silu = activation == "silu"
 
     newest: Tensor | None = None
@@ -104,6 +110,54 @@ def short_conv(
             entering, final = _pass_newest(initial_state, newest, count_steps(None, length, u))
             y = run(entering)[0]
     return y.to(out), final
+
+
+def _check_inputs(u: Tensor, weight: Tensor, bias: Tensor | None, initial_state: Tensor | None, activation: str | None) -> None:
+    """Raise TypeError or ValueError, naming the argument, if one of the arguments is wrong."""
+    check_real("u", u, (-1, -1, -1))
+    batch, _, channels = u.shape
+    check_real("weight", weight, (channels, -1), u)
+    taps = weight.shape[1]
+    if taps < 1:
+        raise ValueError(f"`weight` must be of shape ({channels}, K) with K of at least 1, got {tuple(weight.shape)}")
+    if bias is not None:
+        check_real("bias", bias, (channels,), u)
+    if initial_state is not None:
+        check_real("initial_state", initial_state, (batch, channels, taps - 1), u)
+    if activation not in ACTIVATIONS:
+        raise ValueError(f"`activation` must be one of {ACTIVATIONS}, got {activation!r}")
+
+
+def _convert(
+    u: Tensor, weight: Tensor, bias: Tensor | None, initial_state: Tensor | None, backend: str
+) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
+    """Return the tensors in the dtype of the computation, with an initial state. Triton reads u in half precision."""
+    if initial_state is None:
+        initial_state = torch.zeros(u.shape[0], u.shape[2], weight.shape[1] - 1, dtype=torch.float32, device=u.device)
+    wide = state_dtype(u, weight, bias, initial_state)
+    narrow = backend == "triton" and wide == torch.float32 and u.element_size() == 2 and current_split() is None
+    bias = None if bias is None else bias.to(wide)
+    return u if narrow else u.to(wide), weight.to(wide), bias, initial_state.to(wide)
+
+
+def _plain_forward(*args: Any) -> tuple[Tensor, ...]:
+    """Return y and the final state, as `PlainCall` takes them."""
+    *given, activation, _ = args
+    _check_inputs(*given, activation)
+    y, final = _native.forward(*_convert(*given, "triton"), None, activation == "silu", "triton")
+    return y.to(given[0].dtype), final
+
+
+def _plain_backward(grad_y: Tensor | None, grad_final: Tensor | None, *args: Any) -> tuple[Tensor, ...]:
+    """Return the gradients of the tensors, as `PlainCall` takes them."""
+    *given, activation = args
+    tensors = _convert(*given, "triton")
+    u, state = tensors[0], tensors[3]
+    grads = [pairs_or_zeros(grad_y, u.shape, u), pairs_or_zeros(grad_final, state.shape, state)]
+    return restore_gradients(_native.backward(*grads, *tensors, None, activation == "silu", "triton"), given)
+
+
+_plain_call = PlainCall("short_conv", NATIVE_BACKENDS, 4, _plain_forward, _plain_backward, _general_call)
 
 
 def _newest(u: Tensor, taps: int) -> Tensor:

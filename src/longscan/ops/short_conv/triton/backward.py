@@ -44,8 +44,8 @@ def short_conv_bwd_kernel(
     for t in tl.range(t_first, t_stop + K - 1, num_stages=NUM_STAGES, loop_unroll_factor=BLOCK_T):
         m_t = where_positive(m_d, count - t)
         o_row = row_of_step(order, t, t < count) * D
-        b_slope = tl.load(p_dy + o_row, mask=m_t, other=0.0)
-        b_window = extended(b_window, tl.load(p_u + o_row, mask=m_t, other=0.0))
+        b_slope = tl.load(p_dy + o_row, mask=m_t, other=0.0).to(b_bias.dtype)
+        b_window = extended(b_window, tl.load(p_u + o_row, mask=m_t, other=0.0).to(b_bias.dtype))
         start = load_start(starts, t, t < count, K)
         if SILU:
             b_slope *= silu_derivative(convolve(b_window, b_weight, b_bias, t, start, K))

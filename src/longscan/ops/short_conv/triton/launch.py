@@ -59,7 +59,7 @@ def tables_of_steps(flags: Tensor | None, taps: int) -> tuple[Tensor | None, Ten
 def forward(
     u: Tensor, weight: Tensor, bias: Tensor | None, initial_state: Tensor, flags: Tensor | None, silu: bool
 ) -> tuple[Tensor, Tensor]:
-    """Return y (B, L, D) and the final state (B, D, K - 1), for contiguous tensors of one real dtype.
+    """Return y (B, L, D) and the final state (B, D, K - 1), for contiguous tensors of one real dtype; u and y may be of 16 bits.
 
     weight (D, K) and bias (D,) may have one more leading axis, of groups: as many runs of batch rows then have their own.
     """
@@ -90,7 +90,7 @@ def backward(
     du, d_initial = torch.empty_like(u) if flags is None else torch.zeros_like(u), torch.empty_like(initial_state)
     d_weight, d_bias = torch.empty_like(weight), u.new_empty(0) if bias is None else torch.empty_like(bias)
     call = plan(u, weight, silu, BACKWARD)
-    sums = u.new_empty((batch, call.chunks, taps + 1, channels))
+    sums = weight.new_empty((batch, call.chunks, taps + 1, channels))
     with on_device(u):
         tables = tables_of_steps(flags, taps)
         launch(

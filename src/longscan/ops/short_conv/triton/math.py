@@ -28,12 +28,15 @@ def load_parameters(weight, bias, i_group, o_d, D, K: tl.constexpr):
 
 @triton.jit
 def load_window(p_u, p_initial, order, i_step, D, m_d, K: tl.constexpr):
-    """Return the K - 1 inputs before a step: rows of u, and of the initial state (D, K - 1) before the first step."""
+    """Return the K - 1 inputs before a step: rows of u, and of the initial state (D, K - 1) before the first step.
+
+    They have the dtype of the initial state, in which is computed.
+    """
     b_window = ()
     for k in tl.static_range(K - 1):
         i_input = i_step - (K - 1) + k
         p_input = p_u + row_of_step(order, i_input, i_input >= 0) * D
-        b_input = tl.load(p_input, mask=where_positive(m_d, i_input + 1), other=0.0)
+        b_input = tl.load(p_input, mask=where_positive(m_d, i_input + 1), other=0.0).to(p_initial.dtype.element_ty)
         b_input += tl.load(p_initial + (K - 1) + i_input, mask=where_positive(m_d, -i_input), other=0.0)
         b_window = extended(b_window, b_input)
     return b_window
