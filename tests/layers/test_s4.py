@@ -1,3 +1,5 @@
+import copy
+
 import pytest
 import torch
 from dense_systems import real_form, simulate
@@ -55,6 +57,23 @@ def test_short_kernel_is_the_start_of_a_long_one():
           for k in (short, long[:, :33])), strict=True,
     ):  # fmt: skip
         torch.testing.assert_close(grad, expected, rtol=1e-7, atol=1e-8)
+
+
+@pytest.mark.parametrize("length", [2, 3, 64, 1001])
+def test_float32_kernel_equals_that_of_float64(length):
+    """It is computed with damping instead of the power of a matrix; the gradients agree, too."""
+    layer = S4(3, d_state=32, dt_min=1e-4, dt_max=0.3)
+    exact = copy.deepcopy(layer).double()
+    kernel, expected = layer.kernel(length), exact.kernel(length)
+    assert kernel.dtype == torch.float64
+    size = expected.abs().amax(1, keepdim=True)
+    assert ((kernel - expected).abs() / size).max() < 2e-7
+    cotangent = torch.randn(3, length, dtype=torch.float64) / size.detach()
+    grads, exact_grads = (
+        torch.autograd.grad((k * cotangent).sum(), list(of.parameters())[:6]) for k, of in ((kernel, layer), (expected, exact))
+    )
+    for grad, exact_grad in zip(grads, exact_grads, strict=True):
+        assert (grad - exact_grad).norm() < 1e-5 * exact_grad.norm()
 
 
 def test_initial_system_is_hippo_legs():
@@ -117,7 +136,7 @@ def test_empty_batch_gives_empty_results():
 
 @torch.no_grad()
 def test_export_refuses_an_open_length():
-    """The kernel of S4 needs the power of a matrix whose exponent is the length, so that a graph is for one length."""
+    """The damping of the kernel, or the power of a matrix, depends on the length, so that a graph is for one length."""
     layer, example = S4(3, d_state=4), torch.randn(2, 8, 3)
     with pytest.raises(torch._dynamo.exc.UserError, match=r"marked L\['x'\]\.size\(\)\[1\] as dynamic but .* a constant \(8\)"):
         torch.export.export(layer, (example,), dynamic_shapes=({1: torch.export.Dim.DYNAMIC},))

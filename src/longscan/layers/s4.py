@@ -40,6 +40,7 @@ from longscan.ops.pieces import PieceMap, count_steps, power
 from longscan.ops.tracing import record_length
 
 MAX_ELEMENTS = 2**24  # largest product of channels, states and angles of the kernel in memory
+ALIASING = 1e-7  # of a float32 kernel: what of step l + L is added to step l
 
 
 @LAYERS.register("s4")
@@ -133,21 +134,30 @@ class S4(ConvolutionLayer):
     def kernel(self, length: int, A_bar: Tensor | None = None) -> Tensor:
         """Return the kernel K_l = 2 Re(C a^l b), (D, length), in float64 where the device supports it.
 
-        A_bar: the matrices a (D, N, N) in real form; None to compute them.
+        A float32 layer transforms K_l e^{-sigma l} instead of the kernel that is cut off after L steps, with e^{-sigma L} =
+        `ALIASING`. The inverse transform adds ALIASING K_{l+L} to K_l, and e^{sigma l} multiplies the rounding errors of float64
+        by 1 / ALIASING at most: both are below the rounding of float32, and no power a^L is needed.
+
+        A_bar: the matrices a (D, N, N) in real form, which other layers need; None to compute them.
         """
-        wide = carry_dtype(self.C)
+        length, wide = int(length), carry_dtype(self.C)  # a graph is for one length: the numbers below depend on it
         eigenvalues, low_rank, B = self.system(wide)
-        dt, sign = self.log_dt.to(wide).exp(), constant(self.C, 1.0, -1.0).to(wide)
-        A_bar = dense_step(eigenvalues, low_rank, B, dt)[0] if A_bar is None else A_bar
-        row = (self.C.to(wide) * sign).flatten(-2).unsqueeze(-2)
+        dt, C = self.log_dt.to(wide).exp(), self.C.to(wide)
+        damping = 0.0
+        if self.C.dtype != wide:
+            damping = -math.log(ALIASING) / length
+        else:
+            sign = constant(self.C, 1.0, -1.0)
+            A_bar = dense_step(eigenvalues, low_rank, B, dt)[0] if A_bar is None else A_bar
 
-        def truncate(row: Tensor, A_bar: Tensor) -> Tensor:
-            return row - row @ torch.linalg.matrix_power(A_bar, length)
+            def truncate(row: Tensor, A_bar: Tensor) -> Tensor:
+                return row - row @ torch.linalg.matrix_power(A_bar, length)
 
-        truncated = run_chunk(truncate, (row, A_bar)).view_as(B) * sign  # C (1 - a^L)
+            row = (C * sign).flatten(-2).unsqueeze(-2)
+            C = run_chunk(truncate, (row, A_bar)).view_as(B) * sign  # C (1 - a^L)
 
         def chunk(angles: Tensor, nothing: Tensor) -> tuple[Tensor, Tensor]:
-            return spectrum(angles[0], eigenvalues, low_rank, B, truncated, dt), nothing
+            return spectrum(angles[0], eigenvalues, low_rank, B, C, dt, damping), nothing
 
         angles = torch.arange(length // 2 + 1, dtype=wide, device=dt.device).unsqueeze(0) * (2 * math.pi / length)
         size = max(CHUNK, MAX_ELEMENTS // (self.d_model * self.d_state))
@@ -155,24 +165,32 @@ class S4(ConvolutionLayer):
             values, _ = scan_chunks(chunk, (angles,), (), angles[:, 0], empty=angles, size=size)
         else:  # the terms of the sums are many times larger than the kernel, so they are not stored either
             values, _ = run_chunk(chunk, (angles, angles[:, 0]))
-        return torch.fft.irfft(torch.view_as_complex(values), n=length)
+        kernel = torch.fft.irfft(torch.view_as_complex(values), n=length)
+        return kernel * (damping * torch.arange(length, dtype=wide, device=dt.device)).exp() if damping else kernel
 
     def convolution_form(self, length: int) -> ConvolutionForm:
         """See `ConvolutionLayer.convolution_form`."""
         wide, narrow = carry_dtype(self.C), self.C.dtype
-        A_bar, B_bar = dense_step(*self.system(wide), self.log_dt.to(wide).exp())
+        found: list[tuple[Tensor, Tensor]] = []
+
+        def matrices() -> tuple[Tensor, Tensor]:  # which training, without states, does not need
+            if not found:
+                found.append(dense_step(*self.system(wide), self.log_dt.to(wide).exp()))
+            return found[0]
 
         def free_response(initial: Tensor) -> Tensor:
             readout = (self.C * constant(self.C, 2.0, -2.0)).to(wide).flatten(-2)
-            return decay(A_bar, readout, initial.to(wide).flatten(-2), length).to(narrow)
+            return decay(matrices()[0], readout, initial.to(wide).flatten(-2), length).to(narrow)
 
         def final(u: Tensor, initial: OptionalTensor, count: Tensor) -> Tensor:
             start = None if initial is None else initial.to(wide).flatten(-2)
-            ssm = final_state(A_bar, B_bar, u.to(wide), start, count)
+            ssm = final_state(*matrices(), u.to(wide), start, count)
             return ssm.view(u.shape[0], self.d_model, self.d_state // 2, 2).to(self.state_dtype)
 
         def propagate(state: Tensor, count: Tensor) -> Tensor:
-            powers = power(A_bar, count, length, torch.matmul, torch.eye(self.d_state, dtype=wide, device=A_bar.device))
+            A_bar, identity = matrices()[0], torch.eye(self.d_state, dtype=wide, device=state.device)
+            powers = power(A_bar, count, length, torch.matmul, identity)
             return (powers @ state.to(wide).flatten(-2).unsqueeze(-1)).view_as(state).to(self.state_dtype)
 
-        return ConvolutionForm(self.kernel(length, A_bar).to(narrow), free_response, final, propagate)
+        kernel = self.kernel(length, matrices()[0] if narrow == wide else None)
+        return ConvolutionForm(kernel.to(narrow), free_response, final, propagate)

@@ -4,6 +4,8 @@ Of every conjugate pair of states one is stored, as a real pair: x, Lambda, P, B
 vector of the N numbers stored; matrices (N, N) act on that. Products with P* go over both halves: P* x = 2 sum Re(conj(P) x).
 """
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -44,23 +46,37 @@ def dense_step(eigenvalues: Tensor, low_rank: Tensor, B: Tensor, dt: Tensor) -> 
     return columns.flatten(-2).permute(1, 2, 0), bilinear_step(solver, low_rank, zero, dt[:, None, None] * B).flatten(-2)
 
 
-def spectrum(angle: Tensor, eigenvalues: Tensor, low_rank: Tensor, B: Tensor, C: Tensor, dt: Tensor) -> Tensor:
-    """Return sum_{l>=0} K_l e^{-i angle l}, K_l = 2 Re(C A_bar^l B_bar), as pairs (D, F, 2), at angles (F,) in [0, pi].
+def spectrum(
+    angle: Tensor, eigenvalues: Tensor, low_rank: Tensor, B: Tensor, C: Tensor, dt: Tensor, damping: float = 0.0
+) -> Tensor:
+    """Return sum_{l>=0} K_l e^{-(damping + i angle) l}, K_l = 2 Re(C A_bar^l B_bar), as pairs (D, F, 2).
 
-    With s = 2 sin(angle/2) and t = dt cos(angle/2) it is dt e^{i angle/2} C (i s - t A)^{-1} B: four sums of Cauchy's kind over
-    the N/2 poles, (C, B), (C, P), (P, P), (P, B), and Woodbury's identity. No pole lies on the unit circle. Parameters are
-    (D, N/2, 2), dt (D,). For the kernel cut off after L steps take C (1 - A_bar^L) for C, at the L-th roots of unity.
+    angle: (F,) in [0, pi]; damping: at least 0. Parameters are (D, N/2, 2), dt (D,). With w = (damping + i angle) / 2,
+    a = 2 sinh(w) and t = dt cosh(w) it is dt e^w C (a - t A)^{-1} B: four sums of Cauchy's kind over the N/2 poles, (C, B),
+    (C, P), (P, P), (P, B), and Woodbury's identity. No pole lies on the unit circle. For the kernel cut off after L steps take
+    C (1 - A_bar^L) for C, at the L-th roots of unity, without damping.
     """
     conjugate = low_rank * constant(low_rank, 1.0, -1.0)
     products = torch.stack([multiply(C, B), multiply(C, low_rank), multiply(conjugate, low_rank), multiply(conjugate, B)])
-    # v / (i s - t lambda) + its partner is (2 i s Re v - 2 t Re(v conj(lambda))) / (t^2 |lambda|^2 - s^2 - 2 i s t Re lambda)
+    # v / (a - t lambda) + its partner is (2 a Re v - 2 t Re(v conj(lambda))) / (a^2 - 2 a t Re lambda + t^2 |lambda|^2)
     weights = 2 * torch.cat([products[..., 0], (products * eigenvalues).sum(-1)]).permute(1, 2, 0)
-    half, poles = (angle / 2).unsqueeze(-1), eigenvalues.unsqueeze(1)
-    s, t = 2 * half.sin(), dt[:, None, None] * half.cos()
-    real, imaginary = t.square() * poles.square().sum(-1) - s.square(), -2 * s * t * poles[..., 0]
+    half, decay = angle / 2, math.exp(damping / 2)
+    growing, shrinking = polar(torch.full_like(half, decay), half), polar(torch.full_like(half, 1 / decay), -half)
+    a, cosine = growing - shrinking, (growing + shrinking) / 2  # e^w - e^-w
+    squares = torch.stack([multiply(a, a), multiply(a, cosine), multiply(cosine, cosine)], -2)  # (F, 3, 2)
+    step = dt.unsqueeze(-1)
+    poles = torch.stack(
+        [
+            torch.ones_like(step * eigenvalues[..., 0]),
+            -2 * step * eigenvalues[..., 0],
+            step.square() * eigenvalues.square().sum(-1),
+        ],
+        1,
+    )
+    real, imaginary = squares[..., 0] @ poles, squares[..., 1] @ poles  # (D, F, N/2)
     size = real.square() + imaginary.square()
-    real, imaginary = (real / size) @ weights, -(imaginary / size) @ weights  # (D, F, 8)
-    sums = torch.stack([-s * imaginary[..., :4] - t * real[..., 4:], s * real[..., :4] - t * imaginary[..., 4:]], -1)
-    cb, cp, pp, pb = sums.unbind(-2)
-    correction = divide(multiply(cp, pb), constant(s, 1.0, 0.0) + t * pp)
-    return dt[:, None, None] * multiply(polar(torch.ones_like(angle), angle / 2), cb - t * correction)
+    sums = torch.stack([(real / size) @ weights, -(imaginary / size) @ weights], -1)  # (D, F, 8, 2)
+    t = step.unsqueeze(-1) * cosine
+    cb, cp, pp, pb = (multiply(a.unsqueeze(-2), sums[..., :4, :]) - multiply(t.unsqueeze(-2), sums[..., 4:, :])).unbind(-2)
+    correction = divide(multiply(cp, pb), constant(t, 1.0, 0.0) + multiply(t, pp))
+    return step.unsqueeze(-1) * multiply(growing, cb - multiply(t, correction))

@@ -142,16 +142,18 @@ def _convert(
 
 def _plain_forward(*args: Any) -> tuple[Tensor, ...]:
     """Return y and the final state, as `PlainCall` takes them."""
-    *given, activation, _ = args
-    _check_inputs(*given, activation)
-    y, final = _native.forward(*_convert(*given, "triton"), None, activation == "silu", "triton")
-    return y.to(given[0].dtype), final
+    u, weight, bias, initial_state, activation, _ = args
+    _check_inputs(u, weight, bias, initial_state, activation)
+    converted = _convert(u, weight, bias, initial_state, "triton")
+    y, final = _native.forward(*converted, None, activation == "silu", "triton")
+    return y.to(u.dtype), final
 
 
 def _plain_backward(grad_y: Tensor | None, grad_final: Tensor | None, *args: Any) -> tuple[Tensor, ...]:
     """Return the gradients of the tensors, as `PlainCall` takes them."""
     *given, activation = args
-    tensors = _convert(*given, "triton")
+    weight, bias, initial_state = given[1:]
+    tensors = _convert(given[0], weight, bias, initial_state, "triton")
     u, state = tensors[0], tensors[3]
     grads = [pairs_or_zeros(grad_y, u.shape, u), pairs_or_zeros(grad_final, state.shape, state)]
     return restore_gradients(_native.backward(*grads, *tensors, None, activation == "silu", "triton"), given)
