@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from longscan.numerics.pairs import multiply, polar
-from longscan.ops._gpu import ceil_div, launch, multiprocessors, on_device, power_of_two, programs_to_fill
+from longscan.ops._gpu import ceil_div, is_compiling, launch, multiprocessors, on_device, power_of_two, programs_to_fill
 from longscan.ops._triton_launch import largest, smallest, special_functions
 from longscan.ops.unitary_scan.triton.backward import (
     chunk_scan_bwd_kernel,
@@ -423,15 +423,17 @@ class Gemm:
         u_programs = chunks * u_tiles * self.split_k
         grid = u_programs + self.W_blocks * self.weight_split_k, p.K // tile.columns, p.groups
         even = bool(steps % tile.rows == steps % tile.steps == p.slots % tile.slots == 0)  # no symbol, in traced graphs
-        launch(
-            d_theta_gemm_kernel, grid, *self.d_theta, self.W_hi, self.W_lo, self.x.u_hi, self.x.u_lo, self.du, self.dW, chunks,
-            steps, u_tiles, W_tiles, self.blocks_per_split, self.tiles_per_split, u_programs, self.W_blocks, self.accumulate,
-            constants={
-                "BLOCKS": p.lanes.BLOCKS, "R": p.lanes.BD * p.lanes.BN, "K": p.K, "BK": tile.columns, "BT_U": tile.rows,
-                "BS": tile.slots, "BT_W": tile.steps, "STAGES": tile.stages, "EVEN": even, "BY_STEP": self.by_step,
-                "num_warps": tile.warps,
-            },
-        )  # fmt: skip
+        for is_even in (True, False) if is_compiling() else (even,):  # other lengths need the other one
+            launch(
+                d_theta_gemm_kernel, grid, *self.d_theta, self.W_hi, self.W_lo, self.x.u_hi, self.x.u_lo, self.du, self.dW,
+                chunks, steps, u_tiles, W_tiles, self.blocks_per_split, self.tiles_per_split, u_programs, self.W_blocks,
+                self.accumulate,
+                constants={
+                    "BLOCKS": p.lanes.BLOCKS, "R": p.lanes.BD * p.lanes.BN, "K": p.K, "BK": tile.columns, "BT_U": tile.rows,
+                    "BS": tile.slots, "BT_W": tile.steps, "STAGES": tile.stages, "EVEN": is_even, "BY_STEP": self.by_step,
+                    "num_warps": tile.warps,
+                },
+            )  # fmt: skip
         self.accumulate = 1
         return self.du
 
