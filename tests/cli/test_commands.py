@@ -196,7 +196,9 @@ def test_tasks_and_layers_commands_list_every_name_in_groups(run_command: Callab
 
 
 @pytest.mark.parametrize("argv", [["tasks"], ["tasks", "--settings"], ["layers"]])
-def test_lists_fit_a_narrow_terminal(run_command: Callable[..., str], monkeypatch: pytest.MonkeyPatch, argv: list[str]) -> None:
+def test_lists_fit_a_narrow_terminal(
+    run_command: Callable[..., str], monkeypatch: pytest.MonkeyPatch, argv: list[str]
+) -> None:
     console = Console(width=80, force_terminal=True, soft_wrap=True, no_color=True)
     monkeypatch.setattr("longscan.cli._console.stdout", lambda: console)
     text = run_command(*argv).partition("Sizes are")[0].partition("block[layer]")[0]

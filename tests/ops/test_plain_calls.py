@@ -8,9 +8,9 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 pytest.importorskip("triton", reason="Triton is not installed")
-from longscan.ops import plain_calls
+from longscan.ops import _plain_calls
+from longscan.ops._plain_calls import PlainCall
 from longscan.ops.dispatch import Choice, recorded_choices
-from longscan.ops.plain_calls import PlainCall
 
 Results = tuple[Tensor, ...]
 
@@ -38,7 +38,7 @@ def backward(
 @pytest.fixture
 def call(monkeypatch: pytest.MonkeyPatch) -> PlainCall:
     """The call of `general`, which every machine seems to have a kernel for."""
-    monkeypatch.setattr(plain_calls, "resolve", lambda *_: "triton")
+    monkeypatch.setattr(_plain_calls, "resolve", lambda *_: "triton")
     return PlainCall("general", ("triton",), 2, forward, backward, general)
 
 

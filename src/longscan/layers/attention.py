@@ -129,7 +129,9 @@ class Attention(SequenceLayer):
         y, _ = self._attend_pieces(x, values, state, info)
         return y if info.gate is None else y * silu(info.gate)
 
-    def _attend_pieces(self, x: Tensor, value_inputs: Tensor | None, state: State, info: SequenceInfo) -> tuple[Tensor, State]:
+    def _attend_pieces(
+        self, x: Tensor, value_inputs: Tensor | None, state: State, info: SequenceInfo
+    ) -> tuple[Tensor, State]:
         """Return the outputs and the final state, computed in pieces. The values are those of `value_inputs`, None for x."""
         if state is None:
             state = self._empty_state(x.shape[0], 0) if x.shape[1] else self.initial_state(x.shape[0])

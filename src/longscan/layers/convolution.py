@@ -147,7 +147,9 @@ class ConvolutionLayer(SequenceLayer):
         if current_split() is None:
             return self.recur(u, initial, info)
         flags = step_flags(u.shape[0], u.shape[1], info.valid, info.seq_idx, u)
-        return scan_piece(lambda state: self.recur(u, state, info), initial, flags, lambda: self.recurrence_map(u, info))
+        return scan_piece(
+            lambda state: self.recur(u, state, info), initial, flags, lambda: self.recurrence_map(u, info)
+        )
 
     def initial_state(self, batch: int) -> ScanState:
         """Return zeros: ssm (batch, D, N/2, 2)."""

@@ -101,7 +101,7 @@ class Chart:
         style = f'stroke-width="{width:g}" stroke-opacity="{opacity:g}"' + (f' stroke-dasharray="{dash}"' if dash else "")
         self._add("line", x, y, colour=colour, style=style, labels=(name,) if name else ())
         if np.isfinite(np.asarray(y, float)).sum() == 1:
-            self._add("points", x, y, colour=colour, size=max(width, 3), style='circle fill-opacity="1" stroke-opacity="1"')
+            self._add("points", x, y, colour=colour, size=max(width, 3), style="circle fill-opacity=\"1\" stroke-opacity=\"1\"")
         self._enter(name, colour, "line", dash)
 
     def band(self, x: Values, low: Values, high: Values, colour: str, name: str = "") -> None:
@@ -141,7 +141,9 @@ class Chart:
         """Add bars from `start` to the values. thickness: in units of the positions."""
         where, lengths = (values, positions) if horizontal else (positions, values)
         starts = np.full(len(np.asarray(values)), float(start))
-        self._add("bars", where, lengths, starts, colour=colour, size=thickness, labels=tuple(labels), horizontal=horizontal)
+        self._add(
+            "bars", where, lengths, starts, colour=colour, size=thickness, labels=tuple(labels), horizontal=horizontal
+        )
         self._enter(name, colour, "band")
 
     def intervals(self, x: Values, y: Values, half_widths: Values, colour: str) -> None:

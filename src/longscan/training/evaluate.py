@@ -56,7 +56,9 @@ def predict(model: nn.Module, batch: Batch) -> Tensor:
 
 
 @torch.no_grad()
-def error_quantiles(model: nn.Module, batches: Iterable[Batch], levels: Sequence[float], batch_size: int) -> Tensor | None:
+def error_quantiles(
+    model: nn.Module, batches: Iterable[Batch], levels: Sequence[float], batch_size: int
+) -> Tensor | None:
     """Return quantiles of target - output at each scored step, (Q, S, C) float64 on the CPU, of a regression task.
 
     None if the scored steps differ between examples, or if there are fewer than MIN_ERRORS examples.

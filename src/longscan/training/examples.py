@@ -214,7 +214,9 @@ def relevance(model: nn.Module, batch: Batch, score: Callable[[Tensor], Tensor])
     return channels.T.double().nan_to_num().numpy()
 
 
-def _find_forecasts(model: nn.Module, task: RegressionTask, batches: list[Batch], batch_size: int, seed: int) -> dict[str, Any]:
+def _find_forecasts(
+    model: nn.Module, task: RegressionTask, batches: list[Batch], batch_size: int, seed: int
+) -> dict[str, Any]:
     """Return the answers with the smallest, the median and the largest error, with intervals from the validation errors."""
     errors, rows, inside = [], [], []
     interval = error_quantiles(model, _spread_batches(task, "valid", seed), (0.1, 0.9), batch_size)
@@ -237,7 +239,9 @@ def _find_forecasts(model: nn.Module, task: RegressionTask, batches: list[Batch]
     return {"kind": "values", "coverage": coverage, "examples": examples}
 
 
-def _describe_forecast(model: nn.Module, task: RegressionTask, batch: Batch, interval: Tensor | None) -> dict[str, Any]:
+def _describe_forecast(
+    model: nn.Module, task: RegressionTask, batch: Batch, interval: Tensor | None
+) -> dict[str, Any]:
     """Return one example with numbers as answers: input, truth and answer of some variables.
 
     Also what the last answer depends on.

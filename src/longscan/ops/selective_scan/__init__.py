@@ -9,6 +9,7 @@ from torch import Tensor
 from longscan._tensor_types import OptionalTensor
 from longscan.numerics.pairs import multiply
 from longscan.ops._native_op import NativeOp, keeps_chunk_states
+from longscan.ops._plain_calls import PlainCall, pairs_or_zeros, restore_gradients
 from longscan.ops.arguments import (
     check_complex,
     check_real,
@@ -22,7 +23,6 @@ from longscan.ops.arguments import (
 from longscan.ops.chunks import run_chunk
 from longscan.ops.dispatch import NATIVE, probe, resolve
 from longscan.ops.pieces import FactorKind, PieceMap, scan_piece, sum_steps
-from longscan.ops.plain_calls import PlainCall, pairs_or_zeros, restore_gradients
 from longscan.ops.selective_scan import eager, reference
 
 NATIVE_BACKENDS = probe("selective_scan", "cpu", "triton")

@@ -9,10 +9,10 @@ from torch.nn.functional import pad
 from longscan.distributed.collectives import all_gather_coalesced
 from longscan.distributed.context import current_split
 from longscan.ops._native_op import NativeOp
+from longscan.ops._plain_calls import PlainCall, pairs_or_zeros, restore_gradients
 from longscan.ops.arguments import check_real, state_dtype, step_flags, without_autocast
 from longscan.ops.dispatch import NATIVE, probe, resolve
 from longscan.ops.pieces import PieceMap, count_steps, scan_piece
-from longscan.ops.plain_calls import PlainCall, pairs_or_zeros, restore_gradients
 from longscan.ops.short_conv import eager, reference
 from longscan.ops.tracing import is_compiled_or_transformed
 

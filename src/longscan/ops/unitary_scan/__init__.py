@@ -9,6 +9,7 @@ from torch import Tensor
 from longscan._tensor_types import OptionalTensor
 from longscan.numerics.pairs import multiply, polar
 from longscan.ops._native_op import NativeOp, keeps_chunk_states
+from longscan.ops._plain_calls import PlainCall, pairs_or_zeros, restore_gradients
 from longscan.ops.arguments import (
     carry_dtype,
     check_complex,
@@ -23,7 +24,6 @@ from longscan.ops.arguments import (
 )
 from longscan.ops.dispatch import NATIVE, probe, resolve
 from longscan.ops.pieces import PieceMap, count_steps, scan_piece, sum_steps
-from longscan.ops.plain_calls import PlainCall, pairs_or_zeros, restore_gradients
 from longscan.ops.unitary_scan import eager, reference
 from longscan.ops.unitary_scan.phase_grid import unitary_scan as on_grid
 
