@@ -7,7 +7,7 @@ TORCH := torch==2.13.0
 
 INTERPRETED := tests/contracts/test_ops.py tests/ops/test_triton.py  # the Triton kernels, where there is no GPU
 
-.PHONY: run test slow contract soak mutants gpu-test lint bench docs clean
+.PHONY: run test tests slow contract soak mutants gpu-test lint bench docs clean
 .DEFAULT_GOAL := test
 
 # The exact torch first: a looser request may bring gigabytes of CUDA packages. `--no-build-isolation` keeps the C++ build on the tools
@@ -22,7 +22,11 @@ $(STAMP): pyproject.toml CMakeLists.txt $(wildcard csrc/*)
 run: $(STAMP)
 	$(BIN)/longscan train --config recipes/quickstart/basic_motions.yaml --out runs/basic_motions --overwrite
 
-test: $(STAMP) lint
+# The linters use one core: together with the tests they take less time than before them.
+test: $(STAMP)
+	$(MAKE) --no-print-directory -j 2 lint tests
+
+tests: $(STAMP)
 	$(BIN)/pytest -q -n 2 --dist worksteal -m "not slow"
 	TRITON_INTERPRET=1 LONGSCAN_BACKEND=triton LONGSCAN_EXAMPLES=2 $(BIN)/pytest -q -n 2 --dist worksteal -m "not slow" $(INTERPRETED)
 

@@ -6,6 +6,7 @@ import json
 import re
 import runpy
 import shlex
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -25,11 +26,18 @@ from longscan.training import ModelSettings, Run, Settings, TrainingSettings, pa
 from longscan.training.checkpoint import read_tensors
 
 
-@pytest.fixture
-def run(tmp_path: Path, tiny_argv: list[str]) -> Path:
-    folder = tmp_path / "run"
+@pytest.fixture(scope="module")
+def trained_run(tmp_path_factory: pytest.TempPathFactory, tiny_argv: list[str]) -> Path:
+    """Return the folder of a run that the tests of this file share."""
+    folder = tmp_path_factory.mktemp("trained") / "run"
     assert main(["train", "--out", str(folder), *tiny_argv]) == 0
     return folder
+
+
+@pytest.fixture
+def run(trained_run: Path, tmp_path: Path) -> Path:
+    """Return the folder of a copy of the trained run, which a test may change."""
+    return shutil.copytree(trained_run, tmp_path / "run")
 
 
 def test_program_prints_one_error_and_exits_with_its_code(tmp_path: Path) -> None:
@@ -196,9 +204,7 @@ def test_tasks_and_layers_commands_list_every_name_in_groups(run_command: Callab
 
 
 @pytest.mark.parametrize("argv", [["tasks"], ["tasks", "--settings"], ["layers"]])
-def test_lists_fit_a_narrow_terminal(
-    run_command: Callable[..., str], monkeypatch: pytest.MonkeyPatch, argv: list[str]
-) -> None:
+def test_lists_fit_a_narrow_terminal(run_command: Callable[..., str], monkeypatch: pytest.MonkeyPatch, argv: list[str]) -> None:
     console = Console(width=80, force_terminal=True, soft_wrap=True, no_color=True)
     monkeypatch.setattr("longscan.cli._console.stdout", lambda: console)
     text = run_command(*argv).partition("Sizes are")[0].partition("block[layer]")[0]

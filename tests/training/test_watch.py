@@ -26,7 +26,8 @@ def take_part(rank: int, way: str, lost: int, folder: str) -> None:
         let_strangers_connect()
     distributed.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=SIZE)
     logging.basicConfig(filename=f"{folder}/log-{rank}.txt", format="%(message)s")
-    watch.GRACE = 1.0
+    if way != "exchange":  # whose errors must come before the watch ends the processes, on a busy machine, too
+        watch.GRACE = 1.0
     start = time.monotonic()
     try:
         with watch_processes():
