@@ -57,8 +57,18 @@ def trace(function: Any, graphs: list[torch.fx.GraphModule]) -> Any:
 
 
 def written_arguments(graph: torch.fx.GraphModule) -> list[set[str]]:
-    """Return the arguments that each Triton kernel in a graph writes, as the compiler has found them in the kernel's code."""
-    return [set(node.kwargs["tensors_to_clone"]) for node in graph.graph.nodes if "triton_kernel_wrapper" in str(node.target)]
+    """Return the arguments that each Triton kernel in a graph writes, as the compiler has found them in the kernel's code.
+
+    Raises AssertionError if a written tensor is another argument, too: the graph would have a copy of it for each of the two.
+    """
+    found = []
+    for node in graph.graph.nodes:
+        if "triton_kernel_wrapper" in str(node.target):
+            written = node.kwargs["tensors_to_clone"]
+            given = list(node.kwargs["kwargs"].values())
+            assert all(given.count(node.kwargs["kwargs"][name]) == 1 for name in written), (node, written)
+            found.append(set(written))
+    return found
 
 
 def leaves(*shapes: tuple[int, ...]) -> list[Tensor]:
@@ -102,6 +112,10 @@ CASES: dict[str, Any] = {
     "selective_scan, packed": (
         lambda u, dt, A, B, C: selective_scan(u, dt, A, B, C, valid=VALID, seq_idx=SEQ_IDX, backend="triton"), SELECTIVE[:5],
         [SELECTIVE_MAP, {"out"}, SELECTIVE_RESULTS], [SELECTIVE_MAP, {"out"}, SELECTIVE_GRADIENTS, {"p_dA"}]),
+    "selective_scan, scaled steps": (
+        lambda u, dt, A, B, C, scale: selective_scan(u, dt, A, B, C, dt_scale=scale, backend="triton"), [*SELECTIVE[:5], (1, 70)],
+        [SELECTIVE_MAP, {"out"}, SELECTIVE_RESULTS],
+        [SELECTIVE_MAP, {"out"}, SELECTIVE_GRADIENTS | {"p_dscale"}, {"p_dA"}, {"p_dB"}]),
     "short_conv": (
         lambda u, weight, bias: short_conv(u, weight, bias, activation="silu", backend="triton"), CONVOLUTION,
         [{"y", "final_state"}], [{"du", "d_initial", "sums"}, {"d_weight", "d_bias"}]),
@@ -138,13 +152,14 @@ def test_lengths_share_one_graph(graphs: list[torch.fx.GraphModule]) -> None:
     assert len(graphs) == 4  # forward and backward, of the first length and of all others
 
 
+@pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("op", _native_op.TRACED_OPS)
-def test_open_batches_and_lengths_stay_open(op: str, graphs: list[torch.fx.GraphModule]) -> None:
+def test_open_batches_and_lengths_stay_open(op: str, masked: bool, graphs: list[torch.fx.GraphModule]) -> None:
     """A size that became a constant is an error of `mark_dynamic`."""
     scan = OPS[op].function
-    inputs = with_gradients(example(op, length=1000, batch=5, masked=False))
+    inputs = with_gradients(example(op, length=1000, batch=5, masked=masked))
     inputs["backend"] = "triton"
-    for name in OPS[op].per_step:
+    for name in (*OPS[op].per_step, *(("valid", "seq_idx") if masked else ())):
         for axis in (0, 1):
             torch._dynamo.mark_dynamic(inputs[name], axis)
     torch._dynamo.mark_dynamic(inputs["initial_state"], 0)

@@ -176,7 +176,8 @@ def _specialised(kernel: Any) -> tuple[bool, ...]:
 def launch(kernel: Any, grid: tuple[int, ...], *args: Any, constants: dict[str, Any]) -> None:
     """Launch a Triton kernel: `kernel[grid](*args, **constants)`.
 
-    args: in the order of the signature, before the constants; first tensors or None, then integers.
+    args: in the order of the signature, before the constants; first tensors or None, then integers. A tensor that the kernel
+    writes must not be there twice: a compiler gives each argument a copy, and one of the two copies would be the result.
 
     A kernel that has run on like arguments before is launched as Triton's tutorials launch a compiled kernel, by
     `compiled[grid](...)`, with addresses for tensors. `kernel[grid]` takes several times as long: it inspects every argument, and

@@ -134,9 +134,10 @@ def restarts(flags: Tensor | None, steps: int) -> Tensor | None:
     """Return whether a sequence starts in each run of `steps` steps, (B, runs) uint8; None if `flags` (B, L) is None."""
     if flags is None:
         return None
-    runs = ceil_div(flags.shape[1], steps)
-    fresh = torch.nn.functional.pad(flags == RESET, (0, runs * steps - flags.shape[1]))
-    return fresh.view(len(flags), runs, steps).any(2).view(torch.uint8)
+    batch, length = flags.shape
+    runs = ceil_div(length, steps)
+    fresh = torch.nn.functional.pad(flags == RESET, (0, runs * steps - length))
+    return fresh.view(batch, runs, steps).any(2).to(torch.uint8)  # inductor of torch 2.11 cannot view bool in another dtype
 
 
 def result(piece: Tensor, shape: Sequence[int]) -> Tensor:

@@ -385,6 +385,7 @@ def sum_partials_kernel(
 ):  # fmt: skip
     """Sum partials (2, blocks, B, slice_steps, N[, 2]) of dB and dC over the blocks, in a fixed order, into a slice of dB and dC.
 
+    p_dC: None if there are only partials of dB (1, blocks, ...), with a grid of one program along the second axis.
     stride: numbers from the partials of dB to those of dC. count: numbers of one block. row_count: numbers of a row in the slice;
     row_stride: in p_dB. begin: first number of the slice in a row.
     """
@@ -395,7 +396,10 @@ def sum_partials_kernel(
         p = p_partials + which * stride + (first + block[:, None]) * count + o[None, :]
         sums += tl.load(p, mask=(first + block < blocks)[:, None] & m[None, :], other=0.0)
     o_out = o // row_count * row_stride + begin + o % row_count
-    if which == 0:
+    if p_dC is None:
         tl.store(p_dB + o_out, tl.sum(sums, 0), mask=m)
     else:
-        tl.store(p_dC + o_out, tl.sum(sums, 0), mask=m)
+        if which == 0:
+            tl.store(p_dB + o_out, tl.sum(sums, 0), mask=m)
+        else:
+            tl.store(p_dC + o_out, tl.sum(sums, 0), mask=m)

@@ -267,7 +267,7 @@ def backward(
         if d_scale is not None:
             steps = p.batch * p.length
             launch(
-                sum_partials_kernel, (ceil_div(steps, SUM_PARTIALS["BLOCK"]), 1), d_scale, total, total, p.blocks, 0, steps,
+                sum_partials_kernel, (ceil_div(steps, SUM_PARTIALS["BLOCK"]), 1), d_scale, total, None, p.blocks, 0, steps,
                 steps, steps, 0, constants=SUM_PARTIALS,
             )  # fmt: skip
     return du, ddt, dA, dB, dC, dD, dz, d_bias, d_initial, total
