@@ -15,8 +15,13 @@ def new_parser(**options: Any) -> ArgumentParser:
 
 
 def option_help(declared: Any, default: Any) -> str:
-    """Return the help of an option: what it is, its type and range, and its default where it has one."""
+    """Return the help of an option: what it is, its type and range, and its default.
+
+    default: MISSING for an option that is required, or whose default None means that it is not given.
+    """
     kind = describe_type(declared)
+    if default is MISSING:
+        kind = kind.removesuffix(" or None")
     facts = [*([] if kind.startswith("text") else [kind]), *([] if default is MISSING else [f"default {default}"])]
     return " ".join(filter(None, (find_doc(declared), f"({'; '.join(facts)})" if facts else ""))).replace("%", "%%")
 

@@ -25,24 +25,23 @@ from longscan.cli.machine import doctor, explain
 from longscan.cli.reproduction import reproduce
 from longscan.cli.runs import baselines, evaluate, inspect, predict, record, report
 
-COMMANDS: dict[str, Callable[..., int]] = {
-    "train": train,
-    "sweep": sweep,
-    "eval": evaluate,
-    "predict": predict,
-    "inspect": inspect,
-    "record": record,
-    "automata": automata,
-    "data": data,
-    "tasks": tasks,
-    "show": show,
-    "baselines": baselines,
-    "layers": layers,
-    "report": report,
-    "reproduce": reproduce,
-    "doctor": doctor,
-    "explain": explain,
+# The groups of `longscan --help`: title, and the commands by name.
+COMMAND_GROUPS: dict[str, dict[str, Callable[..., int]]] = {
+    "Train and use models": {
+        "train": train,
+        "sweep": sweep,
+        "eval": evaluate,
+        "predict": predict,
+        "inspect": inspect,
+        "baselines": baselines,
+        "report": report,
+        "record": record,
+    },
+    "Data, tasks and layers": {"show": show, "data": data, "tasks": tasks, "layers": layers},
+    "Papers and automata": {"reproduce": reproduce, "automata": automata},
+    "Machine and kernels": {"doctor": doctor, "explain": explain},
 }
+COMMANDS = {name: command for group in COMMAND_GROUPS.values() for name, command in group.items()}
 RESUMABLE = ("train", "sweep")
 # The messages of torch's RuntimeError when the memory of the CPU or of a GPU is not sufficient.
 _OUT_OF_MEMORY = re.compile(r"can't allocate memory|not enough memory|out of memory|Storage size calculation overflowed")
@@ -91,7 +90,11 @@ def _print_page(name: str, argv: Sequence[str]) -> int:
         hint = f"; did you mean `longscan {near}`?" if near else ""
         raise SettingError(f"the command must be one of {', '.join(COMMANDS)}, got {name!r}{hint}")
     stdout()  # raises if rich is missing, before a part of the page is printed
-    echo("longscan: state space models for long sequences")
-    print_entries({"Commands": {name: [first_line(command)] for name, command in COMMANDS.items()}})
-    echo("`longscan COMMAND --help` lists a command's options, `longscan train --task NAME --help`\nalso the settings of a task.")
+    echo("usage: longscan COMMAND [ARGUMENTS]\n\nState space models for long sequences.\n")
+    print_entries({title: {name: [first_line(one)] for name, one in group.items()} for title, group in COMMAND_GROUPS.items()})
+    echo(
+        "\n`longscan COMMAND --help` explains a command, `longscan train --task NAME --help` also the\n"
+        "settings of a task. A first model, from a table with a row for each step of a pump:\n"
+        "  longscan train pumps.csv --label worn --id pump --time second"
+    )
     return 0 if argv else 2

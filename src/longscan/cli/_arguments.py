@@ -5,7 +5,8 @@
 is `longscan predict RUN [--out VALUE]`. Keyword-only parameters are options, those of type bool are flags, the others positional.
 A command with a parameter `*settings: str` gets all arguments that it does not declare, which `parse_settings` reads. Its
 positional argument must come first, because argparse cannot tell the value of an unknown option from a positional argument. A
-parameter `command_line` gets the whole command line, for records.
+parameter `command_line` gets the whole command line, for records. The help page has the first line of the docstring and the
+commands of its section "Examples".
 """
 
 import inspect
@@ -112,7 +113,7 @@ def _parser(arguments: Sequence[Argument]) -> ArgumentParser:
         if one.is_flag:
             parser.add_argument(one.word, dest=one.name, action="store_true", help=find_doc(one.declared))
         elif one.is_positional:
-            parser.add_argument(one.name, nargs="?", help=text)
+            parser.add_argument(one.name, nargs="?", metavar=one.name.upper(), help=text)
         else:
             several = "+" if matches_type([""], one.declared) else None
             parser.add_argument(one.word, dest=one.name, nargs=several, metavar="VALUE", help=text)
@@ -120,24 +121,40 @@ def _parser(arguments: Sequence[Argument]) -> ArgumentParser:
 
 
 class _HelpFormatter(RawDescriptionHelpFormatter):
-    """A formatter that wraps each line of a description, and keeps its line breaks."""
+    """A formatter that wraps each line of a description, and keeps its line breaks and indentations."""
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
-        lines = (textwrap.fill(line, width, initial_indent=indent, subsequent_indent=indent) for line in text.splitlines())
+        lines = []
+        for line in text.splitlines():
+            content = line.lstrip()
+            margin = indent + line[: len(line) - len(content)]
+            lines.append(textwrap.fill(content, width, initial_indent=margin, subsequent_indent=margin))
         return "\n".join(lines)
 
 
 def _print_help(name: str, command: Command, settings: Sequence[str] | None) -> None:
     """Print the help page of a command; settings: its arguments for settings, None if it takes none."""
     arguments = list_arguments(command)
-    parents, usage = [_parser(arguments)], None
+    parents, words = [_parser(arguments)], ["longscan", name]
+    for one in arguments:
+        word = one.name.upper() if one.is_positional else f"{one.word} VALUE"
+        if one.default is MISSING:
+            words.append(word)
+        elif one.is_positional:
+            words.append(f"[{word}]")
+    words.append("[OPTIONS]")
     if settings is not None:
         from longscan.training.parsing import settings_help
 
         parents += settings_help(settings)
-        words = "".join(f"[{one.name.upper()}] " for one in arguments if one.is_positional)
-        usage = f"longscan {name} {words}[OPTIONS] [--config FILE] [--task NAME] [--SECTION.SETTING VALUE ...]"
+        words.append("[--config FILE] [--task NAME] [--SECTION.SETTING VALUE ...]")
     layout = partial(_HelpFormatter, max_help_position=40, width=min(get_terminal_size().columns, MAX_WIDTH) - 2)
-    description = first_line(command)
-    parser = ArgumentParser(f"longscan {name}", usage, description, parents=parents, formatter_class=layout, add_help=False)
-    parser.print_help()
+    usage, description = " ".join(words), _describe(command)
+    ArgumentParser(None, usage, description, parents=parents, formatter_class=layout, add_help=False).print_help()
+
+
+def _describe(command: Command) -> str:
+    """Return the first line of a command's docstring, and the commands of its section "Examples"."""
+    _, heading, examples = (inspect.getdoc(command) or "").partition("\nExamples:\n")
+    commands = [f"  {line.strip()}" for line in examples.splitlines()]
+    return "\n".join([first_line(command), *(["", "examples:", *commands] if heading else [])])

@@ -14,19 +14,24 @@ if TYPE_CHECKING:
 def automata(
     pattern: Annotated[str | None, Doc("regular expression with | * + ? ( ) and . for any letter")] = None,
     *,
-    alphabet: Annotated[str | None, Doc("its letters; those of the pattern without it")] = None,
+    alphabet: Annotated[str | None, Doc("letters of the words (default: those of the pattern)")] = None,
     named: Annotated[str | None, Doc("instead of a pattern: parity, mod K, Dyck depth K, S3, S4, A5, ...")] = None,
-    series: Annotated[Literal["abelian", "prime"], Doc("prime: counters of prime length only")] = "abelian",
+    series: Annotated[Literal["abelian", "prime"], Doc("counters of the decomposition; prime: of prime length only")] = "abelian",
     phase: Annotated[Literal["grid", "float"], Doc("grid is exact for every length, float is the plain layer")] = "grid",
-    layout: Annotated[Literal["minimal", "am", "ma"], Doc("order of the blocks")] = "minimal",
-    dtype: Annotated[Literal["float32", "float64"], Doc("of the weights")] = "float32",
-    backend: Annotated[str, Doc("of the model's ops: auto, reference, eager, cpu or triton")] = "auto",
+    layout: Annotated[Literal["minimal", "am", "ma"], Doc("order of the blocks; a is aussm, m is mamba")] = "minimal",
+    dtype: Annotated[Literal["float32", "float64"], Doc("dtype of the weights")] = "float32",
+    backend: Annotated[str, Doc("backend of the ops: auto, reference, eager, cpu or triton")] = "auto",
     length: Annotated[int | None, Doc("fail unless words of this length are certified")] = None,
-    picture: Annotated[str | None, Doc("where to draw states and residual stream; automaton.png without it")] = None,
+    picture: Annotated[str | None, Doc("picture of the states and the residual stream (default: automaton.png)")] = None,
     save: Annotated[str | None, Doc("folder for the model, the picture and the graphs for Graphviz")] = None,
-    word: Annotated[str | None, Doc("the word to draw and to print step by step; a random one is drawn without it")] = None,
+    word: Annotated[str | None, Doc("word to draw and to print step by step (default: draw a random word)")] = None,
 ) -> int:
-    """Compile a regular expression or a named language into a model with exact weights."""
+    """Compile a regular expression or a named language into a model with exact weights.
+
+    Examples:
+        longscan automata "(ab|ba)*"
+        longscan automata --named S3 --save runs/s3
+    """
     from rich.table import Table
 
     from longscan import automata

@@ -13,9 +13,9 @@ def data(
     action: Annotated[Literal["list", "get"], Doc("list: show the public data sets; get: download one of them")],
     name: Annotated[str | None, Doc("name of the data set to get")] = None,
     *,
-    root: Annotated[str | None, Doc("the folder of all data; LONGSCAN_DATA without it")] = None,
+    root: Annotated[str | None, Doc("folder of all data (default: the environment variable LONGSCAN_DATA)")] = None,
 ) -> int:
-    """List the public data sets, or download one of them into the folder where its task finds it."""
+    """List the public data sets, or download one of them into the folder where its task looks for it."""
     folder = root or os.environ.get("LONGSCAN_DATA")
     if action == "list":
         return _print_data_sets(None if folder is None else Path(folder))

@@ -12,7 +12,7 @@ from longscan.cli.runs import append_record
 
 
 def train(
-    file: Annotated[str | None, Doc("your own file or folder of series, in place of --task; comes first")] = None,
+    file: Annotated[str | None, Doc("your own file or folder of series, instead of --task; must come first")] = None,
     *settings: str,
     command_line: str,
     label: own_data.Label = None,
@@ -24,12 +24,19 @@ def train(
     time: own_data.Time = None,
     channels: own_data.Channels = None,
     group: own_data.Group = None,
-    out: Annotated[str | None, Doc("the folder of the run; with FILE runs/NAME without it")] = None,
+    out: Annotated[str | None, Doc("folder of the run (default with FILE: runs/NAME)")] = None,
     resume: Annotated[bool, Doc("continue from the last checkpoint in --out")] = False,
-    overwrite: Annotated[bool, Doc("remove the run that --out holds")] = False,
-    record: Annotated[str | None, Doc("append the result to this file of records")] = None,
+    overwrite: Annotated[bool, Doc("delete an earlier run in --out first")] = False,
+    record: Annotated[str | None, Doc("file of records (JSON Lines) to which the result is appended")] = None,
 ) -> int:
-    """Train a model, on a task or on your own file, test it and write its report."""
+    """Train a model on your own file or on a task, test it and write a report.
+
+    Examples:
+        longscan train pumps.csv --label worn --id pump --time second
+        longscan train prices.csv --target price --horizon 24 --time date
+        longscan train --config recipes/aussm/parity.yaml --quick --out runs/parity
+        longscan train --task parity --model.spec "s4d*2" --out runs/s4d
+    """
     from longscan.training.parsing import merge, parse_settings, read_yaml
     from longscan.training.records import check_target
     from longscan.training.run import SETTINGS, Run
@@ -77,20 +84,25 @@ def train(
 
 
 def sweep(
-    file: Annotated[str | None, Doc("sweep file: config, space, sampler, trials, seeds; comes first")] = None,
+    file: Annotated[str | None, Doc("YAML file with the search: config, space, sampler, trials, seeds; must come first")] = None,
     *settings: str,
     command_line: str,
-    out: Annotated[str, Doc("the folder of the sweep, with a run's folder for each trial and seed")],
-    workers: Annotated[NonNegativeInt, Doc("processes, each with one run at a time; 0 only writes the folder")] = 1,
-    sampler: Annotated[str | None, Doc("grid, random or tpe")] = None,
-    trials: Annotated[int | None, Doc("settings that random and tpe try")] = None,
-    search_seeds: Annotated[int | None, Doc("runs of each setting in the search")] = None,
-    seeds: Annotated[int | None, Doc("tested runs of the best setting")] = None,
-    storage: Annotated[str | None, Doc("database URL for Optuna; a file in --out without it")] = None,
-    resume: Annotated[bool, Doc("continue the sweep in --out, or work on it with other processes")] = False,
-    record: Annotated[str | None, Doc("append the tested runs to this file of records")] = None,
+    out: Annotated[str, Doc("folder of the sweep; each trial and each seed gets the folder of a run in it")],
+    workers: Annotated[NonNegativeInt, Doc("number of processes, each with one run at a time; 0 only writes the folder")] = 1,
+    sampler: Annotated[str | None, Doc("how settings are searched: grid, random or tpe")] = None,
+    trials: Annotated[int | None, Doc("number of settings that random and tpe try")] = None,
+    search_seeds: Annotated[int | None, Doc("number of runs of each setting in the search")] = None,
+    seeds: Annotated[int | None, Doc("number of runs of the best setting that are trained and tested at the end")] = None,
+    storage: Annotated[str | None, Doc("URL of the database for Optuna (default: a file in --out)")] = None,
+    resume: Annotated[bool, Doc("continue the sweep in --out, also next to other processes that work on it")] = False,
+    record: Annotated[str | None, Doc("file of records (JSON Lines) to which the tested runs are appended")] = None,
 ) -> int:
-    """Search settings by validation scores and test the best over seeds, with many workers; `--seeds` alone repeats a recipe."""
+    """Search settings by their validation scores and test the best over several seeds, or only repeat a recipe over seeds.
+
+    Examples:
+        longscan sweep recipes/s7/sweeps/dense_rate.yaml --out runs/rates
+        longscan sweep --config runs/pumps/settings.yaml --seeds 5 --out runs/seeds
+    """
     from longscan.training import run_sweep
     from longscan.training.parsing import asks_for_quick, parse_settings
     from longscan.training.records import check_target

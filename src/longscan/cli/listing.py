@@ -42,7 +42,7 @@ def tasks(
     *,
     settings: Annotated[bool, Doc("list the tasks' settings and defaults instead")] = False,
 ) -> int:
-    """List the tasks: what they ask, their sizes, the score of a constant answer, whether their data are available."""
+    """List the tasks: what they ask, their sizes, the score of a constant answer, and whether their data are available."""
     from longscan.tasks import TASKS
 
     packages = {name: task.__module__.removeprefix("longscan.tasks.").partition(".")[0] for name, task in TASKS.items()}
@@ -89,7 +89,7 @@ def _defaults(task: Any) -> list[str]:
 
 
 def show(
-    task: Annotated[str | None, Doc("name of the task, your own file or folder, or the folder of a run; comes first")] = None,
+    task: Annotated[str | None, Doc("name of a task, your own file or folder, or the folder of a run; must come first")] = None,
     *settings: str,
     label: own_data.Label = None,
     label_kind: own_data.LabelKind = None,
@@ -100,11 +100,16 @@ def show(
     time: own_data.Time = None,
     channels: own_data.Channels = None,
     group: own_data.Group = None,
-    out: Annotated[str | None, Doc("the picture; TASK.png without it")] = None,
-    split: Annotated[Literal["train", "valid", "test"], Doc("part of the task's data")] = "train",
-    count: Annotated[int, Doc("how many examples")] = 6,
+    out: Annotated[str | None, Doc("PNG file to write (default: TASK.png)")] = None,
+    split: Annotated[Literal["train", "valid", "test"], Doc("which part of the data")] = "train",
+    count: Annotated[int, Doc("number of examples")] = 6,
 ) -> int:
-    """Draw examples of a task, of your own file or of a run into a PNG file; settings follow as in train."""
+    """Draw examples of a task, of your own file or of a run into a PNG file.
+
+    Examples:
+        longscan show parity
+        longscan show pumps.csv --label worn --id pump --time second
+    """
     from longscan.cli.runs import errors_as_lines
     from longscan.tasks import TASKS
     from longscan.tasks.pictures import draw_examples
@@ -131,7 +136,7 @@ def show(
 
 
 def layers() -> int:
-    """List the names that a spec is made of, with the layers and blocks that they stand for and their properties."""
+    """List the names that can be used in `--model.spec`, their layers and blocks, and the properties of these."""
     from longscan.blocks import BLOCKS
     from longscan.layers import LAYERS
     from longscan.models import STANDARD_BLOCKS

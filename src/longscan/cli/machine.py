@@ -16,7 +16,7 @@ def explain(
     *,
     device: Annotated[str, Doc("cpu, cuda, cuda:1, ...")] = "cpu",
 ) -> int:
-    """Print which backend runs each op of a run's model on this machine, and what is torch's own."""
+    """Print which backend runs each op of a run's model on this machine, and which modules use no op of this package."""
     from longscan._devices import find_device
     from longscan.ops import explain
     from longscan.training.run import Run
@@ -31,10 +31,10 @@ def explain(
 
 def doctor(
     *,
-    device: Annotated[str | None, Doc("cpu, cuda, cuda:1, ...; all that there are without it")] = None,
-    system: Annotated[bool, Doc("print only the description of this machine, for a bug report")] = False,
+    device: Annotated[str | None, Doc("cpu, cuda, cuda:1, ... (default: all devices)")] = None,
+    system: Annotated[bool, Doc("only describe this machine, for a bug report")] = False,
 ) -> int:
-    """Describe this machine, then test every kernel, forward and backward, against float64; `auto` uses the result."""
+    """Describe this machine and compare every kernel, forward and backward, with float64; `auto` then leaves out faulty ones."""
     import torch
 
     from longscan._devices import find_device

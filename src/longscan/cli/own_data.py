@@ -12,17 +12,17 @@ if TYPE_CHECKING:
     from longscan.tasks.series import SeriesFile
     from longscan.training import Settings
 
-Label = Annotated[str | None, Doc("with FILE: column of the answers, classes or numbers")]
+Label = Annotated[str | None, Doc("with FILE: column with the class or the number to predict")]
 LabelKind = Annotated[
-    Literal["class", "number"] | None, Doc("with FILE: what the labels are; without it text is a class, 12.5 a number")
+    Literal["class", "number"] | None, Doc("with FILE: what labels are; by default text is a class and 12.5 a number")
 ]
 Target = Annotated[str | None, Doc("with FILE: columns to forecast, separated by commas")]
 Horizon = Annotated[PositiveInt | None, Doc("with FILE: number of steps to forecast")]
-Known = Annotated[str | None, Doc("with FILE: columns known at the steps of the forecast, separated by commas")]
-Id = Annotated[str | None, Doc("with FILE: column that names the series of a row")]
-Time = Annotated[str | None, Doc("with FILE: column of time stamps")]
-Channels = Annotated[str | None, Doc("with FILE: columns of values, separated by commas; all others without it")]
-Group = Annotated[str | None, Doc("with FILE: column of groups that the split does not divide")]
+Known = Annotated[str | None, Doc("with FILE: columns whose future values are known, separated by commas")]
+Id = Annotated[str | None, Doc("with FILE: column that says to which series a row belongs")]
+Time = Annotated[str | None, Doc("with FILE: column with the time of each row")]
+Channels = Annotated[str | None, Doc("with FILE: columns that the model reads, separated by commas (default: all others)")]
+Group = Annotated[str | None, Doc("with FILE: column of groups; all series of a group are in the same part of the split")]
 KINDS = {"class": "series_classes", "number": "series_values"}
 
 

@@ -20,28 +20,34 @@ COLUMNS = {"row": 24, "published": 9, "recipe": 13, "data": 10, "seeds": 5, "upd
 
 
 def reproduce(
-    target: Annotated[str, Doc("list, report, a paper, table or row, such as aussm/table1, or state-tracking")],
-    folder: Annotated[str | None, Doc(f"with list and report: the folder of the runs; {FOLDER} without it")] = None,
+    target: Annotated[str, Doc("list, report, state-tracking, or a paper, table or row such as aussm/table1")],
+    folder: Annotated[str | None, Doc(f"with list and report: folder of the runs (default: {FOLDER})")] = None,
     *,
     paper: Annotated[Literal["aussm", "s7", "thesis", "mamba_lra"] | None, Doc("with list: only this paper")] = None,
-    rows: Annotated[list[str] | None, Doc("only these rows of the table, by their names or the first parts of them")] = None,
-    seeds: Annotated[PositiveInt | None, Doc("seeds of each row, from 0; those of the row's protocol without it")] = None,
-    updates: Annotated[PositiveInt | None, Doc("with state-tracking: updates of each model, 2500 without it")] = None,
-    minutes: Annotated[PositiveFloat | None, Doc("after which all runs save a checkpoint and end")] = None,
-    per_device: Annotated[PositiveInt | None, Doc("runs at a time on a GPU (8) or on the CPU (one for each core)")] = None,
+    rows: Annotated[list[str] | None, Doc("only the rows of the table whose names begin with one of these")] = None,
+    seeds: Annotated[PositiveInt | None, Doc("number of seeds of each row, by default as its protocol says")] = None,
+    updates: Annotated[PositiveInt | None, Doc("with state-tracking: number of updates of each model, by default 2500")] = None,
+    minutes: Annotated[PositiveFloat | None, Doc("minutes after which all runs save a checkpoint and end")] = None,
+    per_device: Annotated[PositiveInt | None, Doc("simultaneous runs, by default 8 on a GPU, one for each core on a CPU")] = None,
     stacked: Annotated[
         Literal["auto", "always", "never"] | None,
-        Doc("train the seeds of a row together in one process; auto (without it) does so on a GPU where it saves time"),
+        Doc("train the seeds of a row together in one process; by default (auto) on a GPU where it saves time"),
     ] = None,
-    out: Annotated[str | None, Doc(f"folder of the runs, {FOLDER} without it; with report: the Markdown file")] = None,
+    out: Annotated[str | None, Doc(f"folder of the runs (default: {FOLDER}); with report: the Markdown file to write")] = None,
     readme: Annotated[
         str | None, Doc("with report: a Markdown file that gets a line for each paper between its marks, such as README.md")
     ] = None,
     pack: Annotated[
-        str | None, Doc("folder for an archive to carry to another machine: read before the runs, written after them")
+        str | None, Doc("folder of an archive that carries the runs to another machine: read at the start, written at the end")
     ] = None,
 ) -> int:
-    """Run rows of the papers' tables or the state-tracking benchmark, list them, or compare our scores with published ones."""
+    """Repeat rows of the papers' tables or the state-tracking benchmark, list them, or compare scores with published ones.
+
+    Examples:
+        longscan reproduce list
+        longscan reproduce state-tracking --rows S3/gru --seeds 1 --updates 100
+        longscan reproduce report --out comparison.md
+    """
     from longscan.cli.runs import errors_as_lines
 
     of_runs: dict[str, object] = {"--rows": rows, "--seeds": seeds, "--minutes": minutes, "--per-device": per_device}

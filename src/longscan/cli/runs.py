@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from longscan.training import Run
 
 PARQUET = (".parquet", ".pq")
-RunFolder = Annotated[str, Doc("the folder of the run")]
-Checkpoint = Annotated[str, Doc("selected, last, best or average")]
+RunFolder = Annotated[str, Doc("folder of the run")]
+Checkpoint = Annotated[str, Doc("which weights of the run: selected, last, best or average")]
 
 
 @contextmanager
@@ -35,9 +35,9 @@ def evaluate(
     *,
     split: Annotated[Literal["train", "valid", "test"], Doc("part of the task's data")] = "test",
     checkpoint: Checkpoint = "selected",
-    by_length: Annotated[bool, Doc("also show the score by length of the input")] = False,
+    by_length: Annotated[bool, Doc("also show the scores for each range of input lengths")] = False,
 ) -> int:
-    """Score a run's model on a split."""
+    """Score the model of a run on its training, validation or test data."""
     from rich.table import Table
 
     from longscan.cli.automata import evaluate_automaton
@@ -66,15 +66,19 @@ def evaluate(
 
 def predict(
     run: RunFolder,
-    file: Annotated[str, Doc("examples in the form that the task reads")],
+    file: Annotated[str, Doc("new examples in the form of the file that the model was trained on")],
     *,
-    out: Annotated[str | None, Doc("where to write the table, .csv or .parquet; CSV on stdout without it")] = None,
+    out: Annotated[str | None, Doc("table to write, .csv or .parquet (default: CSV on standard output)")] = None,
     checkpoint: Checkpoint = "selected",
-    missing: Annotated[str | None, Doc("refuse or fill missing values of series; as in training without it")] = None,
-    every_window: Annotated[bool, Doc("forecast each window of the file, too, not only the steps after its end")] = False,
-    quantiles: Annotated[str | None, Doc("quantiles of forecasts, such as 0.1,0.9, from the validation errors")] = None,
+    missing: Annotated[str | None, Doc("what to do with missing values: refuse or fill (default: as in training)")] = None,
+    every_window: Annotated[bool, Doc("forecast each window of the file, and not only the steps after its end")] = False,
+    quantiles: Annotated[str | None, Doc("quantiles of forecasts, such as 0.1,0.9, from the errors on validation data")] = None,
 ) -> int:
-    """Apply a run's model to the examples in a file, as a table: ids, classes and probabilities, numbers or forecasts."""
+    """Apply the model of a run to a file of new examples, and write its answers as a table.
+
+    Examples:
+        longscan predict runs/pumps new.csv --out answers.csv
+    """
     from longscan.training.run import Run
 
     if out is not None and Path(out).suffix.lower() in PARQUET:
@@ -139,9 +143,9 @@ def inspect(
     row: Annotated[int, Doc("number of the example in the split, from 0")] = 0,
     split: Annotated[Literal["train", "valid", "test"], Doc("part of the task's data")] = "test",
     checkpoint: Checkpoint = "selected",
-    out: Annotated[str | None, Doc("folder of the pictures; inspection in the folder of the run without it")] = None,
+    out: Annotated[str | None, Doc("folder of the pictures (default: inspection in the folder of the run)")] = None,
 ) -> int:
-    """Draw what a run's model does with one example: attention, states, eigenvalues, what the answer depends on.
+    """Draw what the model of a run does with one example: states, attention, eigenvalues, what its answer depends on.
 
     Pictures in the folder of the run also become a section of its report.
     """
@@ -165,9 +169,9 @@ def inspect(
 def record(
     run: RunFolder,
     *,
-    results: Annotated[str, Doc("a JSON Lines file in a folder called runs")],
+    results: Annotated[str, Doc("file of records (JSON Lines) in a folder called runs")],
 ) -> int:
-    """Append a run's result to a file of records, such as results/runs/parity.jsonl."""
+    """Append the result of a run to a file of records, such as results/runs/parity.jsonl."""
     from longscan.training.run import Run
 
     append_record(Run(run), results)
@@ -185,9 +189,9 @@ def append_record(run: "Run", target: str) -> None:
 def baselines(
     run: RunFolder,
     *,
-    quick: Annotated[bool, Doc("leave out those that must be fitted")] = False,
+    quick: Annotated[bool, Doc("leave out predictors that must be fitted")] = False,
 ) -> int:
-    """Score simple predictors on the test split of a run's task; `longscan record` then adds them to the run's record."""
+    """Score simple predictors on the test data of a run, to compare with its model."""
     from rich.table import Table
 
     from longscan.training.progress import FitBar
@@ -207,12 +211,12 @@ def baselines(
 
 
 def report(
-    folder: Annotated[str, Doc("folder of a run, a sweep, or of results")] = "results",
+    folder: Annotated[str, Doc("folder of a run, of a sweep, or of results")] = "results",
     *,
-    out: Annotated[str | None, Doc("where to write the page of results; report.html in the folder without it")] = None,
-    markdown: Annotated[str | None, Doc("instead, put the tables of results between the marks of this Markdown file")] = None,
+    out: Annotated[str | None, Doc("page of results to write (default: report.html in the folder)")] = None,
+    markdown: Annotated[str | None, Doc("instead, write the tables of results between the marks of this Markdown file")] = None,
 ) -> int:
-    """Write the report of a run, or of a folder of results next to the published figures."""
+    """Write the report of a run or a sweep, or a page of all results next to the published figures."""
     from longscan.report import fill_markdown, results_report, run_report, sweep_report
     from longscan.training.run import holds_run
 

@@ -136,9 +136,9 @@ def sources_parser() -> ArgumentParser:
         metavar="FILE",
         help="YAML file of settings; a later file overrides an earlier one",
     )
-    add("--quick", action="store_true", help="the recipe's quick size: under two minutes on a CPU")
+    add("--quick", action="store_true", help="use the small settings of the recipe, under two minutes on a CPU")
     names = ", ".join(sorted(TASKS))
-    add("--task", "--task.name", dest="task", metavar="NAME", help=f"one of {names}; the other task settings depend on it")
+    add("--task", "--task.name", dest="task", metavar="NAME", help=f"one of {names}; with --help, lists its settings")
     return parser
 
 
