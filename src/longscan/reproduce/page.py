@@ -259,8 +259,8 @@ SUMMARY_MARKERS = ("<!-- reproduction -->", "<!-- /reproduction -->")
 
 
 def summary_table(outcomes: Sequence[Outcome]) -> str:
-    """Return a Markdown table with a line for each paper: its figures with a recipe, rows for them, and their verdicts."""
-    lines = ["| Paper | Figures with a recipe | Rows for them | State of the rows |", "|---|---|---|---|"]
+    """Return a Markdown table with a line for each paper: its figures with a recipe, the rows for them, and their verdicts."""
+    lines = ["| Paper | Published numbers with a recipe | Experiments for them | Results |", "|---|---|---|---|"]
     for paper, group in groupby(outcomes, lambda one: one.row.figure["paper"]):
         rows = [one for one in merge_candidates(list(group), all_begun=True) if one.row.status == "recipe"]
         lines.append(f"| {papers()[paper]} | {_n_figures(rows)} | {len(rows)} | {_counts_text([one.verdict for one in rows])} |")
