@@ -7,7 +7,7 @@ TORCH := torch==2.13.0
 
 INTERPRETED := tests/contracts/test_ops.py tests/ops/test_triton.py  # the Triton kernels, where there is no GPU
 
-.PHONY: run test tests slow contract soak mutants gpu-test lint bench docs clean
+.PHONY: install run test tests slow contract soak mutants gpu-test lint bench docs clean
 .DEFAULT_GOAL := test
 
 # The exact torch first: a looser request may bring gigabytes of CUDA packages. `--no-build-isolation` keeps the C++ build on the tools
@@ -16,8 +16,11 @@ $(STAMP): pyproject.toml CMakeLists.txt $(wildcard csrc/*)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -c "import torch" 2>/dev/null || $(BIN)/pip install -q $(TORCH)
 	$(BIN)/pip install -q "scikit-build-core>=0.11" "nanobind>=2.4" "cmake>=3.24" ninja
+	@echo "The next command compiles the CPU kernels, if there is a C++ compiler: several minutes on two cores."
 	$(BIN)/pip install -q --no-build-isolation -e ".[train,data,bench,dev]"
 	touch $@
+
+install: $(STAMP)
 
 run: $(STAMP)
 	$(BIN)/longscan train --config recipes/quickstart/basic_motions.yaml --out runs/basic_motions --overwrite
