@@ -26,17 +26,19 @@ from longscan.estimators.covariates import CovariateEffect
 from longscan.estimators.features import FeatureModel
 from longscan.estimators.limits import Limits
 from longscan.estimators.quantiles import Calibration
+from longscan.estimators.readout import StateReadout
 from longscan.models import Forecaster, SequenceModel
 from longscan.models.base import PretrainedModel
 from longscan.models.saving import tensor_checksum
 
-FORMAT = 2  # to be raised when a file of this version cannot be read by the code before it
+FORMAT = 3  # to be raised when a file of this version cannot be read by the code before it
 # Formats of the models that can be read. In format 1 a `FeatureModel` has no length, and its features are others.
 OLDEST_FORMATS = {"SequenceModel": 1, "Forecaster": 1, "FeatureModel": 2}
 HEADER = "longscan_estimator"
 SavedModel = PretrainedModel | FeatureModel
 MODELS: Mapping[str, type[SavedModel]] = {kind.__name__: kind for kind in (SequenceModel, Forecaster, FeatureModel)}
-RECORDS = {kind.__name__: kind for kind in (Calibration, CovariateEffect, Limits)}  # named tuples among the attributes
+# Named tuples among the attributes.
+RECORDS = {kind.__name__: kind for kind in (Calibration, CovariateEffect, Limits, StateReadout)}
 
 
 class SavedEstimator(BaseEstimator):
@@ -320,6 +322,6 @@ KINDS: dict[str, tuple[type | tuple[type, ...], Encoder, Decoder]] = {
     "series": (pd.Series, _encode_series, _decode_series),
     "frame": (pd.DataFrame, _encode_frame, _decode_frame),
     "duration": (pd.Timedelta, lambda value, *_: {"ns": value.as_unit("ns").value}, lambda value, _: pd.Timedelta(value["ns"])),
-    "offset": (pd.DateOffset, lambda value, *_: {"freq": value.freqstr}, lambda value, _: to_offset(value["freq"])),
+    "offset": (pd.offsets.BaseOffset, lambda value, *_: {"freq": value.freqstr}, lambda value, _: to_offset(value["freq"])),
     "zone": (tzinfo, lambda value, *_: {"name": str(value)}, lambda value, _: pd.DatetimeIndex([], tz=value["name"]).tz),
 }

@@ -1,0 +1,160 @@
+"""What diagonal state space systems of all channels add to the linear forecast of each channel.
+
+Each channel u drives states x_k = a x_{k-1} + (1 - a) u_k, with a = exp(-1 / tau) for several time constants tau. At the last
+step of a window they are exponential means of it. Differences of neighbouring time constants, and of the longest one and the
+mean of the window, do not depend on the level of a channel. From these F = channels x time constants numbers, a ridge regression
+forecasts what the linear forecast misses in each channel and step ahead. It reads all channels, the linear forecast of a channel
+only its own.
+
+The regression is fitted to the first part of the series. Its penalty, and for each channel a factor from 0 to 1, are those of the
+lowest squared error on the part that is held back. The factors are fitted to that part, so that some of the gain there does not
+last: less than `READOUT_GAIN` is not used.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from scipy.linalg import cho_factor, cho_solve
+
+from longscan.estimators.linear import LinearForecast
+
+TIME_CONSTANTS = (3, 12, 48, 192)  # besides the last step; those up to a third of the window are used
+PENALTIES = (1e-3, 1e-2, 1e-1, 1.0, 10.0, 100.0)  # in units of the mean square of the features
+READOUT_GAIN = 0.05  # in the squared error on the part that is held back
+FITTED_WINDOWS = 4000  # at most, evenly spaced
+WINDOWS_AT_ONCE = 256
+STEPS = 24  # of the horizon, evenly spaced, on which regressions are compared
+
+Array = np.ndarray[Any, np.dtype[np.float64]]
+
+
+class StateReadout(NamedTuple):
+    """A regression from states: kernels (T, W) of the states, scale (F,) of the features, weight (F, horizon, C)."""
+
+    kernels: Array
+    scale: Array
+    weight: Array
+
+    def of(self, windows: Array) -> Array:
+        """Return what is added to the forecasts (n, horizon, C) after windows (n, L, C), of L <= W steps."""
+        size, steps = self.kernels.shape[1], windows.shape[1]
+        if steps < size:  # as in the linear forecast, steps before the first one count as the mean
+            mean = windows.mean(1, keepdims=True).repeat(size - steps, 1)
+            windows = np.concatenate([mean, windows], 1)
+        added = _features(windows, self.kernels) / self.scale @ self.weight.reshape(len(self.scale), -1)
+        return np.asarray(added.reshape(len(windows), *self.weight.shape[1:]))
+
+
+class ReadoutChoice(NamedTuple):
+    """The penalty of a regression and the factors of the channels, (C,)."""
+
+    penalty: float
+    factors: Array
+
+
+def choose_readout(
+    first: Sequence[Array], linear: LinearForecast, past: Array, ahead: Array
+) -> tuple[StateReadout, ReadoutChoice] | None:
+    """Return the regression fitted to the first part of the series and what was chosen for it, None without enough gain.
+
+    Args:
+        first: the first part of each series, (L_i, C).
+        linear: the linear forecast fitted to it.
+        past: windows whose forecasts are in the part that is held back, (n, W, C).
+        ahead: the steps that follow them, (n, horizon, C).
+    """
+    horizon = ahead.shape[1]
+    steps = np.unique(np.linspace(0, horizon - 1, min(horizon, STEPS)).round().astype(int))
+    moments = _moments(first, linear, horizon, steps)
+    if moments is None:
+        return None
+    kernels, scale, inner, crossed = moments
+    features = _features(past, kernels) / scale
+    missed = ahead[:, steps] - forecast_linear(linear, past, steps)
+    without = np.square(missed).sum((0, 1))
+    best: tuple[float, ReadoutChoice] | None = None
+    for penalty in PENALTIES:
+        added = (features @ _solve(inner, crossed, penalty)).reshape(missed.shape)
+        squares = np.square(added).sum((0, 1))
+        factors = np.clip((added * missed).sum((0, 1)) / np.maximum(squares, 1e-30), 0, 1)
+        error = float(np.square(missed - factors * added).sum())
+        if best is None or error < best[0]:
+            best = error, ReadoutChoice(penalty, factors)
+    if best is None or not best[0] < (1 - READOUT_GAIN) * without.sum():
+        return None
+    return fit_readout(first, linear, horizon, best[1]), best[1]
+
+
+def fit_readout(series: Sequence[Array], linear: LinearForecast, horizon: int, choice: ReadoutChoice) -> StateReadout:
+    """Fit the regression to all steps of the horizon. linear: the linear forecast fitted to the series (L_i, C)."""
+    moments = _moments(series, linear, horizon, np.arange(horizon))
+    assert moments is not None, "called for series that have windows"
+    kernels, scale, inner, crossed = moments
+    weight = _solve(inner, crossed, choice.penalty).reshape(len(scale), horizon, -1) * choice.factors
+    # In the order in which files have it, as sums depend on it.
+    return StateReadout(kernels, scale, np.ascontiguousarray(weight))
+
+
+def forecast_linear(linear: LinearForecast, past: Array, steps: np.ndarray) -> Array:
+    """Return the linear forecasts (n, K, C) of some steps of the horizon (K,) after windows (n, W, C)."""
+    mean = past.mean(1)
+    forecasts = []
+    for channel in range(past.shape[2]):
+        weight, level, bias = (part[channel if len(part) > 1 else 0][steps] for part in linear[:3])
+        own = mean[:, channel, None]
+        forecasts.append(own * (1 + level) + (past[:, :, channel] - own) @ weight.T + bias)
+    return np.stack(forecasts, 2)
+
+
+def _features(windows: Array, kernels: Array) -> Array:
+    """Return the differences of neighbouring states (n, F) at the last step of windows (n, W, C)."""
+    states = np.einsum("tw,nwc->ntc", kernels, windows, optimize=True)
+    return np.asarray((states[:, :-1] - states[:, 1:]).reshape(len(windows), -1))
+
+
+def _kernels(window: int) -> Array:
+    """Return the weights of the steps of a window in each state, and in its mean, (T, W)."""
+    lags = np.arange(window)[::-1]
+    states = [(lags == 0).astype(np.float64)]
+    states += [np.exp(-lags / constant) for constant in TIME_CONSTANTS if 3 * constant <= window]
+    states.append(np.ones(window))
+    return np.stack([state / state.sum() for state in states])
+
+
+def _moments(
+    series: Sequence[Array], linear: LinearForecast, horizon: int, steps: np.ndarray
+) -> tuple[Array, Array, Array, Array] | None:
+    """Return kernels, scale of the features, and the sums of their products (F, F) and of those with what is missed (F, K C).
+
+    None if there are no windows, or none in which the features are not 0.
+    """
+    kernels = _kernels(linear.window)
+    count, inner, crossed = 0, np.zeros((0, 0)), np.zeros((0, 0))
+    for past, ahead in _windows(series, linear.window, horizon, steps):
+        features = _features(past, kernels)
+        missed = ahead - forecast_linear(linear, past, steps)
+        products, with_missed = features.T @ features, features.T @ missed.reshape(len(past), -1)
+        inner, crossed = (inner + products, crossed + with_missed) if count else (products, with_missed)
+        count += len(past)
+    if not inner.any():
+        return None
+    scale = np.sqrt(np.diag(inner) / count)
+    scale = np.where(scale > 1e-6 * scale.max(), scale, scale.max())  # a constant channel has features of 0
+    return kernels, scale, inner / np.outer(scale, scale), crossed / scale[:, None]
+
+
+def _windows(series: Sequence[Array], window: int, horizon: int, steps: np.ndarray) -> Iterator[tuple[Array, Array]]:
+    """Yield windows (n, W, C) of series (L_i, C) and the steps ahead of them (n, K, C), `WINDOWS_AT_ONCE` together."""
+    ends = [(number, end) for number, values in enumerate(series) for end in range(window, len(values) - horizon + 1)]
+    ends = ends[:: max(1, -(-len(ends) // FITTED_WINDOWS))]
+    for first in range(0, len(ends), WINDOWS_AT_ONCE):
+        some = ends[first : first + WINDOWS_AT_ONCE]
+        past = np.stack([series[number][end - window : end] for number, end in some])
+        yield past, np.stack([series[number][end + steps] for number, end in some])
+
+
+def _solve(inner: Array, crossed: Array, penalty: float) -> Array:
+    """Return the weights (F, K C) of a ridge regression from the sums of products of scaled features."""
+    penalised = inner + penalty * np.trace(inner) / len(inner) * np.eye(len(inner))
+    return np.asarray(cho_solve(cho_factor(penalised, lower=True), crossed))
