@@ -18,6 +18,7 @@ from longscan.estimators import SSMClassifier, SSMForecaster, SSMRegressor, savi
 from longscan.estimators.saving import _decode, _encode
 
 FORMAT_1 = Path(__file__).parents[1] / "saved/estimators_1"
+FORMAT_2 = Path(__file__).parents[1] / "saved/estimators_2"
 BRIEF = {"d_model": 4, "d_state": 2, "epochs": 1, "device": "cpu", "random_state": 0}
 
 
@@ -121,8 +122,8 @@ def test_files_of_others_and_damaged_files_raise(tmp_path):
             SSMClassifier.load(path)
     for change, message in (
         (
-            lambda content: content.update(format=3, version="7.0"),
-            r"must have the format 2 or an earlier one, got 3, which longscan 7\.0 wrote; .* load it with longscan 7\.0 or later",
+            lambda content: content.update(format=4, version="7.0"),
+            r"must have the format 3 or an earlier one, got 4, which longscan 7\.0 wrote; .* load it with longscan 7\.0 or later",
         ),
         (lambda content: content["settings"].update(depth=2), "must have settings of this version of SSMClassifier, got depth"),
         (lambda content: content["attributes"].update(a={"kind": "set"}), "is damaged, or another version wrote it"),
@@ -148,6 +149,14 @@ def test_files_of_format_1():
     message = r"must have the format 2 .*, got 1, which longscan 0\.1\.0 .* wrote; .* fit the estimator again"
     with pytest.raises(ValueError, match=message):
         SSMClassifier.load(FORMAT_1 / "features.safetensors")
+
+
+def test_files_of_format_2():
+    """The folder has what the code of format 2 saved, without a readout of states; predictions are those of that code."""
+    forecaster = SSMForecaster.load(FORMAT_2 / "forecaster.safetensors")
+    assert forecaster.state_readout_ is None
+    expected = [[0.745099, 2.354953], [0.334144, 1.959802], [-0.158621, 2.072072], [-0.612551, 2.257825]]
+    np.testing.assert_allclose(forecaster.predict(), expected, atol=1e-5)
 
 
 def test_interrupted_save_leaves_the_earlier_file(tmp_path, monkeypatch):

@@ -41,7 +41,7 @@ from longscan.estimators.limits import fill_codes, find_codes, find_limits
 from longscan.estimators.linear import FOLDS, WINDOWS, LinearForecast, fit_early_and_whole, fit_linear, usable_windows
 from longscan.estimators.quantiles import Calibration, calibrate, pinball_loss
 from longscan.estimators.reading import FittedChannels, Layout, copy_input, times_presence_error
-from longscan.estimators.readout import StateReadout, choose_readout, fit_readout
+from longscan.estimators.readout import MAX_CHANNELS, StateReadout, choose_readout, fit_readout
 from longscan.estimators.saving import SavedEstimator
 from longscan.estimators.series import Collection, StandardisedSeries, check_predictions, cut_windows
 from longscan.estimators.threads import choose_threads, limited_threads
@@ -80,9 +80,10 @@ class SSMForecaster(SavedEstimator):
     the linear forecast, and not trained if fewer than ten forecasts without common steps fit into the part, as that tells too
     little.
 
-    With several channels, diagonal state space systems of five time constants read all of them, and a ridge regression from their
-    states forecasts what the linear forecast misses. It is used instead of the blocks if it lowers the error on the part that is
-    held back by 5 %, where ten forecasts without common steps fit into that part, see `longscan.estimators.readout`.
+    With 2 to 32 channels, diagonal state space systems of up to five time constants read all of them, and a ridge regression from
+    their states forecasts what the linear forecast misses. It is used instead of the blocks if it lowers the error on the part
+    that is held back by 5 % and by two standard errors, where ten forecasts without common steps fit into that part, see
+    `longscan.estimators.readout`.
 
     Then everything is fitted to the whole series. With `times`, or if the series are too short to hold back a part, the
     blocks forecast alone and are trained for all `epochs`.
@@ -129,15 +130,15 @@ class SSMForecaster(SavedEstimator):
         model_: the fitted `Forecaster`.
         loss_curve_: mean loss of each epoch.
         n_epochs_: number of epochs, 0 if the blocks were left out.
-        validation_curve_: mean squared error in the last fifth, in units of the channels' variance, of the linear forecast and
-            after each epoch; None without a linear forecast.
+        validation_curve_: mean squared error in the last fifth, in units of the channels' variance, of the linear forecast, with
+            `state_readout_` if it is used, and after each epoch; None without a linear forecast.
         mean_, scale_: of the channels.
         time_unit_: the median time between steps.
         window_: the window that was used.
         time_zone_: of the dates of `fit`; "naive" where these have none, None without dates.
         step_: the time between the stamps of the series' clock, None without a clock or with `times`.
         n_channels_, channel_names_, has_times_: of the series in `fit`.
-        state_readout_: what the states of all channels add to the linear forecast; None if it is not used.
+        state_readout_: the regression from states of all channels that is added to the linear forecast, None if it is not used.
         coverage_: with `quantiles`, the share of values of the held-back part that are at most as large as each of them, a
             Series by quantile, where one half of the part is corrected by the errors on the other.
         calibration_: the correction, None without quantiles.
@@ -274,11 +275,12 @@ class SSMForecaster(SavedEstimator):
             )
             limit = seconds(SEARCH_TIME)
             begin = monotonic()
-            enough = bool(_count_independent(held, self.horizon)[-1] >= FEWEST_FORECASTS)
+            independent = int(_count_independent(held, self.horizon)[-1])
+            enough = independent >= FEWEST_FORECASTS
             chosen = None
-            if enough and self.n_channels_ > 1:
+            if enough and 1 < self.n_channels_ <= MAX_CHANNELS:
                 past = cut_windows(standardised.values, held, window).astype(np.float64)
-                chosen = choose_readout(list(early.trimmed()), linear, past, validation.true)
+                chosen = choose_readout(list(early.trimmed()), linear, past, validation.true, independent)
             if chosen is not None:
                 self.state_readout_ = chosen[0]
             epochs = self.epochs if enough and chosen is None else 0

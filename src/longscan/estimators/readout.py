@@ -7,10 +7,12 @@ forecasts what the linear forecast misses in each channel and step ahead. It rea
 only its own.
 
 The regression is fitted to the first part of the series. Its penalty, and for each channel a factor from 0 to 1, are those of the
-lowest squared error on the part that is held back. The factors are fitted to that part, so that some of the gain there does not
-last: less than `READOUT_GAIN` is not used.
+lowest squared error on the part that is held back. They are fitted to that part, so that some of the gain there does not last. A
+gain is not used if it is smaller than `READOUT_GAIN`, or than `STANDARD_ERRORS` of its own standard errors, as it is by chance
+where the part that is held back is short.
 """
 
+import math
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -22,6 +24,8 @@ from longscan.estimators.linear import LinearForecast
 TIME_CONSTANTS = (3, 12, 48, 192)  # besides the last step; those up to a third of the window are used
 PENALTIES = (1e-3, 1e-2, 1e-1, 1.0, 10.0, 100.0)  # in units of the mean square of the features
 READOUT_GAIN = 0.05  # in the squared error on the part that is held back
+STANDARD_ERRORS = 2.0
+MAX_CHANNELS = 32  # bounds memory and time: products of features and errors are as many as channels squared
 FITTED_WINDOWS = 4000  # at most, evenly spaced
 WINDOWS_AT_ONCE = 256
 STEPS = 24  # of the horizon, evenly spaced, on which regressions are compared
@@ -54,15 +58,16 @@ class ReadoutChoice(NamedTuple):
 
 
 def choose_readout(
-    first: Sequence[Array], linear: LinearForecast, past: Array, ahead: Array
+    first: Sequence[Array], linear: LinearForecast, past: Array, ahead: Array, independent: int
 ) -> tuple[StateReadout, ReadoutChoice] | None:
     """Return the regression fitted to the first part of the series and what was chosen for it, None without enough gain.
 
     Args:
         first: the first part of each series, (L_i, C).
         linear: the linear forecast fitted to it.
-        past: windows whose forecasts are in the part that is held back, (n, W, C).
+        past: windows whose forecasts are in the part that is held back, (n, W, C), in the order of time.
         ahead: the steps that follow them, (n, horizon, C).
+        independent: how many of their forecasts have no common steps, from 2 to n.
     """
     horizon = ahead.shape[1]
     steps = np.unique(np.linspace(0, horizon - 1, min(horizon, STEPS)).round().astype(int))
@@ -72,18 +77,19 @@ def choose_readout(
     kernels, scale, inner, crossed = moments
     features = _features(past, kernels) / scale
     missed = ahead[:, steps] - forecast_linear(linear, past, steps)
-    without = np.square(missed).sum((0, 1))
-    best: tuple[float, ReadoutChoice] | None = None
+    squares = np.square(missed)
+    gains, choice = np.full(len(past), -math.inf), ReadoutChoice(PENALTIES[0], np.zeros(missed.shape[2]))
     for penalty in PENALTIES:
         added = (features @ _solve(inner, crossed, penalty)).reshape(missed.shape)
-        squares = np.square(added).sum((0, 1))
-        factors = np.clip((added * missed).sum((0, 1)) / np.maximum(squares, 1e-30), 0, 1)
-        error = float(np.square(missed - factors * added).sum())
-        if best is None or error < best[0]:
-            best = error, ReadoutChoice(penalty, factors)
-    if best is None or not best[0] < (1 - READOUT_GAIN) * without.sum():
+        factors = np.clip((added * missed).sum((0, 1)) / np.maximum(np.square(added).sum((0, 1)), 1e-30), 0, 1)
+        own = (squares - np.square(missed - factors * added)).sum((1, 2))
+        if own.sum() > gains.sum():
+            gains, choice = own, ReadoutChoice(penalty, factors)
+    means = np.array([part.mean() for part in np.array_split(gains, independent)])
+    standard_error = float(means.std(ddof=1)) / math.sqrt(independent)
+    if not (gains.sum() > READOUT_GAIN * squares.sum() and means.mean() > STANDARD_ERRORS * standard_error):
         return None
-    return fit_readout(first, linear, horizon, best[1]), best[1]
+    return fit_readout(first, linear, horizon, choice), choice
 
 
 def fit_readout(series: Sequence[Array], linear: LinearForecast, horizon: int, choice: ReadoutChoice) -> StateReadout:
@@ -127,7 +133,7 @@ def _moments(
 ) -> tuple[Array, Array, Array, Array] | None:
     """Return kernels, scale of the features, and the sums of their products (F, F) and of those with what is missed (F, K C).
 
-    None if there are no windows, or none in which the features are not 0.
+    None if there are no windows.
     """
     kernels = _kernels(linear.window)
     count, inner, crossed = 0, np.zeros((0, 0)), np.zeros((0, 0))
@@ -137,24 +143,28 @@ def _moments(
         products, with_missed = features.T @ features, features.T @ missed.reshape(len(past), -1)
         inner, crossed = (inner + products, crossed + with_missed) if count else (products, with_missed)
         count += len(past)
-    if not inner.any():
+    if not count:
         return None
     scale = np.sqrt(np.diag(inner) / count)
-    scale = np.where(scale > 1e-6 * scale.max(), scale, scale.max())  # a constant channel has features of 0
+    scale = np.where(scale > 1e-6 * scale.max(), scale, scale.max() + 1e-30)  # a constant channel has features of 0
     return kernels, scale, inner / np.outer(scale, scale), crossed / scale[:, None]
 
 
 def _windows(series: Sequence[Array], window: int, horizon: int, steps: np.ndarray) -> Iterator[tuple[Array, Array]]:
     """Yield windows (n, W, C) of series (L_i, C) and the steps ahead of them (n, K, C), `WINDOWS_AT_ONCE` together."""
-    ends = [(number, end) for number, values in enumerate(series) for end in range(window, len(values) - horizon + 1)]
-    ends = ends[:: max(1, -(-len(ends) // FITTED_WINDOWS))]
+    counts = np.array([max(0, len(values) - window - horizon + 1) for values in series])
+    before = np.cumsum(counts) - counts  # windows of earlier series
+    chosen = np.arange(0, counts.sum(), max(1, -(-int(counts.sum()) // FITTED_WINDOWS)))
+    numbers = np.searchsorted(before + counts, chosen, side="right")
+    ends = window + chosen - before[numbers]
     for first in range(0, len(ends), WINDOWS_AT_ONCE):
-        some = ends[first : first + WINDOWS_AT_ONCE]
+        some = list(zip(numbers[first : first + WINDOWS_AT_ONCE], ends[first : first + WINDOWS_AT_ONCE], strict=True))
         past = np.stack([series[number][end - window : end] for number, end in some])
         yield past, np.stack([series[number][end + steps] for number, end in some])
 
 
 def _solve(inner: Array, crossed: Array, penalty: float) -> Array:
     """Return the weights (F, K C) of a ridge regression from the sums of products of scaled features."""
-    penalised = inner + penalty * np.trace(inner) / len(inner) * np.eye(len(inner))
+    # The constant is for series whose channels are all constant.
+    penalised = inner + (penalty * np.trace(inner) / len(inner) + 1e-30) * np.eye(len(inner))
     return np.asarray(cho_solve(cho_factor(penalised, lower=True), crossed))
