@@ -326,8 +326,27 @@ def test_batch_of_a_fixed_training_set_is_the_layout_of_its_examples(cls):
         rows = rows_of_step(20, "train", step, 8, 3)
         assert len(rows) == (8 if step == 0 else 4)
         expected = task._lay_out(task._fixed_examples("train", rows, 3), "train")
-        for part, other in zip(task.batch("train", step, 8, 3), expected, strict=True):
+        whole = task.training_set(3)
+        assert whole is not None
+        for part, all_rows, other in zip(task.batch("train", step, 8, 3), whole, expected, strict=True):
             torch.testing.assert_close(part, other, rtol=0, atol=0)
+            torch.testing.assert_close(None if all_rows is None else all_rows[rows], other, rtol=0, atol=0)
+
+
+def test_batch_of_a_validation_set_is_the_layout_of_its_examples():
+    """Also after a batch was changed in place."""
+    task = Parity(valid_size=20)
+    rows = np.arange(8, 16)
+    expected = task._lay_out(task._fixed_examples("valid", rows, 3), "valid")
+    for _ in range(2):
+        batch = task.batch("valid", 1, 8, 3)
+        for part, other in zip(batch, expected, strict=True):
+            torch.testing.assert_close(part, other, rtol=0, atol=0)
+        batch.inputs.zero_()
+
+
+def test_a_stream_has_no_training_set():
+    assert Parity().training_set() is None
 
 
 def test_splits_of_few_parity_questions_are_disjoint_and_not_empty():

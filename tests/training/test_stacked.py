@@ -5,6 +5,7 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -18,9 +19,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from longscan.engine import Callback, Engine, StepResult
 from longscan.tasks import TASKS, Batch, classification
-from longscan.training import Run, Settings, train
+from longscan.training import Run, Settings, stacked_linear, train
 from longscan.training.settings import CurriculumSettings, ModelSettings, SettingError, TrainingSettings
-from longscan.training.stacked import StackableRun, _StackedStep, stack_batches, train_stacked, unstackable_reason
+from longscan.training.stacked import StackableRun, _Member, _StackedStep, stack_batches, train_stacked, unstackable_reason
 from longscan.training.trainer import Trainer
 from made_up import MADE_UP
 
@@ -126,6 +127,16 @@ def test_runs_on_a_gpu_are_those_of_separate_training(tmp_path: Path, capture: b
         assert [rate > 0 for rate in rates] == [capture, capture]
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_captured_updates_on_a_gpu_take_their_examples_from_the_training_sets(tmp_path: Path) -> None:
+    """The last batch of an epoch is smaller and has a graph of its own."""
+    task = TASKS["parity"](**PARITY | {"data": "samples", "train_size": 20})
+    case = settings(task, "ma", steps=30, lr=1e-3, warmup=3, device="cuda", capture=True)
+    runs = runs_of(case, tmp_path / "together", 3)
+    for stacked, run in zip(train_stacked(runs), runs, strict=True):
+        assert_same_run(stacked, train(run.settings, tmp_path / "separate" / run.folder.name, command="a command"), 1e-2)
+
+
 class NoReads(TorchDispatchMode):
     """Raise an error where a step would read a value back to the host, which a CUDA graph does not allow."""
 
@@ -147,12 +158,56 @@ def test_captured_update_of_a_task_that_scores_some_steps_reads_no_value(
         Trainer(run.settings, run.folder, Accelerator(cpu=True), "a command", resume=False, progress=False, test=True)
         for run in runs_of(case, tmp_path)
     ]
-    step = _StackedStep(trainers)
+    step = _StackedStep(trainers, [None] * len(trainers))
     batch = stack_batches([trainer.task.batch("train", 0, 8, number) for number, trainer in enumerate(trainers)])
     step(batch)  # the optimiser creates its state
     monkeypatch.setattr(classification, "is_captured", lambda: is_in_graph)
     with NoReads(), nullcontext() if is_in_graph else pytest.raises(AssertionError, match="depends on values"):
         step(batch)
+
+
+def test_updates_that_read_row_numbers_are_those_of_separate_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU, where captured updates take their examples from the training sets, and linear layers have split gradients.
+
+    The last batch of an epoch is smaller, the rate has a warm-up, and one parameter group has a rate of its own.
+    """
+    monkeypatch.setattr(_Member, "training_set", lambda one: one.trainer.task.training_set(one.trainer.settings.data_seed))
+    monkeypatch.setattr(_StackedStep, "splits_products", property(lambda _: True, lambda *_: None), raising=False)
+    monkeypatch.setattr(stacked_linear, "SHORTEST_PIECE", 4)
+    made: list[int] = []
+
+    def record_sizes(batches: Sequence[Batch]) -> Batch:
+        made.append(len(batches[0].inputs))
+        return stack_batches(batches)
+
+    monkeypatch.setattr("longscan.training.stacked.stack_batches", record_sizes)
+    task = TASKS["parity"](**PARITY | {"data": "samples", "train_size": 20})
+    case = settings(task, "ma", steps=10, lr=1e-3, warmup=3, lr_scale={"ssm": 0.5}, batch_repeats=2)
+    runs = runs_of(case, tmp_path / "together")
+    for stacked, run in zip(train_stacked(runs), runs, strict=True):
+        assert_same_run(stacked, train(run.settings, tmp_path / "separate" / run.folder.name, command="a command"), 1e-3)
+    assert made == [20]  # the training sets, and no batch
+
+
+def test_stacks_save_few_checkpoints_that_are_not_the_best(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If checkpoints may take a billionth of the time, only those of the first, best (2) and last validation are written."""
+    saved: list[tuple[int, int]] = []
+    save: Any = Trainer.save
+
+    def record(trainer: Trainer, name: str) -> None:
+        if name == "last":
+            saved.append((trainer.training.seed, trainer.engine.step))
+        save(trainer, name)
+
+    monkeypatch.setattr(Trainer, "save", record)
+    monkeypatch.setattr(Trainer, "_error", lambda trainer, _: (trainer.engine.step != 2, 0.0))
+    task = TASKS["parity"](**PARITY)
+    case = settings(task, "m", steps=10, eval_every=1, log_every=5)
+    for share, steps in ((1e-9, [1, 2, 10]), (1.0, list(range(1, 11)))):
+        monkeypatch.setattr("longscan.training.stacked.CHECKPOINT_SHARE", share)
+        saved.clear()
+        train_stacked(runs_of(case, tmp_path / str(share), 1))
+        assert [step for _, step in saved] == steps
 
 
 def test_runs_continue_after_a_signal(tmp_path: Path) -> None:

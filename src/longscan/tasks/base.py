@@ -146,6 +146,13 @@ class Task(ABC):
         """Names of the input tokens in the order of their numbers, None if the inputs are series."""
         return None
 
+    def training_set(self, seed: int = 0) -> Batch | None:  # noqa: ARG002
+        """Return the whole training set in the order of the row numbers of `rows_of_step`, if it fits into memory laid out.
+
+        None, the default, for an endless stream and for sets that are read batch by batch.
+        """
+        return None
+
     @abstractmethod
     def size(self, split: Split) -> int | None:
         """Return the number of examples of a split, None for an endless stream."""

@@ -56,7 +56,9 @@ class ProgressBar(Callback):
 
     def on_step_end(self, engine: Engine, result: StepResult) -> None:
         """Show the steps made and the speed."""
-        speed = None if self._bar.disable else self._bar.tasks[0].speed  # a sum over the latest thousand steps
+        if self._bar.disable:
+            return
+        speed = self._bar.tasks[0].speed  # a sum over the latest thousand steps
         spent = 0.0 if self._time_spent is None else self._time_spent()
         total = min(self._steps, round(engine.step / spent)) if spent else self._steps
         self._bar.update(self._task, completed=engine.step, total=total, rate=f"{speed:.1f} steps/s" if speed else "")

@@ -8,13 +8,18 @@ device unused, and one call for all models takes little more time than one for a
 
 Runs that were resumed from different updates are first trained up to the same one, those that are furthest behind first: only
 batches of the same step have the same number of examples, as the last batch of an epoch may be smaller.
+
+Where updates are captured and a task has a training set that fits (`Task.training_set`), the GPU holds the training sets of all
+runs, and an update reads the numbers of its examples: small models would otherwise wait for the host, which makes, stacks and
+copies a batch of each run. In float32 on a GPU, `longscan.training.stacked_linear` computes the gradients of linear layers.
 """
 
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
@@ -24,9 +29,11 @@ from longscan.blocks import BatchNorm
 from longscan.engine import GraphedStep, NonFiniteLossError
 from longscan.models import SiameseModel
 from longscan.tasks import Batch
+from longscan.tasks.base import rows_of_step
 from longscan.training.batches import pad_batch
 from longscan.training.run import Run, build_model, holds_run
 from longscan.training.settings import Settings
+from longscan.training.stacked_linear import SplitLinear
 from longscan.training.trainer import (
     StepOutputs,
     Trainer,
@@ -36,6 +43,9 @@ from longscan.training.trainer import (
     is_over,
     open_accelerator,
 )
+
+MAX_RESIDENT_BYTES = 2**27  # of the training set of a run that the GPU holds
+CHECKPOINT_SHARE = 0.01  # of the time, at most, is for checkpoints at validations that are not the best so far
 
 
 class StackableRun(NamedTuple):
@@ -77,9 +87,10 @@ def unstackable_reason(settings: Settings) -> str | None:
 def train_stacked(runs: Sequence[StackableRun]) -> list[Run]:
     """Train runs together, each from its last checkpoint or from the start, and test and report them; return all.
 
-    A run that stops early, or whose loss stops being finite, leaves the others. The entry "stacked" of a result is the number of
-    runs that began together, whose time the entry "seconds" is. Raises SettingError for settings that cannot be
-    met, KeyboardInterrupt after a checkpoint of each run if the process was asked to stop.
+    A run that stops early, or whose loss stops being finite, leaves the others. Validations that are not the best so far write a
+    checkpoint only as often as `CHECKPOINT_SHARE` allows: small models validate every few seconds, one after the other. The entry
+    "stacked" of a result is the number of runs that began together, whose time the entry "seconds" is. Raises SettingError for
+    settings that cannot be met, KeyboardInterrupt after a checkpoint of each run if the process was asked to stop.
     """
     threads = torch.get_num_threads()
     with ExitStack() as exits:
@@ -116,13 +127,17 @@ def _train_until_one_is_over(members: "list[_Member]", received: set[int], until
 
     Raises KeyboardInterrupt after checkpoints if a signal was received.
     """
-    step = _StackedStep([member.trainer for member in members])
+    step = _StackedStep([member.trainer for member in members], [member.training_set() for member in members])
     while members[0].step != until and not any(member.is_closed or member.trainer.is_over for member in members):
         signals = set(received)  # the same for all runs, so that all save a checkpoint after this update
-        batches = [next(member.batches) for member in members]
-        for member in members:
-            member.trainer.engine.begin_step()
-        for member, result in zip(members, step(stack_batches(batches)), strict=True):
+        if step.training_sets is None:
+            batches = [next(member.batches) for member in members]
+            for member in members:
+                member.trainer.engine.begin_step()
+            results = step(stack_batches(batches))
+        else:
+            results = step(step.next_rows())
+        for member, result in zip(members, results, strict=True):
             member.end_step(result, signals)
         if signals:
             raise KeyboardInterrupt
@@ -136,6 +151,7 @@ class _Member:
 
     def __init__(self, trainer: Trainer) -> None:
         self.trainer, self.exits, self.is_closed = trainer, ExitStack(), False
+        trainer.checkpoint_share = CHECKPOINT_SHARE
         self.batches: Iterator[Batch] = iter(())
 
     @property
@@ -146,6 +162,16 @@ class _Member:
     def open(self) -> None:
         """Restore the run and begin to make its batches."""
         self.batches = self.exits.enter_context(self.trainer.open())
+
+    def training_set(self) -> Batch | None:
+        """Return the training set if captured updates can take their examples from it on the GPU, else None."""
+        training, settings = self.trainer.training, self.trainer.settings
+        if not training.capture or self.trainer.accelerator.device.type != "cuda":
+            return None
+        if training.curriculum.start or training.late_lengths.share:
+            return None
+        whole = self.trainer.task.training_set(settings.data_seed)
+        return None if whole is None or sum(x.nbytes for x in whole if x is not None) > MAX_RESIDENT_BYTES else whole
 
     def end_step(self, result: tuple[StepOutputs, Tensor, Tensor | None], signals: set[int]) -> None:
         """Give the run the result of an update. It fails here if its loss is not finite, and saves a checkpoint on signals."""
@@ -173,14 +199,43 @@ class _Member:
         self.exits.__exit__(type(error) if error else None, error, error.__traceback__ if error else None)
 
 
+class Rows(NamedTuple):
+    """What an update reads if the GPU holds the training sets.
+
+    Attributes:
+        numbers: (K, B) int64, the numbers of the examples in the batch of each run.
+        rates: (n_groups,), the learning rates of the parameter groups of all optimisers, run by run.
+    """
+
+    numbers: Tensor
+    rates: Tensor
+
+    def to(self, device: torch.device) -> "Rows":
+        """Return the numbers and rates on a device."""
+        return Rows(self.numbers.to(device), self.rates.to(device))
+
+    def pin_memory(self) -> "Rows":
+        """Return the numbers and rates in page-locked memory."""
+        return Rows(self.numbers.pin_memory(), self.rates.pin_memory())
+
+
 class _StackedStep:
     """The simultaneous update of several trainers.
 
     The parameters of the models become views of stacked ones, (K, ...) by name, which the optimisers of the models change.
     With `training.capture` on a CUDA device updates are captured as CUDA graphs.
+
+    Args:
+        trainers: the trainers, which have made the same number of updates.
+        training_sets: the training set of each run, or None for runs that read batches.
+
+    Attributes:
+        training_sets: the training sets on the device of the models, as a batch of (K, N, ...), of which an update takes `Rows`.
+            None if it takes a batch.
+        splits_products: whether linear layers have the gradients of `SplitLinear`.
     """
 
-    def __init__(self, trainers: Sequence[Trainer]) -> None:
+    def __init__(self, trainers: Sequence[Trainer], training_sets: Sequence[Batch | None]) -> None:
         self.trainers = trainers
         first, self.device = trainers[0], trainers[0].accelerator.device
         self.own = [dict(trainer.model.named_parameters()) for trainer in trainers]
@@ -190,25 +245,56 @@ class _StackedStep:
             self.parameters[name] = stacked.requires_grad_(parameter.requires_grad)
             for parameters, values in zip(self.own, stacked.detach(), strict=True):
                 parameters[name].data = values
+        self.splits_products = self.device.type == "cuda" and first.training.precision == "float32"
         self._step: Any = self.gradient_step
         if first.training.capture and self.device.type == "cuda":
             self._step = GraphedStep(self.gradient_step, self.device)
             for trainer in trainers:
                 trainer.seconds_per_replay = self._step.seconds_per_replay
 
-    def __call__(self, batch: Batch) -> list[tuple[StepOutputs, Tensor, Tensor | None]]:
+        self.training_sets: Batch | None = None
+        if sets := [whole for whole in training_sets if whole is not None]:
+            self.training_sets = stack_batches(sets).to(self.device)
+            self._numbers_of_runs = torch.arange(len(trainers), device=self.device).unsqueeze(1)
+            # The groups of all optimisers read their rate from one tensor, so that an update copies a single one to the device.
+            groups = [group for trainer in trainers for group in trainer.engine.optimizer.param_groups]
+            self._scales = [float(group.get("scale", 1.0)) for group in groups]
+            self._rates = torch.tensor([float(group["lr"]) for group in groups], device=self.device)
+            for group, rate in zip(groups, self._rates, strict=True):
+                group["lr"] = rate
+            self._epoch, self._order = -1, torch.empty(0)
+
+    def next_rows(self) -> Rows:
+        """Return the numbers of the examples of the next update, as `rows_of_step` has them, and its learning rates."""
+        first = self.trainers[0]  # the runs have the same schedules of batches and rates, and differ in the order of examples
+        assert self.training_sets is not None
+        size, batch_size = self.training_sets.inputs.shape[1], first.training.batch_size
+        epoch, position = divmod(first.engine.step // first.training.batch_repeats, -(-size // batch_size))
+        if epoch != self._epoch:
+            orders = [rows_of_step(size, "train", epoch, size, trainer.settings.data_seed) for trainer in self.trainers]
+            self._epoch, self._order = epoch, torch.from_numpy(np.stack(orders))
+        rate_of = {scale: first.engine.learning_rate(first.engine.step, scale) for scale in set(self._scales)}
+        rates = torch.tensor([rate_of[scale] for scale in self._scales], dtype=self._rates.dtype)
+        return Rows(self._order[:, position * batch_size : (position + 1) * batch_size].contiguous(), rates)
+
+    def __call__(self, batch: Batch | Rows) -> list[tuple[StepOutputs, Tensor, Tensor | None]]:
         """Make an update of each model with its part of a stacked batch (K, B, ...), and return what its engine needs of it."""
         # The copies of captured updates wait for nothing if they start from page-locked memory.
-        batch = batch.pin_memory() if isinstance(self._step, GraphedStep) else batch.to(self.device)
-        results: list[tuple[StepOutputs, Tensor, Tensor | None]] = self._step(batch)
+        results: list[tuple[StepOutputs, Tensor, Tensor | None]]
+        results = self._step(batch.pin_memory() if isinstance(self._step, GraphedStep) else batch.to(self.device))
         return results
 
-    def gradient_step(self, batch: Batch) -> list[tuple[StepOutputs, Tensor, Tensor | None]]:
+    def gradient_step(self, batch: Batch | Rows) -> list[tuple[StepOutputs, Tensor, Tensor | None]]:
         """Make the forward and backward pass of all models, and clipping and an optimiser step of each one."""
+        if isinstance(batch, Rows):
+            assert self.training_sets is not None
+            self._rates.copy_(batch.rates)
+            chosen = (self._numbers_of_runs, batch.numbers)
+            batch = Batch(*(None if part is None else part[chosen] for part in self.training_sets))  # type: ignore[arg-type]
         given = {name: x for name in ("inputs", "elapsed", "valid", "seq_idx") if (x := getattr(batch, name)) is not None}
         for stacked in self.parameters.values():
             stacked.grad = None
-        with self.trainers[0].accelerator.autocast():
+        with self.trainers[0].accelerator.autocast(), SplitLinear() if self.splits_products else nullcontext():
             outputs = torch.vmap(self._forward)(self.parameters, given)
         losses, steps = [], []
         # unbind, not outputs[k]: its backward joins the gradients once, that of an index fills a whole tensor for each model

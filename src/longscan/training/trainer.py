@@ -265,7 +265,12 @@ class ValidationState:
 
 
 class Trainer(Callback):
-    """One run in one process (of several, under torchrun): model, optimiser, engine, and the callback that follows each step."""
+    """One run in one process (of several, under torchrun): model, optimiser, engine, and the callback that follows each step.
+
+    Attributes:
+        checkpoint_share: the share of the time that checkpoints at validations which are not the best so far may take; 1, the
+            default, writes one at every validation. Below 1 for runs that train together, for one process each.
+    """
 
     def __init__(
         self,
@@ -328,6 +333,8 @@ class Trainer(Callback):
         self._start = time.perf_counter()  # start of the training, minus the seconds of earlier processes
         self._seconds_before = 0.0
         self._batch_scores: tuple[int, float, float] = (-1, 0.0, 0.0)
+        self.checkpoint_share = 1.0
+        self._saved_at, self._save_seconds = -inf, 0.0  # time of the last checkpoint "last", and its duration
 
     def _check_data(self) -> None:
         """Make the first batch. Raises SettingError if it, the number of batches of a split, or the backend is not possible."""
@@ -487,8 +494,8 @@ class Trainer(Callback):
             distributed.broadcast(buffer, 0)
         logs = step in (1, training.steps) or step % training.log_every == 0
         validates = step == training.steps or bool(training.eval_every and step % training.eval_every == 0)
-        saves = validates or bool(training.checkpoint_every and step % training.checkpoint_every == 0)
-        if logs or saves:
+        saves = step == training.steps or bool(training.checkpoint_every and step % training.checkpoint_every == 0)
+        if logs or validates or saves:
             engine.raise_if_not_finite()
         if logs:
             loss, score = self.batch_scores(result)
@@ -498,13 +505,23 @@ class Trainer(Callback):
         if self.lengths.needs_score(step):
             self.lengths.update(self.batch_scores(result)[1])
         if validates:
+            best = self.progress.best
             self.validate()
+            saves |= self.progress.best is not best or self.progress.stopped_early or self._is_checkpoint_due()
         if saves:
+            began = time.perf_counter()
             self.save("last")
+            self._saved_at = time.perf_counter()
+            self._save_seconds = self._saved_at - began
         if self.received_signals:
             if not saves:
                 self.save("last")
             raise KeyboardInterrupt
+
+    def _is_checkpoint_due(self) -> bool:
+        """Return whether a checkpoint like the last one would take at most `checkpoint_share` of the time since that one."""
+        share = self.checkpoint_share
+        return share == 1 or self._save_seconds <= share * (time.perf_counter() - self._saved_at)
 
     def validate(self) -> None:
         """Score the newest weights and their average on validation, save the best weights, and stop the training early."""
