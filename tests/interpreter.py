@@ -24,7 +24,8 @@ def speed_up_interpreter() -> None:
     replace_dot()
     replace_bfloat16_casts()
     for name, launch in _triton_launch.TABLE.items():
-        _triton_launch.TABLE[name] = replace(launch, lanes=128, steps=64)
+        # Kernels of rotations scan their tiles row by row, so that large tiles are slow where there are few steps.
+        _triton_launch.TABLE[name] = replace(launch, lanes=128, steps=launch.steps if name == "rotation" else 64)
     unitary.SCAN_TILES = {most: tile._replace(lanes=128, steps=64) for most, tile in unitary.SCAN_TILES.items()}
     unitary.ELEMENTWISE = unitary.ELEMENTWISE._replace(steps=128, channels=128)
 
@@ -81,7 +82,7 @@ def replace_dot() -> None:
     float32, because the interpreter multiplies the integers by which it represents them.
     """
     global original_dot
-    modules: list[Any] = [import_module(f"longscan.ops.ssd_scan.triton.{name}") for name in ("forward", "backward")]
+    modules: list[Any] = [import_module(f"longscan.ops.ssd_scan.triton.{name}") for name in ("math", "forward", "backward")]
     original_dot = modules[0].dot
 
     def dot(a: Any, b: Any, sums: Any, PRECISION: Any) -> Any:

@@ -64,7 +64,7 @@ def set_plan(monkeypatch, PROGRAMS, SCRATCH=None):
     """Change the number of programs that fill the device, and the memory for what kernels pass to each other."""
     launchers = (
         "selective_scan.triton.launch", "short_conv.triton.launch", "unitary_scan.triton.launch",
-        "ssd_scan.triton.cumulative_rotation",
+        "ssd_scan.triton.launch_rotation",
     )  # fmt: skip
     for name in ("_gpu", "_triton_launch", *launchers):
         monkeypatch.setattr(import_module(f"longscan.ops.{name}"), "programs_to_fill", lambda _: PROGRAMS)
@@ -315,7 +315,7 @@ def test_patched_dot_of_the_interpreter_equals_the_kernel(monkeypatch):
 
     inputs = example("ssd_scan")
     fast = run_backend("ssd_scan", inputs, "triton")
-    for name in ("forward", "backward"):
+    for name in ("math", "forward", "backward"):
         kernels = import_module(f"longscan.ops.ssd_scan.triton.{name}")
         assert interpreter.original_dot is not kernels.dot
         monkeypatch.setattr(kernels, "dot", interpreter.original_dot)

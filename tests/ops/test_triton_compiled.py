@@ -2,6 +2,7 @@
 
 import ast
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from longscan.ops import OPS, _native_op, block2_scan, dispatch, linear_scan, selective_scan, short_conv, unitary_scan
+from longscan.ops import OPS, _native_op, block2_scan, dispatch, linear_scan, selective_scan, short_conv, ssd_scan, unitary_scan
 from op_examples import example, record_calls, with_gradients
 
 pytest.importorskip("triton", reason="Triton is not installed")
@@ -36,6 +37,8 @@ def graphs(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[torch.fx.GraphModul
 
     monkeypatch.setattr(dispatch, "unsupported_reason", lambda *_: None)
     monkeypatch.setattr(_gpu, "multiprocessors", lambda _: 100)
+    # bfloat16 stays bfloat16, as on a GPU
+    monkeypatch.setattr(import_module("longscan.ops.ssd_scan"), "INTERPRETER_MULTIPLIES_BFLOAT16", True)
     monkeypatch.setattr(driver, "_active", DriverWithoutGPU())
     monkeypatch.setattr(JITFunction, "run", lambda *_, **__: None)
     monkeypatch.setenv("TRITON_DEFAULT_FP_FUSION", "1")  # Triton 3.9 warns where it is unset
@@ -83,6 +86,11 @@ SELECTIVE = [(1, 70, 5), (1, 70, 5), (5, 7), (1, 70, 7), (1, 70, 7), (5,), (1, 7
 SELECTIVE_MAP, SELECTIVE_RESULTS = {"p_factor", "p_local"}, {"p_y", "p_final", "p_checkpoints"}
 SELECTIVE_GRADIENTS = {"p_du", "p_ddt", "p_dB", "p_dC", "p_dinitial", "p_sums", "p_tiles"}
 CONVOLUTION, STEPS = [(1, 70, 5), (5, 4), (5,)], {"order", "starts", "counts"}
+HEADS = [(1, 70, 4, 3), (1, 70, 4), (4,), (1, 70, 2, 6), (1, 70, 2, 6), (4,)]
+ROTATING = [*HEADS, (1, 70, 4), (1, 70, 4), (1, 70, 4, 2), (4, 6), (4, 6)]
+HEADS_MAP, HEADS_D_MAP = {"split_decay", "local_states"}, {"split_decay", "d_local_states"}
+HEADS_RESULTS, HEADS_GRADIENTS = {"y", "final", "chunk_states"}, {"dx", "d_steps", "dB", "dC", "d_initial", "sums"}
+PHASES = [{"sums"}, {"before", "total"}]
 MAP = {"mult", "local"}
 PACKED_MAP = MAP | {"restarted"}
 CASES: dict[str, Any] = {
@@ -123,6 +131,21 @@ CASES: dict[str, Any] = {
         lambda u, weight, bias: short_conv(u, weight, bias, valid=VALID, seq_idx=SEQ_IDX, backend="triton"), CONVOLUTION,
         # The compiler takes the table of rows that are written for a tensor that is written.
         [STEPS, {"y", "final_state", "order"}], [STEPS, {"du", "d_initial", "sums", "order"}, {"d_weight", "d_bias"}]),
+    "ssd_scan": (
+        lambda *inputs: ssd_scan(*inputs, backend="triton"), HEADS,
+        [HEADS_MAP, {"out"}, HEADS_RESULTS], [HEADS_D_MAP, {"out"}, HEADS_GRADIENTS]),
+    "ssd_scan, bfloat16": (
+        lambda x, dt, A, B, C, D: ssd_scan(x.bfloat16(), dt, A, B.bfloat16(), C.bfloat16(), D, backend="triton"), HEADS,
+        [HEADS_MAP, {"out"}, HEADS_RESULTS], [HEADS_D_MAP, {"out"}, HEADS_GRADIENTS]),
+    "ssd_scan, rotating, packed": (
+        lambda x, dt, A, B, C, D, scale, own, angle, B_bias, C_bias: ssd_scan(
+            x, dt, A, B, C, D, input_scale=scale, own_scale=own, angle=angle, B_bias=B_bias, C_bias=C_bias, valid=VALID,
+            seq_idx=SEQ_IDX, backend="triton"),
+        ROTATING,
+        # The compiler takes the flags, on which the masks of the stores depend, for a tensor that is written.
+        [*PHASES, {"rotated_B", "rotated_C", "flags"}, HEADS_MAP, {"out"}, HEADS_RESULTS, {"out"}],
+        [*PHASES, {"out", "d_phase"}, {"rotated_B", "rotated_C", "flags"}, HEADS_D_MAP, {"out"},
+         HEADS_GRADIENTS | {"d_end_phase"}, {"dB", "dC", "dB_bias", "dC_bias", "d_angle", "sums", "flags"}, {"x", "flags"}]),
 }  # fmt: skip
 
 

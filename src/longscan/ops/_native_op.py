@@ -26,7 +26,7 @@ from longscan.ops.pieces import FactorKind, PieceExchange
 from longscan.ops.tracing import in_func_transform, is_compiled_or_transformed
 
 # Ops whose Triton kernels a compiler can trace.
-TRACED_OPS = ("linear_scan", "block2_scan", "unitary_scan", "selective_scan", "short_conv")
+TRACED_OPS = ("linear_scan", "block2_scan", "unitary_scan", "selective_scan", "short_conv", "ssd_scan")
 GROUPED = ("triton",)  # native backends whose kernels take parameters with a leading axis of groups
 
 _library = torch.library.Library("longscan", "DEF")  # type: ignore[no-untyped-call]

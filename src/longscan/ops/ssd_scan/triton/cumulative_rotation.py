@@ -17,20 +17,10 @@ Shapes: B, C (B, L, G, N); angle (B, L, H, R) for the first R of the N / 2 pairs
 batch rows belong to different models. The flags are those of `longscan.ops.arguments.step_flags`.
 """
 
-from typing import Any, NamedTuple
-
-import torch
 import triton
 import triton.language as tl
-from torch import Tensor
 
-from longscan.ops import _triton_launch as tables
-from longscan.ops._gpu import ceil_div, launch, power_of_two, programs_to_fill
 from longscan.ops._triton import row_of, segmented_add, sincos, wrap
-
-PREFIX_COLUMNS = 32  # columns of a program of `tile_prefix_kernel`
-MAX_TILE_ELEMENTS = 4096  # numbers of one map in a tile; more of them do not fit into the registers
-
 
 # ---------------------------------------------------------------------------------------------- tiles
 
@@ -192,7 +182,7 @@ def cumulative_rotation_kernel(
     tiles. Nothing is stored at invalid steps.
     """
     tile, heads_per_group = tl.program_id(0), heads // groups
-    b, position, valid, _there = _tile_steps(flags, tile, tiles, length, T)
+    b, position, valid, _in_range = _tile_steps(flags, tile, tiles, length, T)
     blocks = tl.cdiv(heads_per_group, heads_per_program)
     group, block = tl.program_id(1) // blocks, tl.program_id(1) % blocks
     n, pair = tl.arange(0, NB), tl.arange(0, NB // 2)
@@ -216,10 +206,10 @@ def cumulative_rotation_kernel(
         tl.store(rotated_C + out_offset, tl.interleave(head_c0, head_c1).to(B.dtype.element_ty), mask=mask)
 
 
-@triton.jit(do_not_specialize=["batch", "length", "tiles", "rows", "groups", "heads_per_program"])
+@triton.jit(do_not_specialize=["length", "tiles", "rows", "groups", "heads_per_program"])
 def cumulative_rotation_bwd_kernel(
-    grad_B, grad_C, B, C, B_bias, C_bias, angle, flags, start_phase, dB, dC, dB_bias, dC_bias, d_angle, sums, batch, length,
-    tiles, rows, heads, groups, heads_per_program, N, R, T: tl.constexpr, NB: tl.constexpr, STAGES: tl.constexpr,
+    grad_B, grad_C, B, C, B_bias, C_bias, angle, flags, start_phase, dB, dC, dB_bias, dC_bias, d_angle, sums, length, tiles,
+    rows, heads, groups, heads_per_program, N, R, T: tl.constexpr, NB: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """Compute the gradients of the inputs of `cumulative_rotation_kernel` from grad_B and grad_C, (B, L, H, N).
 
@@ -270,7 +260,7 @@ def cumulative_rotation_bwd_kernel(
             tl.store(dC_bias + tile_head * N + n, tl.interleave(tl.sum(dc0, 0), tl.sum(dc1, 0)), mask=n < N)
         sum_b0, sum_b1, sum_c0, sum_c1 = sum_b0 + db0, sum_b1 + db1, sum_c0 + dc0, sum_c1 + dc1
     store_mask = in_range[:, None] & (n < N)[None, :]
-    group_offset += block * batch * length * groups * N
+    group_offset += block * (tl.num_programs(0) // tiles) * length * groups * N  # of the rows of the batch before this block
     tl.store(dB + group_offset, tl.interleave(sum_b0, sum_b1).to(dB.dtype.element_ty), mask=store_mask)
     tl.store(dC + group_offset, tl.interleave(sum_c0, sum_c1).to(dB.dtype.element_ty), mask=store_mask)
 
@@ -298,153 +288,3 @@ def rotate_state_kernel(x, phase, rotated, out, d_phase, P, N, R, BACKWARD: tl.c
         tl.store(out + offset, tl.interleave(first, second), mask=mask)
     if BACKWARD:
         tl.store(d_phase + row * R + pair, d_phase_sum, mask=pair < R)
-
-
-# ---------------------------------------------------------------------------------------------- launches
-
-
-class GroupMaps(NamedTuple):
-    """The maps B and C of the groups of heads, and what makes the maps of the heads from them.
-
-    rows: batch rows of a model. chunk: steps of a chunk of the scan.
-    """
-
-    B: Tensor
-    C: Tensor
-    B_bias: Tensor | None
-    C_bias: Tensor | None
-    angle: Tensor | None
-    flags: Tensor | None
-    heads: int
-    rows: int
-    chunk: int
-
-    @property
-    def differs_per_head(self) -> bool:
-        """Whether the maps of the heads differ from those of their groups."""
-        return any(x is not None for x in (self.B_bias, self.C_bias, self.angle))
-
-    @property
-    def n_pairs(self) -> int:
-        """Number of pairs that are rotated, R; 0 without angles."""
-        return 0 if self.angle is None else self.angle.shape[-1]
-
-    @property
-    def tile_steps(self) -> int:
-        """Number of steps of a tile."""
-        limit = min(tables.TABLE["rotation"].steps, max(1, MAX_TILE_ELEMENTS // self.padded_states), self.chunk)
-        return min(limit, power_of_two(self.B.shape[1]))
-
-    @property
-    def padded_states(self) -> int:
-        """N, rounded up to a power of 2."""
-        return max(2, power_of_two(self.B.shape[-1]))
-
-    @property
-    def n_tiles(self) -> int:
-        """Number of tiles of a row."""
-        return ceil_div(self.B.shape[1], self.tile_steps)
-
-    @property
-    def heads_per_program(self) -> int:
-        """Number of heads of a group that a program computes."""
-        batch, _, groups, _ = self.B.shape
-        heads_per_group = self.heads // groups
-        programs = ceil_div(programs_to_fill(self.B.device), batch * self.n_tiles * groups)
-        return ceil_div(heads_per_group, min(heads_per_group, programs))
-
-    @property
-    def programs_per_group(self) -> int:
-        """Number of programs that share the heads of a group."""
-        return ceil_div(self.heads // self.B.shape[2], self.heads_per_program)
-
-
-def cumulative_phases(maps: GroupMaps) -> tuple[Tensor | None, Tensor | None]:
-    """Return the phases before each tile, (B, tiles, H, R) float64, and after the last step, (B, H, R); None without angles."""
-    if maps.angle is None or not maps.n_pairs:
-        return None, None
-    batch = maps.angle.shape[0]
-    sums = maps.angle.new_empty((batch, maps.n_tiles, maps.heads, maps.n_pairs), dtype=torch.float64)
-    before, total = torch.empty_like(sums), maps.angle.new_empty((batch, maps.heads, maps.n_pairs))
-    _launch_over_columns(tile_sums_kernel, maps, (maps.angle, maps.flags, sums), (maps.n_tiles, maps.heads * maps.n_pairs), {})
-    width, steps = maps.heads * maps.n_pairs, min(tables.TABLE["rotation"].steps, power_of_two(maps.n_tiles))
-    constants = {"T": steps, "BLOCK": PREFIX_COLUMNS, "num_warps": tables.TABLE["rotation"].warps}
-    tensors = sums, tables.restarts(maps.flags, maps.tile_steps), before, total
-    launch(tile_prefix_kernel, (batch, ceil_div(width, PREFIX_COLUMNS)), *tensors, maps.n_tiles, width, constants=constants)
-    return before, total
-
-
-def rotate_maps(maps: GroupMaps, start_phase: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Return the maps of the heads, B and C (B, L, H, N). start_phase: the first result of `cumulative_phases`."""
-    B, C = (maps.B.new_empty((*maps.B.shape[:2], maps.heads, maps.B.shape[-1])) for _ in range(2))
-    _launch_over_heads(cumulative_rotation_kernel, maps, (), start_phase, (B, C))
-    return B, C
-
-
-def rotate_maps_bwd(
-    maps: GroupMaps, start_phase: Tensor | None, grad_B: Tensor, grad_C: Tensor, d_end_phase: Tensor | None
-) -> tuple[Tensor, Tensor, tuple[Tensor | None, ...]]:
-    """Return the gradients of B, C, and (B_bias, C_bias, angle), None where the input is None.
-
-    d_end_phase: (B, chunks, H, R), the gradients of rotations of the states after the chunks; None without angles.
-    """
-    batch, programs_per_group = maps.B.shape[0], maps.programs_per_group
-    like = next(x for x in (maps.angle, maps.B_bias, maps.C_bias) if x is not None)  # has the dtype of sums
-    dtype = like.dtype if programs_per_group > 1 else maps.B.dtype
-    dB, dC = (like.new_empty((programs_per_group, *maps.B.shape), dtype=dtype) for _ in range(2))
-    tile_shape = (batch, maps.n_tiles, maps.heads, maps.B.shape[-1])
-    dB_bias, dC_bias = (None if x is None else like.new_empty(tile_shape) for x in (maps.B_bias, maps.C_bias))
-    d_angle = sums = None
-    if maps.angle is not None:
-        d_angle, sums = torch.empty_like(maps.angle), like.new_empty((*tile_shape[:3], maps.n_pairs))
-    gradients = (dB, dC, dB_bias, dC_bias, d_angle, sums, batch)
-    _launch_over_heads(cumulative_rotation_bwd_kernel, maps, (grad_B, grad_C), start_phase, gradients)
-    if d_end_phase is not None:
-        sizes = maps.n_tiles, d_end_phase.shape[1], maps.heads * maps.n_pairs
-        tensors = d_angle, sums, d_end_phase, maps.flags, tables.restarts(maps.flags, maps.tile_steps)
-        _launch_over_columns(later_tiles_kernel, maps, tensors, sizes, {"TILES_PER_CHUNK": maps.chunk // maps.tile_steps})
-    dB_bias, dC_bias = (
-        None if part is None or x is None else part.view(batch // maps.rows, -1, *tile_shape[2:]).sum(1).view(x.shape)
-        for part, x in ((dB_bias, maps.B_bias), (dC_bias, maps.C_bias))
-    )
-    dB, dC = (part.sum(0).to(maps.B.dtype) if programs_per_group > 1 else part[0] for part in (dB, dC))
-    return dB, dC, (dB_bias, dC_bias, d_angle)
-
-
-def rotate_state(state: Tensor, phase: Tensor, rotated: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Return a state (B, H, P, N), rotated by `phase` (B, H, R).
-
-    If `rotated` is such a result and `state` its gradient, return the gradients of the state before the rotation and of phase.
-    """
-    batch, heads, width, states = state.shape
-    out, d_phase = torch.empty_like(state), torch.empty_like(phase)
-    NB = max(2, power_of_two(states))
-    constants = {"BACKWARD": rotated is not None, "PB": max(1, MAX_TILE_ELEMENTS // NB), "NB": NB}
-    constants["num_warps"] = tables.TABLE["rotation"].warps
-    tensors = (state, phase, rotated, out, d_phase)
-    launch(rotate_state_kernel, (batch * heads,), *tensors, width, states, phase.shape[-1], constants=constants)
-    return out, d_phase
-
-
-def _launch_over_heads(
-    kernel: Any, maps: GroupMaps, first: tuple[Tensor, ...], start_phase: Tensor | None, last: tuple[Any, ...]
-) -> None:
-    """Launch a kernel with a program for each tile of steps and block of heads."""
-    batch, length, groups, states = maps.B.shape
-    sizes = (length, maps.n_tiles, maps.rows, maps.heads, groups, maps.heads_per_program, states, maps.n_pairs)
-    table = tables.TABLE["rotation"]
-    constants = {"T": maps.tile_steps, "NB": maps.padded_states, "STAGES": table.stages, "num_warps": table.warps}
-    angle = maps.angle if maps.n_pairs else None
-    tensors = (*first, maps.B, maps.C, maps.B_bias, maps.C_bias, angle, maps.flags, start_phase, *last)
-    launch(kernel, (batch * maps.n_tiles, groups * maps.programs_per_group), *tensors, *sizes, constants=constants)
-
-
-def _launch_over_columns(
-    kernel: Any, maps: GroupMaps, tensors: tuple[Tensor | None, ...], sizes: tuple[int, ...], extra_constants: dict[str, int]
-) -> None:
-    """Launch a kernel with a program for each tile of steps and block of columns. extra_constants: of this kernel alone."""
-    batch, length, _, _ = maps.B.shape
-    table = tables.TABLE["rotation"]
-    block = min(table.lanes, power_of_two(sizes[-1]))
-    constants = {**extra_constants, "T": maps.tile_steps, "BLOCK": block, "num_warps": table.warps}
-    launch(kernel, (batch * maps.n_tiles, ceil_div(sizes[-1], block)), *tensors, length, *sizes, constants=constants)

@@ -8,9 +8,9 @@ from torch import Tensor
 from longscan.ops import _triton_launch as tables
 from longscan.ops._gpu import ceil_div, launch, on_device, power_of_two
 from longscan.ops._triton import state_passing_kernel
-from longscan.ops.ssd_scan.triton import cumulative_rotation as rotation
-from longscan.ops.ssd_scan.triton.backward import chunk_scan_bwd_kernel
-from longscan.ops.ssd_scan.triton.forward import chunk_scan_kernel
+from longscan.ops.ssd_scan.triton import launch_rotation as rotation
+from longscan.ops.ssd_scan.triton.backward import chunk_scan_bwd_kernel, chunk_state_bwd_kernel
+from longscan.ops.ssd_scan.triton.forward import chunk_scan_fwd_kernel, chunk_state_fwd_kernel
 
 PASS_BLOCK = 128  # numbers of a state in a program that passes states from split to split
 
@@ -18,7 +18,8 @@ PASS_BLOCK = 128  # numbers of a state in a program that passes states from spli
 class _Problem(NamedTuple):
     """Sizes of a call.
 
-    rows: batch rows of a model; several models have separate A and D. channel_blocks: programs that share the channels of a head.
+    channel_blocks: programs that share the channels of a head. models: number of models, each with as many batch rows and a
+    separate A and D. split: the division of the chunks among parallel programs. constants: compile-time arguments of all kernels.
     """
 
     batch: int
@@ -28,22 +29,26 @@ class _Problem(NamedTuple):
     channel_blocks: int
     width: int
     states: int
-    rows: int
+    models: int
     split: tables.Plan
     constants: dict[str, Any]
 
     @property
     def size(self) -> int:
+        """Number of elements of the states of a batch row."""
         return self.heads * self.width * self.states
 
-    @property
-    def grid(self) -> tuple[int, int]:
-        return self.batch * self.heads * self.channel_blocks, self.split.splits
+    def launch(
+        self, kernel: Any, tensors: tuple[Tensor | None, ...], stride: tuple[int, ...] = (), n_pairs: tuple[int, ...] = ()
+    ) -> None:
+        """Launch a kernel of the scan.
 
-    def sizes(self, stride: int) -> tuple[int, ...]:
-        """Return the sizes in the order of the arguments of both scan kernels."""
-        split, own = self.split, (self.heads, self.groups, self.channel_blocks, self.width, self.states)
-        return self.length, split.tiles, split.splits, split.span, self.rows, stride, *own
+        stride: that of the rows of the states before chunks, and n_pairs: R, for the kernels that take them; otherwise empty.
+        """
+        grid = self.batch * self.heads * self.channel_blocks, self.split.splits
+        steps = self.length, self.split.span, self.batch // self.models
+        sizes = self.heads, self.groups, self.width, self.states
+        launch(kernel, grid, *tensors, *steps, *stride, *sizes, *n_pairs, constants=self.constants)
 
 
 def _problem(x: Tensor, A: Tensor, B: Tensor, op: str) -> _Problem:
@@ -61,8 +66,12 @@ def _problem(x: Tensor, A: Tensor, B: Tensor, op: str) -> _Problem:
         "Q": Q, "PB": PB, "NB": NB, "PRECISION": "tf32x3" if x.dtype == torch.float32 else "ieee", "num_warps": warps,
         "num_stages": table.stages,
     }  # fmt: skip
-    models = len(A) if A.ndim == 2 else 1
-    return _Problem(batch, length, heads, groups, channel_blocks, width, states, batch // models, split, constants)
+    return _Problem(batch, length, heads, groups, channel_blocks, width, states, _models(A), split, constants)
+
+
+def _models(A: Tensor) -> int:
+    """Return the number of models that A ([models,] H) has."""
+    return A.shape[0] if A.ndim == 2 else 1
 
 
 def _steps(element_size: int, states: int) -> int:
@@ -124,8 +133,8 @@ def _maps(
     angle: Tensor | None,
     flags: Tensor | None,
 ) -> rotation.GroupMaps:
-    rows, chunk = len(x) // (len(A) if A.ndim == 2 else 1), _steps(x.element_size(), B.shape[-1])
-    return rotation.GroupMaps(B, C, B_bias, C_bias, angle, flags, x.shape[2], rows, chunk)
+    chunk = _steps(x.element_size(), B.shape[-1])
+    return rotation.GroupMaps(B, C, B_bias, C_bias, angle, flags, x.shape[2], _models(A), chunk)
 
 
 def _forward(
@@ -147,20 +156,20 @@ def _forward(
     shape = chunk_states_shape(p.batch, p.length, x.element_size(), initial_state.element_size(), *initial_state.shape[1:])
     chunk_states = initial_state.new_empty(shape if save_states else (0,))
     states = chunk_states.view(x.dtype) if save_states else None
-    inputs = (x, dt, input_scale, own_scale, A, B, C, D, flags)
     first_states = initial_state
-    if p.split.splits > 1:
-        split_decay, local_states = (initial_state.new_empty((p.batch, p.split.splits, p.size)) for _ in range(2))
-        first_states = initial_state.new_empty((p.batch, p.split.splits + 1, p.size))
-        _launch_scan(p, (*inputs, None, None, None, None, split_decay, local_states), 0, True)
+    if p.split.parallel:
+        split_decay, local_states, first_states = _new_split_states(p, initial_state)
+        p.launch(chunk_state_fwd_kernel, (x, dt, input_scale, A, B, flags, split_decay, local_states))
         _pass_states(p, split_decay, local_states, initial_state, flags, first_states, False)
-    _launch_scan(p, (*inputs, first_states, y, final, states, None, None), 0 if states is None else states.stride(0), False)
+    tensors = (x, dt, input_scale, own_scale, A, B, C, D, flags, first_states, y, final, states)
+    p.launch(chunk_scan_fwd_kernel, tensors, (0 if states is None else states.stride(0),))
     return y, final, chunk_states
 
 
-def _launch_scan(p: _Problem, tensors: tuple[Tensor | None, ...], stride: int, summary: bool) -> None:
-    constants = {"SUMMARY": summary, "SPLIT": p.split.splits > 1, **p.constants}
-    launch(chunk_scan_kernel, p.grid, *tensors, *p.sizes(stride), constants=constants)
+def _new_split_states(p: _Problem, like: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return buffers for the decays and the local states of the splits, and for the states between them."""
+    split_decay, local_states = (like.new_empty((p.batch, p.split.splits, p.size)) for _ in range(2))
+    return split_decay, local_states, like.new_empty((p.batch, p.split.splits + 1, p.size))
 
 
 def _pass_states(
@@ -232,33 +241,26 @@ def _backward(
     The last result is the gradient of rotations of `pairs` pairs of the states after all chunks but the last,
     (B, chunks, H, pairs).
     """
-    p = _problem(x, A, B, "ssd_scan_backward")
-    split, like = p.split, initial_state
+    p, like = _problem(x, A, B, "ssd_scan_backward"), initial_state
     dx, d_initial, states = torch.empty_like(x), torch.empty_like(initial_state), chunk_states.view(x.dtype)
-    d_dt = like.new_empty((p.channel_blocks, *dt.shape))
-    d_scale, d_own = (None if given is None else torch.empty_like(d_dt) for given in (input_scale, own_scale))
+    d_steps = like.new_empty((3, p.channel_blocks, *dt.shape))  # of dt, and of both scales where they are given
     dB, dC = ((like if pairs else x).new_empty((p.channel_blocks, *dt.shape, B.shape[-1])) for _ in range(2))
-    sums = like.new_empty((2, p.batch, split.splits, p.channel_blocks, p.heads))
-    d_end_phase = like.new_empty((p.channel_blocks, p.batch, split.tiles, p.heads, pairs)) if pairs else None
-    inputs = (grad_y, x, dt, input_scale, own_scale, A, B, C, D, flags)
-    adjoint = grad_final
-    if split.splits > 1:
-        split_decay, local_states = (like.new_empty((p.batch, split.splits, p.size)) for _ in range(2))
-        adjoint = like.new_empty((p.batch, split.splits + 1, p.size))
-        _launch_scan_bwd(p, (*inputs, *[None] * 11, split_decay, local_states), pairs, 0, True)
-        _pass_states(p, split_decay, local_states, grad_final, flags, adjoint, True)
-    outputs = (adjoint, states, dx, d_dt, d_scale, d_own, dB, dC, d_initial, sums, d_end_phase, None, None)
-    _launch_scan_bwd(p, (*inputs, *outputs), pairs, states.stride(0), False)
-    dA, dD = (block.view(p.batch // p.rows, -1, p.heads).sum(1) for block in sums)  # new tensors
-    if dB.numel() > B.numel():
+    sums = like.new_empty((2, p.batch, p.split.splits, p.channel_blocks, p.heads))
+    d_end_phase = like.new_empty((p.channel_blocks, p.batch, p.split.tiles, p.heads, pairs)) if pairs else None
+    d_last_states = grad_final
+    if p.split.parallel:
+        split_decay, d_local_states, d_last_states = _new_split_states(p, like)
+        p.launch(chunk_state_bwd_kernel, (grad_y, dt, A, C, flags, split_decay, d_local_states))
+        _pass_states(p, split_decay, d_local_states, grad_final, flags, d_last_states, True)
+    inputs = (grad_y, x, dt, input_scale, own_scale, A, B, C, D, flags, d_last_states, states)
+    outputs = (dx, d_steps, dB, dC, d_initial, sums, d_end_phase)
+    p.launch(chunk_scan_bwd_kernel, (*inputs, *outputs), (states.stride(0),), (pairs,))
+    dA, dD = (block.view(p.models, -1, p.heads).sum(1) for block in sums)  # new tensors
+    if p.channel_blocks * p.heads > p.groups:
         dB, dC = (block.view(p.channel_blocks, *B.shape[:3], -1, B.shape[-1]).sum((0, 4)) for block in (dB, dC))
-    scales = (None if block is None else block.sum(0) for block in (d_scale, d_own))
+    given = (dt, input_scale, own_scale)
+    d_dt, d_scale, d_own = (None if x is None else block.sum(0) for x, block in zip(given, d_steps, strict=True))
     return (
-        dx, d_dt.sum(0), *scales, dA.view(A.shape), dB.view(B.shape), dC.view(B.shape),
-        None if D is None else dD.view(D.shape), d_initial, None if d_end_phase is None else d_end_phase.sum(0),
+        dx, d_dt, d_scale, d_own, dA.view(A.shape), dB.view(B.shape), dC.view(B.shape), None if D is None else dD.view(D.shape),
+        d_initial, None if d_end_phase is None else d_end_phase.sum(0),
     )  # fmt: skip
-
-
-def _launch_scan_bwd(p: _Problem, tensors: tuple[Tensor | None, ...], pairs: int, stride: int, summary: bool) -> None:
-    constants = {"SUMMARY": summary, "SPLIT": p.split.splits > 1, **p.constants}
-    launch(chunk_scan_bwd_kernel, p.grid, *tensors, p.batch, pairs, *p.sizes(stride), constants=constants)

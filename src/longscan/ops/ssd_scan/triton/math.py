@@ -1,4 +1,4 @@
-"""Functions of the forward and the backward kernel of `ssd_scan`: decays and weights of a chunk, loads, matrix products.
+"""Functions of the forward and the backward kernels of `ssd_scan`: decays and weights of a chunk, loads, matrix products.
 
 Q: steps of a chunk. PB, NB: channels and states of a program, powers of 2.
 """
@@ -85,6 +85,22 @@ def load_rows(source, position, stride, columns, width, valid):
 
 
 @triton.jit
+def d_log_decays(dy_x, scores, d_decay_from_start, d_decay_to_end, zeros, dtype: tl.constexpr, PRECISION: tl.constexpr):
+    """Return the gradients of the log decays of the steps (Q,): of decays between steps, from the first and to the last step.
+
+    dy_x (Q, Q): the gradients of the decayed scores over their decays. The decay over the whole chunk is not included.
+    """
+    Q: tl.constexpr = scores.shape[0]
+    index = tl.arange(0, Q)
+    not_before = (index[None, :] >= index[:, None]).to(dtype)
+    pairs_over_step = dot(not_before, (dy_x * scores).to(dtype), zeros, PRECISION)
+    d_log = tl.sum(tl.where(index[None, :] < index[:, None], pairs_over_step, 0.0), 1)
+    d_log += tl.sum(tl.where(index[None, :] >= index[:, None], d_decay_from_start[None, :], 0.0), 1)
+    d_log += tl.sum(tl.where(index[None, :] < index[:, None], d_decay_to_end[None, :], 0.0), 1)
+    return d_log
+
+
+@triton.jit
 def d_rotation(gradient, state):
     """Return the gradient of a rotation of the pairs of a state, (NB / 2,), from the state (PB, NB) and its gradient."""
     PB: tl.constexpr = state.shape[0]
@@ -95,10 +111,24 @@ def d_rotation(gradient, state):
 
 
 @triton.jit
-def program_indices(heads, channel_blocks, groups, P, N, PB: tl.constexpr, NB: tl.constexpr):
+def program_indices(heads, groups, P, N, PB: tl.constexpr, NB: tl.constexpr):
     """Return what a program computes: batch row, head, group, block of channels; channels p, states n, their offsets and mask."""
+    channel_blocks = tl.cdiv(P, PB)
     head, channel_block = tl.program_id(0) // channel_blocks % heads, tl.program_id(0) % channel_blocks
     b = (tl.program_id(0) // (channel_blocks * heads)).to(tl.int64)
     p, n = channel_block * PB + tl.arange(0, PB), tl.arange(0, NB)
     state_offset = (head * P + p[:, None]) * N + n[None, :]
     return b, head, head // (heads // groups), channel_block, p, n, state_offset, (p < P)[:, None] & (n < N)[None, :]
+
+
+@triton.jit
+def state_entry(b, after):
+    """Return the index of the state with which a split begins, before it in time or after it, among the states of all rows.
+
+    With several splits a row has a state before each split and one after the last. With one split a row has one state.
+    """
+    split, splits = tl.program_id(1), tl.num_programs(1)
+    entry = b
+    if splits > 1:
+        entry = b * (splits + 1) + split + after
+    return entry
