@@ -25,6 +25,7 @@ from torch import Tensor, nn
 
 from longscan.ops import _native, _triton_launch
 from longscan.training.run import commit, device_name
+from op_calls import peak_mib, replayed_ms
 from page import write_page
 
 ROOT = Path(__file__).parents[1]
@@ -190,19 +191,7 @@ def median_ratio(slow: Sequence[float], fast: Sequence[float]) -> float:
 
 def time_replayed(call: Call) -> float | None:
     """Return the median time of a call replayed as a CUDA graph, which is that of its kernels; None if the capture fails."""
-    from triton.testing import do_bench_cudagraph
-
-    return attempt(lambda: {"ms": do_bench_cudagraph(call, rep=40, return_mode="median")}).get("ms")
-
-
-def measure_peak_mib(call: Call) -> float:
-    """Return the peak of the GPU memory that a call allocates, in MiB."""
-    torch.cuda.synchronize()
-    torch.cuda.reset_peak_memory_stats()
-    before = torch.cuda.memory_allocated()
-    call()
-    torch.cuda.synchronize()
-    return (torch.cuda.max_memory_allocated() - before) / 2**20
+    return attempt(lambda: {"ms": replayed_ms(call)}).get("ms")
 
 
 def attempt(measure: Callable[[], Row]) -> Row:
@@ -300,7 +289,7 @@ def compare(case: Case, shape: Shape, *, runs: int, quick: bool) -> list[Row]:
             row[f"{kind}_runs_ms"] = [run / case.calls for run in times_of_kind[label]]
             row[f"{kind}_ms"] = statistics.median(row[f"{kind}_runs_ms"])
             if case.device.type == "cuda":
-                row["inference_peak_mib" if kind == "forward" else "peak_mib"] = measure_peak_mib(calls[kind][label])
+                row["inference_peak_mib" if kind == "forward" else "peak_mib"] = peak_mib(calls[kind][label])
                 if case.replays and row[f"{kind}_ms"] <= MAX_CAPTURED_MS:
                     row[f"replayed_{kind}_ms"] = time_replayed(calls[kind][label])
         rows.append(record(case.op, {**shape, **one.sizes}, case.device, **row))

@@ -54,7 +54,7 @@ def serve(tree: Path, quick: bool) -> None:
     import torch
 
     from longscan import ops
-    from op_calls import ON_GPU, parse_sizes
+    from op_calls import ON_GPU, parse_sizes, peak_mib
 
     assert Path(ops.__file__).is_relative_to(tree), f"{ops.__file__} is not in {tree}"
     cuda = torch.cuda.is_available()
@@ -98,18 +98,6 @@ def measure(call: Callable[[], object], replayed: bool, cuda: bool) -> float:
         return (time.perf_counter() - start) * 1e3
     timer = do_bench_cudagraph if replayed else do_bench
     return float(timer(call, rep=40, return_mode="median"))
-
-
-def peak_mib(call: Callable[[], object]) -> float:
-    """Return the peak of the GPU memory that a call allocates, in MiB."""
-    import torch
-
-    torch.cuda.synchronize()
-    torch.cuda.reset_peak_memory_stats()
-    before = torch.cuda.memory_allocated()
-    call()
-    torch.cuda.synchronize()
-    return (torch.cuda.max_memory_allocated() - before) / 2**20
 
 
 def relative_error(found: Any, truth: Any) -> float:

@@ -107,6 +107,23 @@ BLOCK2 = OpCall("block2_scan", ("M", "f"), {"pairs": True}, oscillators, is_comp
 SHORT_CONV = OpCall("short_conv", ("u", "weight", "bias"), {"activation": "silu"})
 
 
+def replayed_ms(call: Callable[[], object]) -> float:
+    """Return the median time of a call that is replayed as a CUDA graph: that of its kernels."""
+    from triton.testing import do_bench_cudagraph
+
+    return float(do_bench_cudagraph(call, rep=40, return_mode="median"))
+
+
+def peak_mib(call: Callable[[], object]) -> float:
+    """Return the peak of the GPU memory that a call allocates, in MiB."""
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    call()
+    torch.cuda.synchronize()
+    return (torch.cuda.max_memory_allocated() - before) / 2**20
+
+
 def parse_sizes(text: str) -> Shape:
     """Return the shape for sizes of B, L, D, N and R, in this order, as many as there are."""
     return dict(zip("BLDNR", map(int, text.split()), strict=False))

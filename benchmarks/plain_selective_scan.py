@@ -24,6 +24,7 @@ from torch import Tensor
 from longscan.ops import _triton_launch, selective_scan
 from longscan.ops.selective_scan.triton import launch as op
 from longscan.training.run import commit
+from op_calls import peak_mib, replayed_ms
 
 K = 64  # steps between two stored states
 SHAPES = ((8, 2048, 2048, 16), (16, 8192, 32, 64))  # B, L, D, N
@@ -419,20 +420,6 @@ def largest_error(device: str, tile: tuple[int, int, int, int] = (4, 16, 1, 1)) 
     found, stored = forward(inputs, tile)
     errors = zip([found, *backward(dy, inputs, stored, tile)], truth, strict=True)
     return max(((a - b).norm() / b.norm()).item() for a, b in errors)
-
-
-def replayed_ms(call: Callable[[], Any]) -> float:
-    """Return the median time of a call that is replayed as a CUDA graph."""
-    return float(triton.testing.do_bench_cudagraph(call, rep=100, return_mode="median"))
-
-
-def peak_mib(call: Callable[[], Any]) -> float:
-    """Return the memory that a call allocates at most."""
-    torch.cuda.synchronize()
-    before = torch.cuda.memory_allocated()
-    torch.cuda.reset_peak_memory_stats()
-    call()
-    return (torch.cuda.max_memory_allocated() - before) / 2**20
 
 
 def op_backward(inputs: list[Tensor]) -> Callable[[], Any]:

@@ -25,6 +25,7 @@ from torch import Tensor
 from longscan.ops import unitary_scan
 from longscan.ops._triton import fast_sincos, row_of, silu, silu_derivative, sincos, wrap
 from longscan.training.run import commit
+from op_calls import peak_mib, replayed_ms
 
 SCRATCH = 40 * 2**20  # bytes of gradients of the angles that are in memory at the same time, where pieces are that short
 SHAPES = ((16, 1024, 32, 64), (16, 8192, 32, 64), (8, 2048, 64, 64), (16, 2048, 128, 128), (1, 131072, 32, 64))  # B, L, D, N
@@ -394,20 +395,6 @@ def largest_error(device: str, shape: tuple[int, int, int, int], tile: Tile) -> 
     found, raw, states = forward(inputs, tile)
     errors = zip([found, *backward(dy, inputs, raw, states, tile)], truth, strict=True)
     return max(((a - b).abs().max() / b.abs().max()).item() for a, b in errors)
-
-
-def replayed_ms(call: Callable[[], Any]) -> float:
-    """Return the median time of a call that is replayed as a CUDA graph."""
-    return float(triton.testing.do_bench_cudagraph(call, rep=50, return_mode="median"))
-
-
-def peak_mib(call: Callable[[], Any]) -> float:
-    """Return the memory that a call allocates at most."""
-    torch.cuda.synchronize()
-    before = torch.cuda.memory_allocated()
-    torch.cuda.reset_peak_memory_stats()
-    call()
-    return (torch.cuda.max_memory_allocated() - before) / 2**20
 
 
 def op_calls(inputs: list[Tensor]) -> dict[str, Callable[[], Any]]:

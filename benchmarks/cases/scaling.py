@@ -19,12 +19,11 @@ from harness import (
     Shape,
     differentiable,
     make_timer,
-    measure_peak_mib,
     profile_events,
     record,
 )
 from longscan.models import SequenceModel
-from op_calls import SELECTIVE, UNITARY, OpCall
+from op_calls import SELECTIVE, UNITARY, OpCall, peak_mib
 
 PAPER = (10, 13, 17, 23, 30, 40, 53, 71, 94, 124, 164, 217, 288, 381, 504, 667, 883, 1169, 1547, 2048)  # AUSSM, figure 2
 LENGTHS = (*PAPER, 4096, 8192, 16384, 32768, 65536)
@@ -111,7 +110,7 @@ def training_steps(options: Any) -> Iterator[Row]:
         if GPU.type == "cuda":
             times = {event.key: event.self_device_time_total for event in profile_events(update, GPU)}
             scans = sum(times.get(name, 0.0) for name in scan_kernels())
-            found |= {"peak_mib": measure_peak_mib(update), "share_of_scans": scans / sum(times.values())}
+            found |= {"peak_mib": peak_mib(update), "share_of_scans": scans / sum(times.values())}
         yield record("SequenceModel", shape, GPU, backend=backend, figure="step", **found)
 
 

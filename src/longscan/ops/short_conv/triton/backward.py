@@ -44,15 +44,15 @@ def short_conv_bwd_kernel(
     for t in tl.range(t_first, t_stop + K - 1, num_stages=NUM_STAGES, loop_unroll_factor=BLOCK_T):
         m_t = where_positive(m_d, count - t)
         o_row = row_of_step(order, t, t < count) * D
-        b_slope = tl.load(p_dy + o_row, mask=m_t, other=0.0).to(b_bias.dtype)
+        b_ds = tl.load(p_dy + o_row, mask=m_t, other=0.0).to(b_bias.dtype)
         b_window = extended(b_window, tl.load(p_u + o_row, mask=m_t, other=0.0).to(b_bias.dtype))
         start = load_start(starts, t, t < count, K)
         if SILU:
-            b_slope *= silu_derivative(convolve(b_window, b_weight, b_bias, t, start, K))
-        b_slope = tl.where(m_t, b_slope, 0.0)  # 0 times the slope at NaN is NaN
-        b_own = tl.where(t < t_stop, b_slope, 0.0)
+            b_ds *= silu_derivative(convolve(b_window, b_weight, b_bias, t, start, K))
+        b_ds = tl.where(m_t, b_ds, 0.0)  # 0 times the derivative at NaN is NaN
+        b_own = tl.where(t < t_stop, b_ds, 0.0)
         b_dweight, b_dbias = add_products(b_dweight, b_own, b_window, t, start, K), b_dbias + b_own
-        b_du = add_products(extended(b_du, tl.zeros_like(b_bias)), b_slope, b_weight, t, start, K)
+        b_du = add_products(extended(b_du, tl.zeros_like(b_bias)), b_ds, b_weight, t, start, K)
         i_input = t - (K - 1)
         i_state = i_input - (count - (K - 1))  # the entry of the final state
         m_state = where_positive(m_d, i_state + 1)

@@ -13,7 +13,7 @@ from longscan.ops.short_conv.triton.forward import short_conv_fwd_kernel
 
 
 class Blocks(NamedTuple):
-    """How many steps a turn of the loop has, channels of a program, its warps, rows loaded in advance, and steps at most."""
+    """Steps of an unrolled iteration, channels and warps of a program, pipeline stages, and the most steps of a chunk."""
 
     BLOCK_T: int
     BLOCK_D: int
@@ -61,7 +61,7 @@ def forward(
 ) -> tuple[Tensor, Tensor]:
     """Return y (B, L, D) and the final state (B, D, K - 1), for contiguous tensors of one real dtype; u and y may be of 16 bits.
 
-    weight (D, K) and bias (D,) may have one more leading axis, of groups: as many runs of batch rows then have their own.
+    weight (D, K) and bias (D,) may have a leading axis of groups: equal runs of batch rows then belong to different groups.
     """
     y, final = torch.empty_like(u) if flags is None else torch.zeros_like(u), torch.empty_like(initial_state)
     call = plan(u, weight, silu, FORWARD)

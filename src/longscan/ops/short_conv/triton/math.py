@@ -61,7 +61,7 @@ def select_segment(x, i_step, k: tl.constexpr, start, K: tl.constexpr):
 
 @triton.jit
 def convolve(b_window, b_weight, b_bias, i_step, start, K: tl.constexpr):
-    """Return bias + sum_k weight_k window_k."""
+    """Return bias + sum_k weight_k window_k, where entries of other segments count as 0."""
     b_sum = b_bias
     for k in tl.static_range(K):
         b_sum += select_segment(b_weight[k] * b_window[k], i_step, k, start, K)
@@ -69,11 +69,11 @@ def convolve(b_window, b_weight, b_bias, i_step, start, K: tl.constexpr):
 
 
 @triton.jit
-def add_products(b_sums, b_slope, b_factors, i_step, start, K: tl.constexpr):
-    """Return the tuple of sums_k + slope factors_k."""
+def add_products(b_sums, b_ds, b_factors, i_step, start, K: tl.constexpr):
+    """Return the tuple of sums_k + ds factors_k, for the gradient ds of `convolve` at a step."""
     b_added = ()
     for k in tl.static_range(K):
-        b_added = extended(b_added, b_sums[k] + select_segment(b_slope * b_factors[k], i_step, k, start, K))
+        b_added = extended(b_added, b_sums[k] + select_segment(b_ds * b_factors[k], i_step, k, start, K))
     return b_added
 
 

@@ -15,6 +15,23 @@ from longscan.ops.ssd_scan.triton.forward import chunk_scan_fwd_kernel, chunk_st
 PASS_BLOCK = 128  # numbers of a state in a program that passes states from split to split
 
 
+class ScanInputs(NamedTuple):
+    """What the kernels of the scan read, besides the initial state: arguments of `forward`, without rotations and biases.
+
+    B and C are those of the groups, (B, L, G, N), or rotated ones of all heads, (B, L, H, N).
+    """
+
+    x: Tensor
+    dt: Tensor
+    input_scale: Tensor | None
+    own_scale: Tensor | None
+    A: Tensor
+    B: Tensor
+    C: Tensor
+    D: Tensor | None
+    flags: Tensor | None
+
+
 class _Problem(NamedTuple):
     """Sizes of a call.
 
@@ -113,44 +130,25 @@ def forward(
     biases may have a leading axis of models: equal runs of batch rows then belong to different models.
     """
     with on_device(x):
-        maps = _maps(x, A, B, C, B_bias, C_bias, angle, flags)
+        maps = _group_maps(x, A, B, C, B_bias, C_bias, angle, flags)
         start_phase, end_phase = rotation.cumulative_phases(maps)
         if maps.differs_per_head:
             B, C = rotation.rotate_maps(maps, start_phase)
-        y, final, chunk_states = _forward(x, dt, input_scale, own_scale, A, B, C, D, initial_state, flags, save_states)
+        scan = ScanInputs(x, dt, input_scale, own_scale, A, B, C, D, flags)
+        y, final, chunk_states = _forward(scan, initial_state, save_states)
         if end_phase is not None:
             final, _ = rotation.rotate_state(final, end_phase)
     return y, final, chunk_states
 
 
-def _maps(
-    x: Tensor,
-    A: Tensor,
-    B: Tensor,
-    C: Tensor,
-    B_bias: Tensor | None,
-    C_bias: Tensor | None,
-    angle: Tensor | None,
-    flags: Tensor | None,
-) -> rotation.GroupMaps:
-    chunk = _steps(x.element_size(), B.shape[-1])
-    return rotation.GroupMaps(B, C, B_bias, C_bias, angle, flags, x.shape[2], _models(A), chunk)
+def _group_maps(x: Tensor, A: Tensor, B: Tensor, C: Tensor, *others: Tensor | None) -> rotation.GroupMaps:
+    """Return the maps of the groups. others: B_bias, C_bias, angle and flags."""
+    return rotation.GroupMaps(B, C, *others, x.shape[2], _models(A), _steps(x.element_size(), B.shape[-1]))
 
 
-def _forward(
-    x: Tensor,
-    dt: Tensor,
-    input_scale: Tensor | None,
-    own_scale: Tensor | None,
-    A: Tensor,
-    B: Tensor,
-    C: Tensor,
-    D: Tensor | None,
-    initial_state: Tensor,
-    flags: Tensor | None,
-    save_states: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
+def _forward(scan: ScanInputs, initial_state: Tensor, save_states: bool) -> tuple[Tensor, Tensor, Tensor]:
     """Compute `forward` without rotations and biases."""
+    x, dt, input_scale, _, A, B, _, _, flags = scan
     p = _problem(x, A, B, "ssd_scan")
     y, final = torch.empty_like(x), torch.empty_like(initial_state)
     shape = chunk_states_shape(p.batch, p.length, x.element_size(), initial_state.element_size(), *initial_state.shape[1:])
@@ -161,8 +159,7 @@ def _forward(
         split_decay, local_states, first_states = _new_split_states(p, initial_state)
         p.launch(chunk_state_fwd_kernel, (x, dt, input_scale, A, B, flags, split_decay, local_states))
         _pass_states(p, split_decay, local_states, initial_state, flags, first_states, False)
-    tensors = (x, dt, input_scale, own_scale, A, B, C, D, flags, first_states, y, final, states)
-    p.launch(chunk_scan_fwd_kernel, tensors, (0 if states is None else states.stride(0),))
+    p.launch(chunk_scan_fwd_kernel, (*scan, first_states, y, final, states), (0 if states is None else states.stride(0),))
     return y, final, chunk_states
 
 
@@ -202,45 +199,34 @@ def backward(
     """Return the gradients of x, dt, both scales, A, B, C, D, both biases, angle and initial_state; empty for None."""
     others: tuple[Tensor | None, ...] = (None, None, None)
     with on_device(x):
-        maps = _maps(x, A, B, C, B_bias, C_bias, angle, flags)
+        maps = _group_maps(x, A, B, C, B_bias, C_bias, angle, flags)
         start_phase, end_phase = rotation.cumulative_phases(maps)
         if end_phase is not None:
             grad_final, grad_end = rotation.rotate_state(grad_final, end_phase, final)
         if maps.differs_per_head:
             B, C = rotation.rotate_maps(maps, start_phase)
+        scan = ScanInputs(x, dt, input_scale, own_scale, A, B, C, D, flags)
         dx, d_dt, *scales, dA, dB, dC, dD, d_initial, d_end_phase = _backward(
-            grad_y, grad_final, x, dt, input_scale, own_scale, A, B, C, D, initial_state, flags, chunk_states, maps.n_pairs
+            grad_y, grad_final, scan, initial_state, chunk_states, maps.n_pairs
         )
         if end_phase is not None:
             d_end_phase[:, -1] = grad_end
         if maps.differs_per_head:
-            del B, C  # the rotated maps
+            del scan, B, C  # the rotated maps
             dB, dC, others = rotation.rotate_maps_bwd(maps, start_phase, dB, dC, d_end_phase)
     gradients = (dx, d_dt, *scales, dA, dB, dC, dD, *others, d_initial)
     return tuple(initial_state.new_empty(0) if grad is None else grad for grad in gradients)
 
 
 def _backward(
-    grad_y: Tensor,
-    grad_final: Tensor,
-    x: Tensor,
-    dt: Tensor,
-    input_scale: Tensor | None,
-    own_scale: Tensor | None,
-    A: Tensor,
-    B: Tensor,
-    C: Tensor,
-    D: Tensor | None,
-    initial_state: Tensor,
-    flags: Tensor | None,
-    chunk_states: Tensor,
-    pairs: int,
+    grad_y: Tensor, grad_final: Tensor, scan: ScanInputs, initial_state: Tensor, chunk_states: Tensor, pairs: int
 ) -> tuple[Any, ...]:
     """Return the gradients of x, dt, both scales, A, B, C, D and initial_state, None where the input is None; without rotations.
 
     The last result is the gradient of rotations of `pairs` pairs of the states after all chunks but the last,
     (B, chunks, H, pairs).
     """
+    x, dt, input_scale, own_scale, A, B, C, D, flags = scan
     p, like = _problem(x, A, B, "ssd_scan_backward"), initial_state
     dx, d_initial, states = torch.empty_like(x), torch.empty_like(initial_state), chunk_states.view(x.dtype)
     d_steps = like.new_empty((3, p.channel_blocks, *dt.shape))  # of dt, and of both scales where they are given
@@ -252,9 +238,8 @@ def _backward(
         split_decay, d_local_states, d_last_states = _new_split_states(p, like)
         p.launch(chunk_state_bwd_kernel, (grad_y, dt, A, C, flags, split_decay, d_local_states))
         _pass_states(p, split_decay, d_local_states, grad_final, flags, d_last_states, True)
-    inputs = (grad_y, x, dt, input_scale, own_scale, A, B, C, D, flags, d_last_states, states)
     outputs = (dx, d_steps, dB, dC, d_initial, sums, d_end_phase)
-    p.launch(chunk_scan_bwd_kernel, (*inputs, *outputs), (states.stride(0),), (pairs,))
+    p.launch(chunk_scan_bwd_kernel, (grad_y, *scan, d_last_states, states, *outputs), (states.stride(0),), (pairs,))
     dA, dD = (block.view(p.models, -1, p.heads).sum(1) for block in sums)  # new tensors
     if p.channel_blocks * p.heads > p.groups:
         dB, dC = (block.view(p.channel_blocks, *B.shape[:3], -1, B.shape[-1]).sum((0, 4)) for block in (dB, dC))
