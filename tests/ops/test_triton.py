@@ -101,6 +101,17 @@ def test_results_do_not_depend_on_the_division_among_programs(op, is_complex, pl
     torch.testing.assert_close(run_backend(op, move_to_device(inputs), "triton"), expected, rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.parametrize("op", ["selective_scan", "ssd_scan"])
+def test_states_are_passed_where_a_graph_with_an_open_length_has_one_split(op, monkeypatch):
+    """Such a graph has the kernels of parallel splits, however short the sequences are with which it runs."""
+    plan = _triton_launch.plan
+    monkeypatch.setattr(_triton_launch, "plan", lambda *args, **kw: plan(*args, **kw)._replace(parallel=True))
+    set_plan(monkeypatch, 1)
+    inputs = example(op, torch.float64, length=5, batch=3, masked=False)
+    expected = run_backend(op, inputs, "reference")
+    torch.testing.assert_close(run_backend(op, move_to_device(inputs), "triton"), expected, rtol=1e-9, atol=1e-9)
+
+
 @pytest.mark.parametrize("op", NATIVE)
 def test_vmap_over_parameters_is_one_kernel_call(op, monkeypatch):
     """Mapped parameters become groups of one call, whose gradients equal those of a separate call for each model."""

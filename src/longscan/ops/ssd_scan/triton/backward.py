@@ -1,8 +1,7 @@
 """Backward kernels of `ssd_scan`. Names of sizes as in README.md.
 
-Programs as in forward.py; chunks are computed from the last to the first, and so are the sequences of a chunk. d_last_states:
-with one split the gradients of the final states (B, H, P, N), with several those of the states before the splits and after the
-last, (B, splits + 1, H, P, N).
+Programs as in forward.py; chunks are computed from the last to the first, and so are the sequences of a chunk. d_last_states
+(B, row_states, H, P, N): the gradients of the final states, or those of the states before the splits and after the last.
 """
 
 import triton
@@ -58,10 +57,10 @@ def chunk_state_bwd_kernel(
     tl.store(split_decay + offset, tl.full((PB, NB), 0.0, total_decay.dtype) + total_decay, mask=state_mask)
 
 
-@triton.jit(do_not_specialize=["length", "span", "rows", "groups"])
+@triton.jit(do_not_specialize=["length", "span", "rows", "row_states", "groups"])
 def chunk_scan_bwd_kernel(
     dy, x, dt, scale, own_scale, A, B, C, D, flags, d_last_states, chunk_states, dx, d_steps, dB, dC, d_initial, sums,
-    d_end_phase, length, span, rows, stride, heads, groups, P, N, R,
+    d_end_phase, length, span, rows, row_states, stride, heads, groups, P, N, R,
     Q: tl.constexpr, PB: tl.constexpr, NB: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Store dx and the initial states' gradients, and for each block of channels terms of the other gradients.
@@ -83,7 +82,7 @@ def chunk_scan_bwd_kernel(
     if own_scale is not None:
         own_scale += head
     sum_A, sum_D, steps_size = A_head * 0.0, A_head * 0.0, (b * 0 + channel_blocks) * batch * length * heads
-    d_state = tl.load(d_last_states + state_entry(b, 1) * state_size + state_offset, mask=state_mask, other=0.0)
+    d_state = tl.load(d_last_states + state_entry(b, row_states, 1) * state_size + state_offset, mask=state_mask, other=0.0)
     first_chunk, chunks = tl.program_id(1) * span, tl.cdiv(length, Q)
     end_chunk = tl.minimum(first_chunk + span, chunks)
     for i in range(end_chunk - first_chunk):

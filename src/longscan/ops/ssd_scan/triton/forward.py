@@ -55,15 +55,15 @@ def chunk_state_fwd_kernel(
     tl.store(split_decay + offset, tl.full((PB, NB), 0.0, total_decay.dtype) + total_decay, mask=state_mask)
 
 
-@triton.jit(do_not_specialize=["length", "span", "rows", "groups"])
+@triton.jit(do_not_specialize=["length", "span", "rows", "row_states", "groups"])
 def chunk_scan_fwd_kernel(
-    x, dt, scale, own_scale, A, B, C, D, flags, first_states, y, final, chunk_states, length, span, rows, stride, heads, groups,
-    P, N, Q: tl.constexpr, PB: tl.constexpr, NB: tl.constexpr, PRECISION: tl.constexpr,
+    x, dt, scale, own_scale, A, B, C, D, flags, first_states, y, final, chunk_states, length, span, rows, row_states, stride,
+    heads, groups, P, N, Q: tl.constexpr, PB: tl.constexpr, NB: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Store y of a split of `span` chunks, the final state, and if `chunk_states` is given the states before all chunks.
 
-    first_states: with one split the initial states (B, H, P, N), with several the states before the splits and after the last,
-    (B, splits + 1, H, P, N). chunk_states: (B, stride), whose rows have the states as (chunks, H, P, N).
+    first_states: (B, row_states, H, P, N), the initial states, or those before the splits and after the last (`state_entry`).
+    chunk_states: (B, stride), whose rows have the states as (chunks, H, P, N).
     """
     b, head, group, _block, p, n, state_offset, state_mask = program_indices(heads, groups, P, N, PB, NB)
     state_size = b * 0 + heads * P * N
@@ -77,7 +77,7 @@ def chunk_scan_fwd_kernel(
         own_scale += head
     if D is not None:
         D_head = tl.load(D + (b // rows) * heads + head)
-    state = tl.load(first_states + state_entry(b, 0) * state_size + state_offset, mask=state_mask, other=0.0)
+    state = tl.load(first_states + state_entry(b, row_states, 0) * state_size + state_offset, mask=state_mask, other=0.0)
     first_chunk, chunks = tl.program_id(1) * span, tl.cdiv(length, Q)
     for chunk in range(first_chunk, tl.minimum(first_chunk + span, chunks)):
         step = chunk * Q + tl.arange(0, Q)

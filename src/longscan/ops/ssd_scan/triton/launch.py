@@ -51,21 +51,27 @@ class _Problem(NamedTuple):
     constants: dict[str, Any]
 
     @property
+    def row_states(self) -> int:
+        """Number of states of a batch row with which splits begin, and that after the last; 1 if splits are not parallel."""
+        return self.split.splits + 1 if self.split.parallel else 1
+
+    @property
     def size(self) -> int:
         """Number of elements of the states of a batch row."""
         return self.heads * self.width * self.states
 
     def launch(
-        self, kernel: Any, tensors: tuple[Tensor | None, ...], stride: tuple[int, ...] = (), n_pairs: tuple[int, ...] = ()
+        self, kernel: Any, tensors: tuple[Tensor | None, ...], rows: tuple[int, ...] = (), n_pairs: tuple[int, ...] = ()
     ) -> None:
         """Launch a kernel of the scan.
 
-        stride: that of the rows of the states before chunks, and n_pairs: R, for the kernels that take them; otherwise empty.
+        rows: number of states of a row and stride of the rows of the states before chunks, and n_pairs: R, for the kernels that
+        take them; otherwise empty.
         """
         grid = self.batch * self.heads * self.channel_blocks, self.split.splits
         steps = self.length, self.split.span, self.batch // self.models
         sizes = self.heads, self.groups, self.width, self.states
-        launch(kernel, grid, *tensors, *steps, *stride, *sizes, *n_pairs, constants=self.constants)
+        launch(kernel, grid, *tensors, *steps, *rows, *sizes, *n_pairs, constants=self.constants)
 
 
 def _problem(x: Tensor, A: Tensor, B: Tensor, op: str) -> _Problem:
@@ -159,14 +165,15 @@ def _forward(scan: ScanInputs, initial_state: Tensor, save_states: bool) -> tupl
         split_decay, local_states, first_states = _new_split_states(p, initial_state)
         p.launch(chunk_state_fwd_kernel, (x, dt, input_scale, A, B, flags, split_decay, local_states))
         _pass_states(p, split_decay, local_states, initial_state, flags, first_states, False)
-    p.launch(chunk_scan_fwd_kernel, (*scan, first_states, y, final, states), (0 if states is None else states.stride(0),))
+    rows = p.row_states, 0 if states is None else states.stride(0)
+    p.launch(chunk_scan_fwd_kernel, (*scan, first_states, y, final, states), rows)
     return y, final, chunk_states
 
 
 def _new_split_states(p: _Problem, like: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Return buffers for the decays and the local states of the splits, and for the states between them."""
     split_decay, local_states = (like.new_empty((p.batch, p.split.splits, p.size)) for _ in range(2))
-    return split_decay, local_states, like.new_empty((p.batch, p.split.splits + 1, p.size))
+    return split_decay, local_states, like.new_empty((p.batch, p.row_states, p.size))
 
 
 def _pass_states(
@@ -239,7 +246,8 @@ def _backward(
         p.launch(chunk_state_bwd_kernel, (grad_y, dt, A, C, flags, split_decay, d_local_states))
         _pass_states(p, split_decay, d_local_states, grad_final, flags, d_last_states, True)
     outputs = (dx, d_steps, dB, dC, d_initial, sums, d_end_phase)
-    p.launch(chunk_scan_bwd_kernel, (grad_y, *scan, d_last_states, states, *outputs), (states.stride(0),), (pairs,))
+    rows = p.row_states, states.stride(0)
+    p.launch(chunk_scan_bwd_kernel, (grad_y, *scan, d_last_states, states, *outputs), rows, (pairs,))
     dA, dD = (block.view(p.models, -1, p.heads).sum(1) for block in sums)  # new tensors
     if p.channel_blocks * p.heads > p.groups:
         dB, dC = (block.view(p.channel_blocks, *B.shape[:3], -1, B.shape[-1]).sum((0, 4)) for block in (dB, dC))

@@ -122,13 +122,13 @@ def program_indices(heads, groups, P, N, PB: tl.constexpr, NB: tl.constexpr):
 
 
 @triton.jit
-def state_entry(b, after):
-    """Return the index of the state with which a split begins, before it in time or after it, among the states of all rows.
+def state_entry(b, row_states, after):
+    """Return the index, among the states of all rows, of the state with which a split begins: before it in time, or after it.
 
-    With several splits a row has a state before each split and one after the last. With one split a row has one state.
+    row_states: number of states of a row, one before each split and one after the last; or 1, if no states were passed between
+    splits. The number of splits does not tell: graphs with an open length pass states even where there is one split.
     """
-    split, splits = tl.program_id(1), tl.num_programs(1)
-    entry = b
-    if splits > 1:
-        entry = b * (splits + 1) + split + after
+    entry = b * row_states
+    if row_states > 1:
+        entry += tl.program_id(1) + after
     return entry
