@@ -42,10 +42,10 @@ class Model(nn.Module):
 
 
 def make_step(mode: str, width: int, x: torch.Tensor, labels: torch.Tensor) -> Callable[[], object]:
-    """Return a function that trains a new model for one step."""
+    """Return a function that trains a new model for one step. mode: one of MODES, or "recorded" for a graph of the caller."""
     torch.manual_seed(0)
     model = Model(width).to(DEVICE)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=CUDA, capturable=CUDA and mode == "replayed")
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=CUDA, capturable=CUDA and mode in ("replayed", "recorded"))
     run = torch.compile(model) if mode == "compiled" else model
 
     def step() -> torch.Tensor:

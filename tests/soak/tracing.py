@@ -50,6 +50,7 @@ UNSUPPORTED = {("jit_trace", "dynamic"): "torch.jit.trace records the sizes that
 # regular expression of cases -> the error of torch, which cannot trace them
 REFUSED: dict[str, str] = {}
 D_MODEL = 4
+SHORT = 5  # steps with which graphs of native kernels with a dynamic length run, too: fewer than a program computes together
 BATCH = 5  # differs from all other sizes: a dynamic axis that equals a constant in a comparison becomes that constant
 OPTIONS = {
     "s4": {"d_state": 4}, "s4d": {"d_state": 4}, "s5": {"d_state": 4}, "s6": {"d_state": 4}, "aussm": {"d_state": 4},
@@ -401,6 +402,8 @@ def run_case(case: Case, device: str) -> tuple[str, str]:
         sizes.append((BATCH + 2, case.length))
         if not (case.backend == "eager" and case.tracer == "inductor"):
             sizes.append((BATCH + 2, case.length + 9))
+        if case.backend != "eager":
+            sizes.append((BATCH + 2, SHORT))
     for size in sizes:
         arguments = subject.arguments(*size)
         plain = run_with_gradients(subject.module, subject.names, arguments, dict(subject.module.named_parameters()))
