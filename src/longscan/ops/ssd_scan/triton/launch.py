@@ -149,7 +149,9 @@ def forward(
 
 def _group_maps(x: Tensor, A: Tensor, B: Tensor, C: Tensor, *others: Tensor | None) -> rotation.GroupMaps:
     """Return the maps of the groups. others: B_bias, C_bias, angle and flags."""
-    return rotation.GroupMaps(B, C, *others, x.shape[2], _models(A), _steps(x.element_size(), B.shape[-1]))
+    B_bias, C_bias, angle, flags = others
+    chunk = _steps(x.element_size(), B.shape[-1])
+    return rotation.GroupMaps(B, C, B_bias, C_bias, angle, flags, x.shape[2], _models(A), chunk)
 
 
 def _forward(scan: ScanInputs, initial_state: Tensor, save_states: bool) -> tuple[Tensor, Tensor, Tensor]:
