@@ -198,15 +198,18 @@ def print_ways(rows: list[Row]) -> None:
 def longest_trained(rows: list[Row]) -> dict[tuple[str, str, int], Row]:
     """Return the row of the longest sequence by stack, way and number of GPUs, where the longest one was searched for.
 
-    Rows of a search have "search"; those of the first ones have no time instead.
+    Rows of a search have "search", also those for which the memory did not suffice; those of the first searches have no time
+    instead. A search begins at the longest length that was measured before it.
     """
+    searched: set[tuple[str, str, int]] = set()
     longest: dict[tuple[str, str, int], Row] = {}
     for row in rows:
-        key = row["stack"], way_of(row), row["processes"]
-        searched = row.get("search") or row.get("seconds") is None
-        if searched and "error" not in row and row["length"] > longest.get(key, {"length": 0})["length"]:
+        key, fits = (row["stack"], way_of(row), row["processes"]), "error" not in row
+        if row.get("search") or (fits and row.get("seconds") is None):
+            searched.add(key)
+        if fits and row["length"] > longest.get(key, {"length": 0})["length"]:
             longest[key] = row
-    return longest
+    return {key: row for key, row in longest.items() if key in searched}
 
 
 def print_longest(rows: list[Row]) -> None:

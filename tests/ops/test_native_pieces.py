@@ -96,6 +96,65 @@ def run_op(op: str, masked: bool, length: int, backend: str = "triton") -> float
     return max(errors)
 
 
+def run_short_conv(dtype: torch.dtype, length: int) -> float:
+    """Return the largest error of a convolution of inputs in half precision on pieces, and assert what is saved for its gradient.
+
+    Both the whole and the pieces compute in float32 and round the results. Only the gradient of the newest inputs of a piece is
+    a sum of two rounded numbers.
+    """
+    from longscan.distributed import context_parallel, shard_sequence
+    from longscan.ops import short_conv
+
+    world, channels, taps = distributed.group.WORLD, 5, 4
+    torch.manual_seed(0)
+    inputs = torch.randn(BATCH, length, channels).to(dtype)
+    tensors = torch.randn(channels, taps), torch.randn(channels), torch.randn(BATCH, channels, taps - 1)
+    weights = torch.randn(BATCH, length, channels).to(dtype)
+    dtypes: set[torch.dtype] = set()
+
+    def save(x: Tensor) -> Tensor:
+        if x.ndim == 3 and x.shape[2] == channels:
+            dtypes.add(x.dtype)
+        return x
+
+    def run(cut: Callable[[Tensor], Tensor], share: float) -> list[Tensor]:
+        u, *others = [x.clone().requires_grad_() for x in (cut(inputs), *tensors)]
+        split = nullcontext() if cut is not shard else context_parallel(world)
+        with split, torch.autograd.graph.saved_tensors_hooks(save, lambda x: x):
+            y, final = short_conv(u, *others, activation="silu", backend="triton")
+        assert y.dtype == dtype
+        assert final.dtype == torch.float32
+        ((y * cut(weights)).float().sum() + share * final.square().sum()).backward()
+        return [y.detach(), final.detach(), *[x.grad for x in (u, *others) if x.grad is not None]]
+
+    def shard(x: Tensor) -> Tensor:
+        return shard_sequence(x, world)
+
+    (y, final, du, *grads), pieces = run(lambda x: x, 1.0), run(shard, 1 / SIZE)
+    assert dtypes == {dtype}, dtypes
+    assert torch.equal(pieces[0], shard(y))
+    assert torch.equal(pieces[1], final)
+    newest = slice(length // SIZE - taps + 1, None)
+    found, expected = pieces[2], shard(du)
+    assert found.dtype == dtype
+    assert torch.equal(found[:, : newest.start], expected[:, : newest.start])
+    errors = [(found[:, newest].float() - expected[:, newest].float()).abs().max() / expected.float().abs().max()]
+    for grad, whole in zip(pieces[3:], grads, strict=True):
+        distributed.all_reduce(grad)
+        errors.append((grad - whole).abs().max() / whole.abs().max() / 1000)  # in float32: less than a thousandth of the others
+    return max(errors).item()
+
+
+def run_short_convs(rank: int, folder: str) -> None:
+    """Run the convolutions in bfloat16 and float16 on this process, and write the errors to a file."""
+    speed_up_interpreter()
+    torch.set_num_threads(1)
+    distributed.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=SIZE)
+    errors = [run_short_conv(dtype, 12) for dtype in (torch.bfloat16, torch.float16)]
+    Path(folder, f"errors-{rank}.json").write_text(json.dumps(errors))
+    distributed.destroy_process_group()
+
+
 def run_all(rank: int, folder: str, cases: list[tuple[Any, ...]], programs: int) -> None:
     """Run the cases, arguments of `run_op`, on this process, and write the errors to a file.
 
@@ -137,14 +196,30 @@ def test_pieces_without_kernels_equal_the_whole(tmp_path: Path) -> None:
     check_pieces([(op, masked, 10, "eager") for op in OPS for masked in (False, True)], 1, tmp_path)
 
 
-def check_pieces(cases: list[tuple[Any, ...]], programs: int, folder: Path) -> None:
+def test_short_conv_reads_pieces_in_half_precision(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A copy of the inputs in float32 for the backward pass would be the largest tensor of a Mamba block."""
+    pytest.importorskip("triton")
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    start_processes(run_short_convs, str(tmp_path))
+    for rank in range(SIZE):
+        bfloat16, float16 = json.loads((tmp_path / f"errors-{rank}.json").read_text())
+        assert bfloat16 <= 1.5 * 2**-8  # three roundings, each by half of a unit in the last of 8 digits
+        assert float16 <= 1.5 * 2**-11
+
+
+def start_processes(target: Callable[..., None], *args: Any) -> None:
+    """Run a function of the rank and of `args` in SIZE new processes until they end."""
     context = multiprocessing.get_context("spawn")
-    workers = [context.Process(target=run_all, args=(rank, str(folder), cases, programs)) for rank in range(SIZE)]
+    workers = [context.Process(target=target, args=(rank, *args)) for rank in range(SIZE)]
     for process in workers:
         process.start()
     for process in workers:
         process.join(500)
         assert process.exitcode == 0
+
+
+def check_pieces(cases: list[tuple[Any, ...]], programs: int, folder: Path) -> None:
+    start_processes(run_all, str(folder), cases, programs)
     for rank in range(SIZE):
         errors = json.loads((folder / f"errors-{rank}.json").read_text())
         assert len(errors) == len(cases)

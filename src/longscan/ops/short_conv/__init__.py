@@ -90,7 +90,7 @@ def _general_call(
     newest: Tensor | None = None
     is_split = current_split() is not None and flags is None
     if is_split and chosen in NATIVE and u.numel() and length >= taps - 1 and not is_compiled_or_transformed(u):
-        u, newest = _TakeNewest.apply(u, taps)  # type: ignore[no-untyped-call]
+        u, newest = _TakeNewest.apply(u, taps, initial_state.dtype)  # type: ignore[no-untyped-call]
 
     def run(state: Tensor) -> tuple[Tensor, Tensor]:
         if chosen in NATIVE and u.numel():
@@ -104,7 +104,7 @@ def _general_call(
 
     with without_autocast(u):
         if newest is None:
-            local_final = None if flags is not None else lambda: _newest(u, taps)
+            local_final = None if flags is not None else lambda: _newest(u, taps).to(initial_state.dtype)
             y, final = scan_piece(run, initial_state, flags, make_map, local_final)
         else:
             entering, final = _pass_newest(initial_state, newest, count_steps(None, length, u))
@@ -135,7 +135,7 @@ def _convert(
     if initial_state is None:
         initial_state = torch.zeros(u.shape[0], u.shape[2], weight.shape[1] - 1, dtype=torch.float32, device=u.device)
     wide = state_dtype(u, weight, bias, initial_state)
-    narrow = backend == "triton" and wide == torch.float32 and u.element_size() == 2 and current_split() is None
+    narrow = backend == "triton" and wide == torch.float32 and u.element_size() == 2
     bias = None if bias is None else bias.to(wide)
     return u if narrow else u.to(wide), weight.to(wide), bias, initial_state.to(wide)
 
@@ -182,23 +182,24 @@ def _pass_newest(initial_state: Tensor, newest: Tensor, count: Tensor) -> tuple[
 
 
 class _TakeNewest(torch.autograd.Function):
-    """Return u (B, L, D) and `_newest(u)`, and add the gradient of the latter in place to the last steps of that of u.
+    """Return u (B, L, D) and `_newest(u)` in a dtype, and add the gradient of the latter in place to the last steps of that of u.
 
     Autograd would write zeros for all steps and add them. In place is allowed because the only other use of u is the native
     kernel, whose backward pass returns a new tensor as the gradient.
     """
 
     @staticmethod
-    def forward(ctx: Any, u: Tensor, taps: int) -> tuple[Tensor, Tensor]:  # noqa: ARG004
-        return u.view_as(u), _newest(u, taps).clone()
+    def forward(ctx: Any, u: Tensor, taps: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:  # noqa: ARG004
+        return u.view_as(u), _newest(u, taps).to(dtype, copy=True)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor, grad_newest: Tensor) -> tuple[Tensor, None]:  # noqa: ARG004
+    def backward(ctx: Any, grad: Tensor, grad_newest: Tensor) -> tuple[Tensor, None, None]:  # noqa: ARG004
         steps = grad_newest.shape[2]
         if torch.is_grad_enabled():  # for derivatives of a higher order
-            return grad + pad(grad_newest.transpose(1, 2), (0, 0, grad.shape[1] - steps, 0)), None
+            padded = pad(grad_newest.transpose(1, 2), (0, 0, grad.shape[1] - steps, 0))
+            return grad + padded.to(grad.dtype), None, None
         grad[:, grad.shape[1] - steps :] += grad_newest.transpose(1, 2)
-        return grad, None
+        return grad, None, None
 
 
 def _delay_map(count: Tensor, taps: int) -> PieceMap:
