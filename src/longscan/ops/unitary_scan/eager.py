@@ -2,7 +2,8 @@
 
 Inside a chunk that starts in state h_s, with G the sum of the angles since its start and S the sum of e^{-iG} dt silu(u):
 h_t = e^{i G_t} (h_s + B S_t). The angles are summed, and the state is carried from chunk to chunk, in float64: then nothing
-drifts, however many chunks there are. Where a sequence starts inside the row, both sums restart from 0.
+drifts, however many chunks there are. So is S where chunks are longer than CHUNK steps, in graphs that are compiled. Where a
+sequence starts inside the row, both sums restart from 0.
 """
 
 import math
@@ -14,7 +15,7 @@ from torch.nn.functional import silu
 
 from longscan.ops.arguments import carry_dtype, flag_masks, reset_mask, zero_invalid
 from longscan.ops.associative import running_sum
-from longscan.ops.chunks import CHUNK, scan_chunks
+from longscan.ops.chunks import CHUNK, chunk_of_graph, scan_chunks
 
 
 def _angles(u: Tensor, dt: Tensor, W: Tensor, bias: Tensor, flags: Tensor | None, phase_dt: bool) -> Tensor:
@@ -47,6 +48,7 @@ def _chunk(
     *,
     phase_dt: bool,
     packed: bool,
+    sum_dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor]:
     u, dt, z = zero_invalid(flags, u, dt, z)
     gated = silu(u)
@@ -61,9 +63,10 @@ def _chunk(
         start_re, start_im = torch.where(dropped, 0, start_re), torch.where(dropped, 0, start_im)
     phase = _wrap_angle(running_sum(angles, reset))
     cos, sin = torch.cos(phase.to(u.dtype)), torch.sin(phase.to(u.dtype))
-    sum_re, sum_im = running_sum(cos * weighted_input, reset), running_sum(-sin * weighted_input, reset)
+    sum_re, sum_im = (running_sum((part * weighted_input).to(sum_dtype), reset) for part in (cos, -sin))
     added_re, added_im = _rotate(B[..., 0], B[..., 1], sum_re, sum_im)
-    re, im = _rotate(cos, sin, start_re.to(u.dtype) + added_re, start_im.to(u.dtype) + added_im)
+    re, im = ((start.to(sum_dtype) + added).to(u.dtype) for start, added in ((start_re, added_re), (start_im, added_im)))
+    re, im = _rotate(cos, sin, re, im)
     y = (C[..., 0] * re - C[..., 1] * im).sum(-1)
     y = y if D is None else y + D * gated
     y = y if z is None else y * silu(z)
@@ -92,9 +95,10 @@ def unitary_scan(
 
     Complex numbers are pairs (..., 2). packed: whether `flags` may contain RESET.
     """
-    step = partial(_chunk, phase_dt=phase_dt, packed=packed)
     state = initial_state.to(carry_dtype(initial_state))
-    # Sums in the dtype of their terms have smaller rounding errors in shorter chunks.
-    size = CHUNK // 4 if state.dtype == u.dtype else CHUNK
+    size = chunk_of_graph(initial_state)
+    if state.dtype == u.dtype:  # sums in the dtype of their terms have smaller rounding errors in shorter chunks
+        size = max(1, size // 4)
+    step = partial(_chunk, phase_dt=phase_dt, packed=packed, sum_dtype=state.dtype if size > CHUNK else u.dtype)
     y, final = scan_chunks(step, (u, dt, z, flags), (W, bias, B, C, D), state, empty=u, size=size)
     return y, final.to(initial_state.dtype, copy=True)
