@@ -136,16 +136,24 @@ def print_table(rows: list[Row]) -> None:
 
 
 def print_against_expected(rows: list[Row], expected: list[Row]) -> None:
-    """Print the first rows after the model had written down their times and bytes, and how far off it was."""
+    """Print the first rows after the model had written down their times and bytes, and how far off it was.
+
+    "rows_before" is the number of rows that the records had then.
+    """
     print("| Stack | Way | Steps | GPUs | Seconds | Expected | Deviation | MB received | Expected |\n|" + "---|" * 9)
-    measured = {(row["stack"], way_of(row), row["length"], row["processes"]): row for row in reversed(rows) if row.get("seconds")}
+
+    def key_of(row: Row) -> tuple[Any, ...]:
+        return row["stack"], way_of(row), row["length"], row["processes"], row.get("data", 1)
+
     for before in expected:
-        row = measured.get((before["stack"], way_of(before), before["length"], before["processes"]))
+        later = (row for row in rows if row["number"] >= before.get("rows_before", 0) and row.get("seconds"))
+        row = next((row for row in later if key_of(row) == key_of(before)), None)
         if row is not None:
             seconds, received = before["expected_seconds"], before["expected_bytes"]
             times = f"{row['seconds']:.3f}", f"{seconds:.3f}", f"{seconds / row['seconds'] - 1:+.0%}"
             sizes = f"{row['received'] / 1e6:.2f}", f"{received / 1e6:.2f}"
-            cells = [f"`{row['stack']}`", way_of(row), f"{row['length']:,}", row["processes"], *times, *sizes]
+            gpus = row["processes"] if row.get("data", 1) == 1 else f"{row['data']} x {row['processes'] // row['data']}"
+            cells = [f"`{row['stack']}`", way_of(row), f"{row['length']:,}", gpus, *times, *sizes]
             print(f"| {' | '.join(map(str, cells))} |")
 
 
@@ -268,7 +276,7 @@ if __name__ == "__main__":
     parser.add_argument("records", type=Path)
     records = parser.parse_args().records
     lines = [json.loads(line) for line in records.read_text().splitlines()]
-    timed = [row for row in lines if "length" in row and "check" not in row]
+    timed = [row | {"number": number} for number, row in enumerate(lines) if "length" in row and "check" not in row]
     every = newest(timed)
     before = records.with_name(f"{records.stem}_expected.jsonl")
     expected = [json.loads(line) for line in before.read_text().splitlines()] if before.exists() else []
@@ -283,6 +291,6 @@ if __name__ == "__main__":
         print()
         print_meshes([row for row in here if row.get("data", 1) > 1], measured)
         print()
-        print_against_expected([row for row in timed if row["device"] == device and row.get("data", 1) == 1], expected)
+        print_against_expected([row for row in timed if row["device"] == device], expected)
     kinds = [row for row in every if row.get("data", 1) == 1 and not row.get("shard")]
     draw([row for row in kinds if way_of(row) in ("plain", "recompute")], records.with_suffix(".png"))
