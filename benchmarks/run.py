@@ -27,6 +27,7 @@ from longscan.report.records import append_record, check_record
 from page import label_of
 
 ON_A_GPU = ("gpu", "gpu_accuracy", "gpu_scaling", "systems")
+OF_TRITON = ON_A_GPU[:3]  # the models of the suite systems also run on a CPU
 
 
 def selected(words: list[str]) -> list[Case | Measurement]:
@@ -39,6 +40,13 @@ def selected(words: list[str]) -> list[Case | Measurement]:
             raise SystemExit(f"`--only` must be a suite, the name of a case, or SUITE/TEXT, as --list shows them, got {word!r}")
         chosen += matches
     return [case for case in CASES if case in chosen]
+
+
+def check_device(cases: list[Case | Measurement], words: list[str]) -> None:
+    """Raise SystemExit if a case needs Triton's kernels, and there is neither a GPU nor Triton's interpreter."""
+    if GPU.type != "cuda" and os.environ.get("TRITON_INTERPRET") != "1" and any(case.suite in OF_TRITON for case in cases):
+        advice = f"TRITON_INTERPRET=1 python benchmarks/run.py --quick --only {' '.join(words)}"
+        raise SystemExit(f"the suites {', '.join(OF_TRITON)} need a CUDA device; without one, `{advice}` tests that they run")
 
 
 def rows_of(case: Case | Measurement, options: argparse.Namespace) -> Iterator[list[Row]]:
@@ -108,6 +116,8 @@ def main() -> int:
     options.runs = options.runs or (2 if options.quick else 5)
     options.end = time.perf_counter() + options.limit
     cases, failed, written = selected(options.only), False, set[Path]()
+    if not options.pages:
+        check_device(cases, options.only)
     pending = [] if options.pages else [(case, rows_of(case, options)) for case in cases]
     while pending:  # one shape of every case in turn, so that --limit leaves out the longest shapes
         for case, source in list(pending):

@@ -37,6 +37,13 @@ def test_cases_have_unique_names_and_can_be_selected():
         command.selected(["s66"])
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="has a CUDA device")
+def test_kernels_of_gpus_need_a_gpu_or_the_interpreter(monkeypatch, tmp_path):
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    with pytest.raises(SystemExit, match="need a CUDA device; without one, `TRITON_INTERPRET=1 .* --quick --only gpu/linear`"):
+        run(monkeypatch, tmp_path / "bench", "--only", "gpu/linear")
+
+
 @pytest.mark.parametrize("system", systems.SYSTEMS, ids=lambda system: system.name)
 def test_systems_have_equal_sizes(system):
     assert system.parameters == pytest.approx(600_000, rel=0.04)
