@@ -40,7 +40,7 @@ def test_cases_have_unique_names_and_can_be_selected():
 @pytest.mark.skipif(torch.cuda.is_available(), reason="has a CUDA device")
 def test_kernels_of_gpus_need_a_gpu_or_the_interpreter(monkeypatch, tmp_path):
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
-    with pytest.raises(SystemExit, match="need a CUDA device; without one, `TRITON_INTERPRET=1 .* --quick --only gpu/linear`"):
+    with pytest.raises(SystemExit, match=r"need a CUDA device; without one, `TRITON_INTERPRET=1 .* --quick --only gpu/linear`"):
         run(monkeypatch, tmp_path / "bench", "--only", "gpu/linear")
 
 
