@@ -265,12 +265,13 @@ def ours(problem: Problem) -> Fitted:
     """Fit `SSMForecaster` without settings to the numbers of the file."""
     mean, scale = problem.mean, problem.scale
     model = SSMForecaster(horizon=problem.horizon, random_state=problem.seed).fit(problem.x * scale + mean)
-    epochs = f"{model.n_epochs_} epochs" if model.n_epochs_ else "linear forecast alone"
+    added = "linear forecast alone" if model.state_readout_ is None else "linear forecast and states of all channels"
+    note = f"{model.n_epochs_} epochs" if model.n_epochs_ else added
 
     def forecast(past: Array) -> Array:
         return np.asarray((model.predict(past[-model.window_ :] * scale + mean) - mean) / scale)
 
-    return Fitted(forecast, model.window_, epochs)
+    return Fitted(forecast, model.window_, note)
 
 
 MODELS = {
