@@ -57,15 +57,19 @@ def test_speed_is_not_summed_for_a_bar_that_is_not_shown(monkeypatch: pytest.Mon
         bar.on_step_end(engine, StepResult(None, weight, None, 0.0))
 
 
-def test_bar_without_a_time_limit_ends_at_the_number_of_steps() -> None:
-    """With a limit the total is estimated from the share of the time that is spent."""
+def test_bar_without_a_time_limit_ends_at_the_number_of_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a limit the total is estimated from the share of the time that is spent. A bar that is not shown is not updated."""
+    monkeypatch.setenv("FORCE_COLOR", "1")  # the console counts as a terminal
     weight = torch.zeros(1, requires_grad=True)
     engine = Engine(torch.optim.SGD([weight]), lambda _: (weight.sum(), None), learning_rate=lambda *_: 0.0)
     engine.step = 3
     for time_spent, total in ((None, 10), (lambda: 0.0, 10), (lambda: 0.5, 6), (lambda: 0.1, 10)):
-        with contextlib.closing(ProgressBar(10, 0, "accuracy", shown=False, time_spent=time_spent)) as bar:
+        with contextlib.closing(ProgressBar(10, 0, "accuracy", shown=True, time_spent=time_spent)) as bar:
             bar.on_step_end(engine, StepResult(None, weight, None, 0.0))
             assert (bar._bar.tasks[0].total, bar._bar.tasks[0].completed) == (total, 3)
+    with contextlib.closing(ProgressBar(10, 0, "accuracy", shown=False)) as bar:
+        bar.on_step_end(engine, StepResult(None, weight, None, 0.0))
+        assert bar._bar.tasks[0].completed == 0
 
 
 @pytest.mark.parametrize("terminal", [True, False])
