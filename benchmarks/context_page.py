@@ -31,6 +31,9 @@ TABLE = (
     + "---|" * 10
 )
 WAYS = ("plain", "captured", "twice")
+# Commits since which convolutions read the inputs of pieces in 16 bits and keep no copy of them. Less memory is needed since, and
+# one GPU is faster, so that their rows are compared with each other alone.
+SIXTEEN_BITS = ("aeac0937e712",)
 STYLES = ("-", "o"), ("--", "s"), (":", "^"), ("-.", "v")  # lines and markers, by the number of GPUs
 
 
@@ -55,6 +58,11 @@ def newest(rows: list[Row]) -> list[Row]:
             row = row | {"seconds": statistics.median(times), "all_seconds": times}
         found[key] = row
     return list(found.values())
+
+
+def is_split(row: Row) -> bool:
+    """Return whether each sequence is shared by several GPUs."""
+    return bool(row["processes"] > row.get("data", 1))
 
 
 def of_kind(row: Row, values: dict[str, float]) -> float:
@@ -103,8 +111,8 @@ def expected_seconds(row: Row, seconds_of_one: dict[int, float]) -> float | None
 
 
 def alone(rows: list[Row], row: Row) -> dict[int, Row]:
-    """Return the rows of one process with the stack and the way of a row, by their lengths."""
-    same = [one for one in rows if one["processes"] == 1 and one["stack"] == row["stack"] and way_of(one) == way_of(row)]
+    """Return the rows of GPUs with whole sequences, with the stack and the way of a row, by their lengths."""
+    same = [one for one in rows if not is_split(one) and one["stack"] == row["stack"] and way_of(one) == way_of(row)]
     return {one["length"]: one for one in same if one.get("seconds")}
 
 
@@ -116,7 +124,7 @@ def print_table(rows: list[Row]) -> None:
     print(TABLE)
     deviations = []
     for row in rows:
-        if row["processes"] == 1 or not row.get("seconds") or way_of(row) not in ("plain", "recompute"):
+        if not is_split(row) or not row.get("seconds") or way_of(row) not in ("plain", "recompute"):
             continue
         assert row["received"] == received_bytes(row), row
         ones = alone(rows, row)
@@ -132,7 +140,8 @@ def print_table(rows: list[Row]) -> None:
         recompute = "yes" if row["recompute"] else "no"
         cells = [f"`{row['stack']}`", recompute, f"{row['length']:,}", row["processes"], *times, *memory]
         print(f"| {' | '.join(map(str, cells))} |")
-    print(f"\nlargest deviation of an expected time: {max(deviations):.0%}; all bytes are those of the formula")
+    largest = f"largest deviation of an expected time: {max(deviations):.0%}; " if deviations else ""
+    print(f"\n{largest}all bytes are those of the formula")
 
 
 def print_against_expected(rows: list[Row], expected: list[Row]) -> None:
@@ -245,6 +254,7 @@ def draw(every: list[Row], path: Path) -> None:
         title = f"{stack}, {device.removeprefix('NVIDIA ').partition(' ')[0]}"
         rows = [row for row in every if (row["device"], row["stack"]) == (device, stack) and "error" not in row]
         searched, lines = longest_trained(rows), 0
+        rows = [row for row in rows if row["commit"] not in SIXTEEN_BITS]  # too few for a line
         for recompute, count in product((False, True), processes):
             mine = sorted(
                 (row for row in rows if (row["recompute"], row["processes"]) == (recompute, count)), key=lambda row: row["length"]
@@ -277,20 +287,23 @@ if __name__ == "__main__":
     records = parser.parse_args().records
     lines = [json.loads(line) for line in records.read_text().splitlines()]
     timed = [row | {"number": number} for number, row in enumerate(lines) if "length" in row and "check" not in row]
-    every = newest(timed)
     before = records.with_name(f"{records.stem}_expected.jsonl")
     expected = [json.loads(line) for line in before.read_text().splitlines()] if before.exists() else []
-    for device in dict.fromkeys(row["device"] for row in every):
-        print(f"\n## {device}\n")
-        here = [row for row in every if row["device"] == device]
-        measured = [row for row in here if row.get("data", 1) == 1 and not row.get("shard")]
+    of_one_mesh: list[Row] = []
+    for device, later in product(dict.fromkeys(row["device"] for row in timed), (False, True)):
+        here = [row for row in timed if row["device"] == device and (row["commit"] in SIXTEEN_BITS) == later]
+        if not here:
+            continue
+        print(f"\n## {device}{', inputs of 16 bits' * later}\n")
+        every = newest(here)
+        measured = [row for row in every if (row.get("data", 1) == 1 and not row.get("shard")) or not is_split(row)]
+        of_one_mesh += [row for row in measured if row.get("data", 1) == 1]
         print_table(measured)
         for print_more in (print_ways, print_longest, print_expected):
             print()
             print_more(measured)
         print()
-        print_meshes([row for row in here if row.get("data", 1) > 1], measured)
+        print_meshes([row for row in every if row.get("data", 1) > 1 and is_split(row)], measured)
         print()
-        print_against_expected([row for row in timed if row["device"] == device], expected)
-    kinds = [row for row in every if row.get("data", 1) == 1 and not row.get("shard")]
-    draw([row for row in kinds if way_of(row) in ("plain", "recompute")], records.with_suffix(".png"))
+        print_against_expected(here, expected)
+    draw([row for row in of_one_mesh if way_of(row) in ("plain", "recompute")], records.with_suffix(".png"))
