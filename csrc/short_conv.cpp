@@ -45,8 +45,17 @@ template <class Row> void advance(Row* window, int64_t taps, Row row) {
   if (taps > 1) window[taps - 2] = row;
 }
 
-template <class T> void forward(const ShortConv& s) {
-  const int64_t L = s.length, D = s.channels, K = s.taps, runs = ceil_div(L, STEPS);
+// body(d, count) for every vector of the channels [first, last). `count` is a constant for whole vectors, so that their loads and
+// stores have no branch.
+template <class T, class Body> INLINE void for_vectors(int64_t first, int64_t last, const Body& body) {
+  int64_t d = first;
+  for (; d + lanes<T> <= last; d += lanes<T>) body(d, lanes<T>);
+  if (d < last) body(d, int(last - d));
+}
+
+// TAPS: the number of taps, or 0 if it is only known when the kernel runs.
+template <class T, int TAPS> void forward(const ShortConv& s) {
+  const int64_t L = s.length, D = s.channels, K = TAPS ? TAPS : s.taps, runs = ceil_div(L, STEPS);
   const int team = workers(s.batch * runs, s.threads);
   Buffer<T> weight(K * D), states(s.batch * (K - 1) * D), zeros(D);
   Buffer<const T*> windows(team * K);
@@ -70,12 +79,11 @@ template <class T> void forward(const ShortConv& s) {
       if (flags && flags[t] & RESET)
         for (int64_t k = 0; k < K - 1; k++) window[k] = zeros.data();
       window[K - 1] = u + t * D;
-      for (int64_t d = 0; d < D; d += lanes<T>) {
-        const int count = int(D - d < lanes<T> ? D - d : lanes<T>);
+      for_vectors<T>(0, D, [&](int64_t d, int count) __attribute__((always_inline)) {
         Vec<T> sum = bias ? load(bias + d, count) : Vec<T>{};
         for (int64_t k = 0; k < K; k++) sum += load(w + k * D + d, count) * load(window[k] + d, count);
         store(y + t * D + d, s.silu ? silu(sum) : sum, count);
-      }
+      });
       advance(window, K, u + t * D);
     }
     if (end == L)
@@ -84,9 +92,9 @@ template <class T> void forward(const ShortConv& s) {
   });
 }
 
-template <class T> void backward(const ShortConvGradients& g) {
+template <class T, int TAPS> void backward(const ShortConvGradients& g) {
   const ShortConv& s = g.forward;
-  const int64_t L = s.length, D = s.channels, K = s.taps;
+  const int64_t L = s.length, D = s.channels, K = TAPS ? TAPS : s.taps;
   // Whole rows are read fastest. No sum goes over channels, so results do not depend on the width.
   const int64_t width = s.batch >= 2 * s.threads ? ceil_div(D, lanes<T>) * lanes<T> : STRIP * lanes<T>;
   const int64_t strips = ceil_div(D, width);
@@ -129,8 +137,7 @@ template <class T> void backward(const ShortConvGradients& g) {
         for (int64_t k = 0; k < K - 1; k++) window[k] = zeros.data(), d_window[k] = nowhere;
       window[K - 1] = u + t * D;
       d_window[K - 1] = du + t * D;
-      for (int64_t d = first; d < last; d += lanes<T>) {
-        const int count = int(last - d < lanes<T> ? last - d : lanes<T>);
+      for_vectors<T>(first, last, [&](int64_t d, int count) __attribute__((always_inline)) {
         Vec<T> d_sum = load(gy + t * D + d, count);
         if (s.silu) {
           Vec<T> sum = bias ? load(bias + d, count) : Vec<T>{};
@@ -146,7 +153,7 @@ template <class T> void backward(const ShortConvGradients& g) {
         }
         T* const to = part + K * width + d - first;
         store(to, load(to) + d_sum);
-      }
+      });
       advance(window, K, u + t * D);
       advance(d_window, K, du + t * D);
       if (t % STEPS == STEPS - 1)
@@ -167,7 +174,12 @@ template <class T> void backward(const ShortConvGradients& g) {
 
 }  // namespace
 
-void short_conv_forward(const ShortConv& s) { s.is_double ? forward<double>(s) : forward<float>(s); }
-void short_conv_backward(const ShortConvGradients& g) { g.forward.is_double ? backward<double>(g) : backward<float>(g); }
+template <class T> static void forward_of(const ShortConv& s) { s.taps == 4 ? forward<T, 4>(s) : forward<T, 0>(s); }
+template <class T> static void backward_of(const ShortConvGradients& g) {
+  g.forward.taps == 4 ? backward<T, 4>(g) : backward<T, 0>(g);
+}
+
+void short_conv_forward(const ShortConv& s) { s.is_double ? forward_of<double>(s) : forward_of<float>(s); }
+void short_conv_backward(const ShortConvGradients& g) { g.forward.is_double ? backward_of<double>(g) : backward_of<float>(g); }
 
 }  // namespace longscan::LONGSCAN_ISA

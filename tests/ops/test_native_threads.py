@@ -51,6 +51,23 @@ def test_any_number_of_threads_gives_the_same_bits(set_num_threads, complex_stat
         assert all(torch.equal(a, b) for a, b in zip(run_with_gradients(complex_state), single, strict=True))
 
 
+@pytest.mark.parametrize("taps", [3, 4])
+def test_convolution_of_whole_and_partial_vectors_equals_the_reference(set_num_threads, taps):
+    """Four taps have a loop of their own, and so have vectors of fewer channels than the others."""
+    set_num_threads(2)
+    generator = torch.Generator().manual_seed(0)
+    shapes = (2, 150, 37), (37, taps), (37,), (2, 37, taps - 1)
+    inputs = [torch.randn(shape, generator=generator, dtype=torch.float64).requires_grad_() for shape in shapes]
+    valid = torch.rand(2, 150, generator=generator) > 0.2
+    seq_idx = (torch.arange(150) // 40).expand(2, 150)
+
+    def call(backend):
+        y, final = short_conv(*inputs, activation="silu", valid=valid, seq_idx=seq_idx, backend=backend)
+        return y, final, *torch.autograd.grad(y.square().sum() + final.square().sum(), inputs)
+
+    torch.testing.assert_close(call("cpu"), call("reference"), rtol=1e-12, atol=1e-12)
+
+
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
 def test_forked_process_can_call_a_kernel(set_num_threads):
