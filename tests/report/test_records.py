@@ -189,6 +189,9 @@ def test_results_folder_has_only_records_and_images():
         "row_rates",
         "stacked_seeds",
         "table1_validation",
+        "kernels_old_new",
+        "cpu_floor",
+        "busy_threads",
     )
     others -= {ROOT / "results" / f"{name}.jsonl" for name in own}
     assert {p for p in others if p.suffix not in {".png", ".svg", ".md"} and p.name != "report.html"} == set()
