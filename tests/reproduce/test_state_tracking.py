@@ -111,6 +111,8 @@ def test_a_run_adds_the_compiled_models_once(tmp_path: Path, capsys: pytest.Capt
     assert line.endswith("| 1.000 | 1.000 | 1.000 | 1.000 |")
     assert "| A5 | compiled: none" in page
     assert "Not run: `pdssm` (all groups); " in page
+    assert page.startswith("# State tracking\n")
+    assert "aussm/table1" not in page
 
 
 def test_a_process_trains_a_model_and_its_row_is_reported(
@@ -122,7 +124,9 @@ def test_a_process_trains_a_model_and_its_row_is_reported(
     assert (row["case"], row["blocks"], row["steps"], row["seed"]) == ("Z2", "gru", 1, 0)
     assert row["words"] == [[500, 512]]
     assert row["command"] == "longscan reproduce state-tracking/Z2/gru --updates 1"
-    assert "right states" in capsys.readouterr().out
+    first, last = capsys.readouterr().out.splitlines()[:2]
+    assert first.startswith("models to train: 1, at most ")
+    assert "right states" in last
     assert any(line.startswith("| Z2 | `gru` | ") for line in report_lines([row]))
     monkeypatch.setattr(sys, "executable", "no such program")  # nothing is trained twice
     assert main(argv) == 0

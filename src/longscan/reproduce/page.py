@@ -293,10 +293,13 @@ def report_page(
     Args:
         outcomes: those of all rows.
         command: the command that writes the page.
-        tracking: rows of `longscan.reproduce.state_tracking`, whose table comes before the verdicts.
+        tracking: rows of `longscan.reproduce.state_tracking`, whose table comes before the verdicts. If no row of the papers has
+            a run, the page has this table alone.
         folder: the folder of the records, whose runs near a row stand below its table; None for none.
     """
     runnable = [one for one in outcomes if one.row.status == "recipe"]
+    if tracking and not any(one.has_run for one in runnable):
+        return "\n".join(["# State tracking", "", f"`{command}` writes this page.", "", *tracking_lines(tracking)]) + "\n"
     rows = merge_candidates(runnable, all_begun=True)
     lines = [
         "# Reproduction of the papers' tables",

@@ -416,7 +416,8 @@ def run(
         seeds, updates: seeds of each model, from 0, and updates of the weights.
         minutes: limit after which all trainings save their state and end.
         per_device: processes on a GPU (8), or on the CPU (one for each core).
-        echo: called with a line for each row, and for each model whose package is missing.
+        echo: called with a line that says how many models are trained, a line for each row, and for each model whose package is
+            missing.
     """
     began, out = time.monotonic(), Path(out)
     if 60 * minutes <= GRACE:
@@ -455,8 +456,12 @@ def run(
 
     jobs = [Job(one.name, one.path(out, ".txt"), partial(_command, one, out)) for one in plan]
     gpus = visible_gpus()
+    parallel = per_device or (8 if gpus else os.cpu_count() or 1)
+    if jobs:
+        most = parallel * max(1, len(gpus))
+        echo(f"models to train: {len(jobs)}, at most {most} at a time; each prints a line when it ends")
     limit = 60 * minutes - (time.monotonic() - began)
-    run_jobs(jobs, gpus or [""], per_device or (8 if gpus else os.cpu_count() or 1), limit, on_end)
+    run_jobs(jobs, gpus or [""], parallel, limit, on_end)
     rows = read_rows(out)
     return [one for one in plan if not one.is_recorded(rows)]
 
