@@ -4,7 +4,7 @@ The gradient of a weight is a product dy.T @ x whose inner dimension is the numb
 languages of AUSSM, and whose result has one or two tiles of 32 x 32. In a batched product cuBLAS computes a tile by a single CTA,
 so that five models use five to ten CTAs of a GPU: such a product took 266 us on an H200, and the eight of a stack of two blocks
 2.1 ms of the 3.7 ms of an update. Here the inner dimension is split into pieces, whose products are computed in parallel and
-summed (split-K).
+summed (split-K): the update takes 1.7 ms (results/stacked_seeds.jsonl).
 """
 
 from typing import Any
