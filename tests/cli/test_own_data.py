@@ -63,6 +63,13 @@ def test_what_was_understood_comes_first(table, tmp_path, capsys, monkeypatch):
     assert list(rows_of(capsys.readouterr().out)[0]) == ["id", "load"]
 
 
+def test_first_of_several_processes_prints_for_all(table, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("longscan.training.trainer.train", lambda *_, **__: None)
+    monkeypatch.setenv("RANK", "1")
+    assert main(["train", str(table), "--label", "kind", *COLUMNS, "--out", str(tmp_path / "run")]) == 0
+    assert capsys.readouterr().out == ""
+
+
 def test_show_draws_a_file_and_a_run(run, table, tmp_path, capsys):
     for number, argv in enumerate(([str(table), "--label", "kind", *COLUMNS], [run])):
         picture = tmp_path / f"{number}.png"

@@ -42,6 +42,7 @@ def train(
     from longscan.training.run import SETTINGS, Run
     from longscan.training.trainer import train as train_model
 
+    prints = not int(os.environ.get("RANK", "0"))  # under torchrun the first process prints for all
     if resume and overwrite:
         raise SettingError("`--overwrite` must be left out with --resume, got both")
     options = own_data.given_options(
@@ -59,14 +60,15 @@ def train(
         parsed = parse_settings(settings, merge(stored, {"task": given}))
     elif file is not None:
         parsed = own_data.own_settings(file, options, label_kind, settings)
-        own_data.print_summary(parsed)
+        if prints:
+            own_data.print_summary(parsed)
     else:
         parsed = parse_settings(settings)
     out = out or own_data.free_folder(str(file))
     if record is not None:
         check_target(record)
     run = train_model(parsed, out, resume=resume, overwrite=overwrite, progress=True, command=command_line)
-    if int(os.environ.get("RANK", "0")):  # under torchrun the first process prints for all
+    if not prints:
         return 0
     if record is not None:
         append_record(run, record)
