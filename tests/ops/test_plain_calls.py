@@ -1,5 +1,6 @@
 """Plain calls: an op as one node of the autograd graph. Functions of PyTorch take the place of kernels."""
 
+from importlib import import_module
 from typing import Any
 
 import pytest
@@ -125,6 +126,30 @@ def test_only_ordinary_tensors_make_a_plain_call(call: PlainCall) -> None:
     torch.func.vmap(lambda x: seen.append(call.runs([x, None], "triton")) or x)(x)
     torch.func.grad(lambda x: seen.append(call.runs([x, None], "triton")) or x.sum())(x)
     assert seen == [False, False]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_tensors_that_must_be_copied_make_no_plain_call(call: PlainCall, dtype: torch.dtype) -> None:
+    """A call that casts a tensor is never repeated; the kernels of the general call are."""
+    x = torch.ones(3, 4)
+    assert not call.runs([x, x[0].to(dtype)], "triton")
+    assert not call.runs([x.to(dtype), None], "triton")
+    reads_x = PlainCall("general", ("triton",), 2, forward, backward, general, reduced=(0,))
+    assert reads_x.runs([x.to(dtype), x[0]], "triton")
+    assert not reads_x.runs([x.to(dtype), x[0].to(dtype)], "triton")
+
+
+@pytest.mark.parametrize(
+    ("op", "n_tensors", "read"), [("unitary_scan", 9, ()), ("selective_scan", 10, (0, 1, 3, 4, 6, 9)), ("short_conv", 4, (0,))]
+)
+def test_inputs_in_half_precision_that_kernels_read_make_a_plain_call(
+    op: str, n_tensors: int, read: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_plain_calls, "resolve", lambda *_: "triton")
+    call = import_module(f"longscan.ops.{op}")._plain_call
+    for i in range(n_tensors):
+        tensors = [torch.ones(2, dtype=torch.bfloat16 if i == j else torch.float32) for j in range(n_tensors)]
+        assert call.runs(tensors, "triton") == (i in read), i
 
 
 def test_choice_of_the_backend_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,6 +19,8 @@ from longscan.ops.arguments import restore_complex, to_pairs
 from longscan.ops.dispatch import resolve
 from longscan.ops.tracing import is_compiled_or_transformed
 
+REDUCED_DTYPES = (torch.bfloat16, torch.float16)
+
 Function = Callable[..., tuple[Tensor, ...]]
 
 
@@ -33,12 +35,22 @@ class PlainCall:
         backward: function of the gradients of y and of the final state, each None if it is zero, the tensors, those that
             `forward` kept, and the other arguments. It returns the gradients of the tensors that are not None.
         general: function of the arguments that returns y and the final state, and that autograd can differentiate in every way.
+        reduced: numbers of the tensors that the kernels read in half precision. Others are not plain in it: a call that copies
+            them cannot be repeated, where `general` copies them first and then repeats the launches of its kernels.
     """
 
     def __init__(
-        self, op: str, native: tuple[str, ...], count: int, forward: Function, backward: Function, general: Function
+        self,
+        op: str,
+        native: tuple[str, ...],
+        count: int,
+        forward: Function,
+        backward: Function,
+        general: Function,
+        reduced: tuple[int, ...] = (),
     ) -> None:
         self._op, self._native, self.count, self._general = op, native, count, general
+        self._wide = [i for i in range(count) if i not in reduced]
 
         def compile_and_run(*args: Any) -> tuple[Tensor, ...]:
             from longscan.ops import _gpu
@@ -67,6 +79,8 @@ class PlainCall:
         if not (like.is_cuda and backend == "auto") and backend != "triton":
             return False
         if not like.numel() or forward_ad._current_level >= 0 or current_split() is not None:
+            return False
+        if any((x := tensors[i]) is not None and x.dtype in REDUCED_DTYPES for i in self._wide):
             return False
         return resolve(self._op, backend, like, self._native) == "triton"
 

@@ -26,6 +26,7 @@ from longscan.ops.pieces import FactorKind, PieceMap, scan_piece, sum_steps
 from longscan.ops.selective_scan import eager, reference
 
 NATIVE_BACKENDS = probe("selective_scan", "cpu", "triton")
+REDUCED = (0, 1, 3, 4, 6, 9)  # Triton reads u, dt, B, C, z and dt_scale in half precision
 
 _inputs = ("u", "dt", "A", "B", "C", "D", "z", "dt_bias", "initial_state", "dt_scale")
 _native = NativeOp(
@@ -195,8 +196,7 @@ def _convert(given: Sequence[Tensor | None], is_complex: bool, backend: str) -> 
         given = (*given[:8], torch.zeros(shape, dtype=torch.float32, device=u.device), *given[9:])
     wide = state_dtype(*given)
     narrow = (torch.bfloat16, torch.float16) if backend == "triton" and wide == torch.float32 else ()
-    by_step = (0, 1, 3, 4, 6, 9)  # Triton reads u, dt, B, C, z and dt_scale in half precision
-    return wide, [x if x is None or (i in by_step and x.dtype in narrow) else to_pairs(x, wide) for i, x in enumerate(given)]
+    return wide, [x if x is None or (i in REDUCED and x.dtype in narrow) else to_pairs(x, wide) for i, x in enumerate(given)]
 
 
 def _plain_forward(*args: Any) -> tuple[Tensor, ...]:
@@ -219,7 +219,7 @@ def _plain_backward(grad_y: Tensor | None, grad_final: Tensor | None, *args: Any
     return restore_gradients(found, given)
 
 
-_plain_call = PlainCall("selective_scan", NATIVE_BACKENDS, 10, _plain_forward, _plain_backward, _general_call)
+_plain_call = PlainCall("selective_scan", NATIVE_BACKENDS, 10, _plain_forward, _plain_backward, _general_call, REDUCED)
 
 
 def decay_map(time: Tensor, A: Tensor) -> PieceMap:

@@ -159,7 +159,7 @@ def _plain_backward(grad_y: Tensor | None, grad_final: Tensor | None, *args: Any
     return restore_gradients(_native.backward(*grads, *tensors, None, activation == "silu", "triton"), given)
 
 
-_plain_call = PlainCall("short_conv", NATIVE_BACKENDS, 4, _plain_forward, _plain_backward, _general_call)
+_plain_call = PlainCall("short_conv", NATIVE_BACKENDS, 4, _plain_forward, _plain_backward, _general_call, reduced=(0,))
 
 
 def _newest(u: Tensor, taps: int) -> Tensor:
