@@ -138,8 +138,12 @@ def write_page(path: Path) -> None:
 
 @cache
 def recorded_keys(path: Path, fields: tuple[str, ...]) -> frozenset[tuple[Any, ...]]:
-    """Return the values of `fields` of all rows of a file of records, none if there is no such file. The file is read once."""
-    return frozenset(tuple(row[name] for name in fields) for row in read_records(path)) if path.exists() else frozenset()
+    """Return the values of `fields` of the rows of a file of records, none if there is no such file. The file is read once.
+
+    Rows that another default has replaced do not count.
+    """
+    rows = read_records(path) if path.exists() else []
+    return frozenset(tuple(row[name] for name in fields) for row in rows if "replaced" not in row)
 
 
 def mark_uncommitted(rows: Sequence[Record], name: str) -> str:

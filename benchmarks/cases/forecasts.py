@@ -7,7 +7,8 @@ file, as its users do, in which it recognises codes of missing values such as -9
 spaced in the third part. AutoETS is fitted again at each origin to the last ten days, and forecasts only a few origins, the same
 for all horizons; `mse_few` and `mae_few` are the errors of all models at these.
 
-Rows that are in the file are not measured again, so that an interrupted run continues. To replace rows, delete them.
+Rows that are in the file are not measured again, so that an interrupted run continues. To measure rows again, delete them, or
+give them the field `replaced`, with the reason: such rows are in no table.
 The sets are read from the folder LONGSCAN_DATA.
 """
 
@@ -284,6 +285,7 @@ MODELS = {
     "AutoETS": auto_ets,
 }
 RANDOM = {"SSMForecaster": 5, "DLinear": 3}  # seeds at most of the models whose errors depend on them
+CHOSEN_ON = {"SSMForecaster": {"chosen_on": "test"}}  # errors of a default with iterated regressions had been seen
 
 
 def measure(data: Part, channels: str, horizon: int, name: str, seed: int, quick: bool) -> Row:
@@ -310,7 +312,7 @@ def measure(data: Part, channels: str, horizon: int, name: str, seed: int, quick
     row["predict_seconds"] = (time.perf_counter() - started) / len(read)
     about = provenance(CPU)
     del about["triton"]
-    return row | ({} if fitted.note is None else {"note": fitted.note}) | about
+    return row | ({} if fitted.note is None else {"note": fitted.note}) | CHOSEN_ON.get(name, {}) | about
 
 
 def _key(row: Record) -> tuple[Any, ...]:
@@ -336,7 +338,7 @@ def write_page(path: Path) -> None:
 
 def tables(rows: Sequence[Record]) -> str:
     """Return three Markdown tables: errors of all models, errors at the few origins of AutoETS, and seconds of the fits."""
-    latest = {_key(row): row for row in rows}
+    latest = {_key(row): row for row in rows if "replaced" not in row}
     names = [name for name in MODELS if any(row["model"] == name for row in latest.values())]
     lines = []
     for title, suffix, models in (

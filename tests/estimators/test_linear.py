@@ -19,7 +19,6 @@ from longscan.estimators.linear import (
     _combine,
     _Fold,
     _folds,
-    _iterate,
     _regress,
     _units,
     fit_early_and_whole,
@@ -77,45 +76,6 @@ def test_regressions_are_those_of_the_table(reference):
     # A shorter window is fitted to the same steps ahead as the longest one.
     expected = ridge_forecast(x[4:], 12, 6, reference, 0.1, past[:, 4:])
     np.testing.assert_allclose(coefficients[0] + past @ coefficients[1:], expected, rtol=1e-6, atol=1e-9)
-
-
-def test_iterated_regressions_read_their_own_forecasts():
-    random = np.random.default_rng(0)
-    coefficients, x = 0.1 * random.normal(size=13), random.normal(size=12)
-    forecast = list(x)
-    for _ in range(30):
-        forecast.append(coefficients[0] + np.dot(coefficients[1:], forecast[-12:]))
-    steps = np.array([0, 3, 29])
-    iterated = _iterate(coefficients, steps)
-    np.testing.assert_allclose(iterated[0] + x @ iterated[1:], np.array(forecast[12:])[steps], rtol=1e-9)
-
-
-def test_unstable_iterated_regressions_are_not_used():
-    assert np.isnan(_iterate(np.array([0.0, 1.3]), np.array([0, 99]))).all()
-    sums = window_sums(1.3 ** np.arange(40.0), 3 + 30, 0, 8)
-    unstable = Regression(3, "last", 1e-4, shared=True, iterated=True)
-    direct = unstable._replace(iterated=False)
-    np.testing.assert_array_equal(_regress(sums, 3, unstable, 0.0), _regress(sums, 3, direct, 0.0))
-
-
-def test_long_forecasts_of_an_autoregression_are_those_of_one_step():
-    """The regressions of 40 steps ahead have about ten independent windows each; that of one step has four hundred."""
-    errors = []
-    for seed in range(4):
-        noise, x = np.random.default_rng(seed).normal(size=4400), np.zeros(4400)
-        for step in range(2, 4400):
-            x[step] = 1.9 * np.cos(0.3) * x[step - 1] - 0.95**2 * x[step - 2] + noise[step]
-        x /= x.std()
-        past, ahead = table_of_windows(x[400:], 24, 40)
-        fits = [fit_linear([x[:400, None]], 40, [12, 24])]
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(linear, "LARGEST_RESPONSE", 0.0)  # none is stable
-            fits.append(fit_linear([x[:400, None]], 40, [12, 24]))
-        means = past.mean(1, keepdims=True)
-        forecasts = [means * (1 + fit.level) + (past - means) @ fit.weight[0].T + fit.bias for fit in fits]
-        errors.append([float(np.square(forecast - ahead).mean()) for forecast in forecasts])
-    iterated, direct = np.mean(errors, axis=0)
-    assert iterated < direct
 
 
 def test_regressions_have_the_errors_of_the_table():

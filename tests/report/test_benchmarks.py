@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from longscan.report import read_records
+from longscan.report.records import append_record
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 
@@ -209,6 +210,15 @@ def test_forecasts_have_a_row_for_each_case_and_are_not_measured_twice(monkeypat
     monkeypatch.setattr(forecasts, "SETS", forecasts.SETS[:1])
     monkeypatch.setattr(forecasts, "HORIZONS", (24,))
     assert list(forecasts.rows_of(options, name="constant")) == []
+    # Rows that another default has replaced are measured again, and are not in the tables.
+    replaced = [row | {"replaced": "because of its test errors"} for row in rows if row["model"] == "constant"]
+    for row in replaced:
+        append_record(tmp_path / "forecasts" / "replaced.jsonl", row)
+    options.name = "replaced"
+    monkeypatch.setattr(forecasts, "measure", lambda *case: case[1])
+    assert list(forecasts.rows_of(options, name="constant")) == ["OT", "all"]
+    assert forecasts.tables(replaced + rows) == forecasts.tables(rows)
+    assert forecasts.tables(replaced) == forecasts.tables([])
 
 
 def test_page_of_forecasts_has_the_recorded_rows():

@@ -71,14 +71,13 @@ class SSMForecaster(SavedEstimator):
     an array (n, L, C), or a frame indexed by (case, time).
 
     The forecast is the sum of a linear forecast and of what the blocks add to it. The linear one is an average of ridge
-    regressions from windows of different length, of each channel and of all channels, to each step ahead or to the next step,
-    which are then applied to their own forecasts. Penalties and weights are chosen by the errors on two or four later parts of
-    the series. The blocks read the last 96 steps at most and are trained on windows of the series, by the mean absolute error in
-    units of each window's own standard deviation. At first the last fifth of each series is held back, or the last `horizon`
-    steps if these are more: the blocks are trained for as many epochs as give the lowest mean squared error there, and what they
-    add is multiplied by the factor from 0 to 1 of lowest error. They are left out unless the error is 10 % lower than that of
-    the linear forecast, and not trained if fewer than ten forecasts without common steps fit into the part, as that tells too
-    little.
+    regressions from windows of different length to the steps ahead, of each channel and of all channels. Penalties and
+    weights are chosen by the errors on two or four later parts of the series. The blocks read the last 96 steps at most and
+    are trained on windows of the series, by the mean absolute error in units of each window's own standard deviation. At first
+    the last fifth of each series is held back, or the last `horizon` steps if these are more: the blocks are trained for as many
+    epochs as give the lowest mean squared error there, and what they add is multiplied by the factor from 0 to 1 of lowest error.
+    They are left out unless the error is 10 % lower than that of the linear forecast, and not trained if fewer than ten
+    forecasts without common steps fit into the part, as that tells too little.
 
     With 2 to 32 channels, diagonal state space systems of up to five time constants read all of them, and a ridge regression from
     their states forecasts what the linear forecast misses. It is used instead of the blocks if it lowers the error on the part

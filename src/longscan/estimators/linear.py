@@ -5,13 +5,11 @@ A regression forecasts step k after the last W steps x_1 ... x_W of a channel, r
     y_k = r + sum_j weight_kj (x_j - r).
 
 The reference is the last step, the mean of the W steps, or the mean of the whole series, towards which a large penalty pulls the
-forecast. An iterated regression forecasts one step only, and the next ones from its own forecasts: it has fewer coefficients, and
-its errors depend less on the few independent windows of a long horizon, but it is worse where one step tells little of later
-ones. Which regression is best depends on the series and on the horizon, and validation tells close ones apart only roughly. Each
-channel is therefore forecast by a convex combination of them. Its weights minimise the squared error in two or four later parts
-of the series, each forecast from the steps before it, plus a penalty on uneven weights. The errors in a part are in units of that
-of repeating the last step there, so that parts in which a series varies more do not count more. The combination is a linear map
-of the longest window again.
+forecast. Which regression is best depends on the series and on the horizon, and validation tells close ones apart only roughly.
+Each channel is therefore forecast by a convex combination of them. Its weights minimise the squared error in two or four later
+parts of the series, each forecast from the steps before it, plus a penalty on uneven weights. The errors in a part are in units
+of that of repeating the last step there, so that parts in which a series varies more do not count more. The combination is a
+linear map of the longest window again.
 
 All of this needs only the sums of products x_s x_t over windows (`window_sums`): the regressions, their squared errors on other
 windows, and the products of the errors of two members, which give the squared error of any combination. There is no table of
@@ -22,10 +20,9 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
-from numpy.lib.stride_tricks import sliding_window_view
 from scipy.linalg import cho_factor, cho_solve
 from scipy.optimize import nnls
-from scipy.signal import correlate, lfilter
+from scipy.signal import correlate
 
 WINDOWS = (12, 24, 96, 336, 720)  # candidates: up to a month of hours
 PENALTIES = (1e-4, 1e-3, 1e-2, 1e-1, 1.0, 10.0)  # in units of the mean variance of the features
@@ -37,7 +34,6 @@ SMALLEST_UNIT = 0.1  # of the error of repeating the last step in a part, in uni
 EVENNESS = 0.2  # penalty on the sum of the squared weights, in units of the error of the best member
 SMALLEST_WEIGHT = 0.01  # of a member
 MAX_OWN = 32  # channels of series whose channels may have separate regressions; bounds the time
-LARGEST_RESPONSE = 1e3  # of an iterated forecast to an error of one step; larger ones grow exponentially
 ROUNDING = 1e-11  # bound of the rounding errors of the sums of products, relative to the sum of the squares of all steps
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
@@ -64,17 +60,12 @@ class LinearForecast(NamedTuple):
 
 
 class Regression(NamedTuple):
-    """A ridge regression from a window.
-
-    shared: whether it is fitted to all channels together. iterated: whether it forecasts one step, and the next ones from its own
-    forecasts, instead of each step from the window.
-    """
+    """A ridge regression from a window. shared: whether it is fitted to all channels together."""
 
     window: int
     reference: Reference
     penalty: float
     shared: bool
-    iterated: bool = False
 
 
 class _Fold(NamedTuple):
@@ -151,12 +142,12 @@ def _fit(
     largest, channels = max(windows), series[0].shape[1]
     grouped = 1 < channels <= MAX_OWN
     total = _add(_fold_sums(series, channel, largest, horizon, shares) for channel in range(channels))
-    solved = _solve_candidates(total, largest, windows, horizon, shared=True)
+    solved = _solve_candidates(total, largest, windows, shared=True)
     shared = [_best_regressions(solved, total[:count], largest) for count in n_parts]
     plans: list[list[dict[Regression, float]]] = [[] for _ in n_parts]
     errors = [0.0] * len(n_parts)
     for folds in (_fold_sums(series, channel, largest, horizon, shares) for channel in range(channels)) if grouped else (total,):
-        solved = _solve_candidates(folds, largest, windows, horizon, shared=False) if grouped else {}
+        solved = _solve_candidates(folds, largest, windows, shared=False) if grouped else {}
         for number, count in enumerate(n_parts):
             members = shared[number] | _best_regressions(solved, folds[:count], largest)
             plan, error = _combine(members, folds[:count], largest)
@@ -267,48 +258,41 @@ class _Candidate(NamedTuple):
 
 
 def _solve_candidates(
-    folds: Sequence[_Fold], largest: int, windows: Sequence[int], horizon: int, *, shared: bool
+    folds: Sequence[_Fold], largest: int, windows: Sequence[int], *, shared: bool
 ) -> dict[Regression, _Candidate]:
-    """Return the regressions of all windows, references and penalties, and these iterated if the horizon has several steps.
-
-    The coefficients and errors of iterated regressions that are unstable are not numbers.
-    """
+    """Return the regressions of all windows, references and penalties."""
     found: dict[Regression, _Candidate] = {}
     references: tuple[Reference, ...] = ("last", "mean", "constant")
-    steps = _compared_steps(horizon)
     for window in windows:
         ahead, read = slice(1 + largest, None), np.r_[0, 1 + largest - window : 1 + largest]
         for fitted, forecast, rounding in folds:
+            # The members of a fold are multiplied by the sums of its windows together.
             sums, crossed, square = forecast[np.ix_(read, read)], forecast[read, ahead], float(np.trace(forecast[ahead, ahead]))
             for reference in references:
                 equations = _normal_equations(fitted, largest, window, reference, rounding)
-                solved = {Regression(window, reference, penalty, shared): equations.solve(penalty) for penalty in PENALTIES}
-                if horizon > 1:
-                    solved |= {one._replace(iterated=True): _iterate(own[:, 0], steps) for one, own in solved.items()}
-                # The members are multiplied by the sums together.
-                stacked = np.stack(list(solved.values()), axis=1)  # (1 + window, members, K)
-                products = (sums @ stacked.reshape(len(read), -1)).reshape(stacked.shape) - 2 * crossed[:, None]
-                errors = square + np.einsum("nmk,nmk->m", stacked, products)
-                for (member, own), error in zip(solved.items(), errors, strict=True):
-                    candidate = found.setdefault(member, _Candidate([], []))
-                    candidate.coefficients.append(own)
-                    candidate.errors.append(float(error))
+                solved = np.stack([equations.solve(penalty) for penalty in PENALTIES], axis=1)  # (1 + window, penalties, K)
+                products = (sums @ solved.reshape(len(read), -1)).reshape(solved.shape) - 2 * crossed[:, None]
+                errors = square + np.einsum("npk,npk->p", solved, products)
+                for number, penalty in enumerate(PENALTIES):
+                    candidate = found.setdefault(Regression(window, reference, penalty, shared), _Candidate([], []))
+                    candidate.coefficients.append(solved[:, number])
+                    candidate.errors.append(float(errors[number]))
     return found
 
 
 def _best_regressions(
     candidates: dict[Regression, _Candidate], folds: Sequence[_Fold], largest: int
 ) -> dict[Regression, list[Array]]:
-    """Return for each window and reference the direct and the iterated regression whose penalty is best in the first folds.
+    """Return for each window and reference the regression of the penalty that is best in these folds, the first ones.
 
-    folds: the first ones of those that the candidates were solved in. The values are the coefficients (1 + largest, K) in each.
+    The values are its coefficients (1 + largest, K) in each fold.
     """
     units = _units(folds, largest)
-    best: dict[Regression, tuple[float, Regression]] = {}
+    best: dict[tuple[int, Reference], tuple[float, Regression]] = {}
     for regression, (_, errors) in candidates.items():
         error = float(sum(own / unit for own, unit in zip(errors, units, strict=False)))
-        case = regression._replace(penalty=0.0)
-        if np.isfinite(error) and (case not in best or error < best[case][0]):
+        case = regression.window, regression.reference
+        if case not in best or error < best[case][0]:
             best[case] = error, regression
     chosen = (regression for _, regression in best.values())
     return {one: [_pad(own, largest) for own in candidates[one].coefficients[: len(folds)]] for one in chosen}
@@ -370,37 +354,9 @@ def _normal_equations(sums: Array, largest: int, window: int, reference: Referen
 
 
 def _regress(sums: Array, largest: int, member: Regression, rounding: float) -> Array:
-    """Return the coefficients (1 + largest, horizon) of the constant and of the steps of a regression.
-
-    They are those of the direct regression if the iterated one is unstable on these windows, although it is not in the parts.
-    """
+    """Return the coefficients (1 + largest, K) of the constant and of the steps of a regression."""
     equations = _normal_equations(sums, largest, member.window, member.reference, rounding)
-    if member.iterated:
-        one_step = equations._replace(targets=equations.targets[:, :1], means_ahead=equations.means_ahead[:1])
-        iterated = _iterate(one_step.solve(member.penalty)[:, 0], np.arange(equations.targets.shape[1]))
-        if np.isfinite(iterated).all():
-            return _pad(iterated, largest)
     return _pad(equations.solve(member.penalty), largest)
-
-
-def _iterate(coefficients: Array, steps: Steps) -> Array:
-    """Return the coefficients (1 + W, K) of the forecasts of `steps` by the regression of one step (1 + W,), applied repeatedly.
-
-    steps: ahead, in increasing order from 0, the next one. The results are not numbers if the regression is unstable.
-    """
-    weight, count = coefficients[:0:-1], int(steps[-1]) + 1  # by the lag of the step, the last one first
-    # Change of each step ahead for an error of 1 in the first one.
-    response = lfilter([1.0], np.r_[1.0, -weight], np.r_[1.0, np.zeros(count - 1)])
-    if not np.abs(response).max() <= LARGEST_RESPONSE:
-        return np.full((len(coefficients), len(steps)), np.nan)
-    since = steps[:, None] - np.arange(count)
-    responses = np.where(since >= 0, response[since], 0)  # of the chosen steps to an error in each step
-    # What each step ahead is without the steps ahead before it, by the lag of the step before the forecast.
-    known = np.ascontiguousarray(sliding_window_view(np.r_[weight, np.zeros(count - 1)], len(weight))[:count])
-    result = np.empty((len(coefficients), len(steps)))
-    result[0] = coefficients[0] * np.cumsum(response)[steps]
-    result[1:] = (responses @ known)[:, ::-1].T
-    return result
 
 
 def _units(folds: Sequence[_Fold], largest: int) -> Array:

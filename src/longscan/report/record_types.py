@@ -191,6 +191,8 @@ class ForecastRecord(Provenance):
             forecasts for all horizons in the row of the shortest.
         threads: number of threads of torch.
         note: what the model has chosen.
+        chosen_on: "test": errors of another default in the last parts had been seen when this default was chosen. Missing: not.
+        replaced: why another default replaced this one; missing if none did. Such rows are in no table.
     """
 
     set: NonEmptyStr
@@ -209,6 +211,8 @@ class ForecastRecord(Provenance):
     predict_seconds: NonNegativeFloat
     threads: PositiveInt
     note: NonEmptyStr | Missing = MISSING
+    chosen_on: Literal["test"] | Missing = MISSING
+    replaced: NonEmptyStr | Missing = MISSING
     torch: NonEmptyStr
 
 
