@@ -30,7 +30,7 @@ def load_parameters(weight, bias, i_group, o_d, D, K: tl.constexpr):
 def load_window(p_u, p_initial, order, i_step, D, m_d, K: tl.constexpr):
     """Return the K - 1 inputs before a step: rows of u, and of the initial state (D, K - 1) before the first step.
 
-    They have the dtype of the initial state, in which is computed.
+    They are in the dtype of the initial state, which is that of the computation.
     """
     b_window = ()
     for k in tl.static_range(K - 1):
