@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 pytest.importorskip("triton", reason="Triton is not installed")
-from longscan.ops import _plain_calls
+from longscan.ops import _plain_calls, short_conv
 from longscan.ops._plain_calls import PlainCall
 from longscan.ops.dispatch import Choice, recorded_choices
 
@@ -150,6 +150,13 @@ def test_inputs_in_half_precision_that_kernels_read_make_a_plain_call(
     for i in range(n_tensors):
         tensors = [torch.ones(2, dtype=torch.bfloat16 if i == j else torch.float32) for j in range(n_tensors)]
         assert call.runs(tensors, "triton") == (i in read), i
+
+
+def test_activation_of_another_type_is_named_in_the_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Recorded calls are found by their arguments, which a list cannot be."""
+    monkeypatch.setattr(_plain_calls, "resolve", lambda *_: "triton")
+    with pytest.raises(ValueError, match="`activation` must be one of"):
+        short_conv(torch.ones(1, 2, 3), torch.ones(3, 4), activation=["silu"], backend="triton")  # type: ignore[arg-type]
 
 
 def test_choice_of_the_backend_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -60,6 +60,8 @@ def short_conv(
     Raises:
         TypeError, ValueError: an argument's type, dtype, shape or device is wrong, or the backend cannot run.
     """
+    if activation not in ACTIVATIONS:
+        raise ValueError(f"`activation` must be one of {ACTIVATIONS}, got {activation!r}")
     given = (u, weight, bias, initial_state)
     if valid is None and seq_idx is None and _plain_call.runs(given, backend):
         return _plain_call(*given, activation)
@@ -77,7 +79,7 @@ def _general_call(
     backend: str = "triton",
 ) -> tuple[Tensor, Tensor]:
     """Return the results of `short_conv` by any backend, in all situations."""
-    _check_inputs(u, weight, bias, initial_state, activation)
+    _check_inputs(u, weight, bias, initial_state)
     batch, length, _ = u.shape
     taps = weight.shape[1]
     flags = step_flags(batch, length, valid, seq_idx, u)
@@ -112,8 +114,8 @@ def _general_call(
     return y.to(out), final
 
 
-def _check_inputs(u: Tensor, weight: Tensor, bias: Tensor | None, initial_state: Tensor | None, activation: str | None) -> None:
-    """Raise TypeError or ValueError, naming the argument, if one of the arguments is wrong."""
+def _check_inputs(u: Tensor, weight: Tensor, bias: Tensor | None, initial_state: Tensor | None) -> None:
+    """Raise TypeError or ValueError, naming the argument, if one of the tensors is wrong."""
     check_real("u", u, (-1, -1, -1))
     batch, _, channels = u.shape
     check_real("weight", weight, (channels, -1), u)
@@ -124,8 +126,6 @@ def _check_inputs(u: Tensor, weight: Tensor, bias: Tensor | None, initial_state:
         check_real("bias", bias, (channels,), u)
     if initial_state is not None:
         check_real("initial_state", initial_state, (batch, channels, taps - 1), u)
-    if activation not in ACTIVATIONS:
-        raise ValueError(f"`activation` must be one of {ACTIVATIONS}, got {activation!r}")
 
 
 def _convert(
@@ -143,7 +143,7 @@ def _convert(
 def _plain_forward(*args: Any) -> tuple[Tensor, ...]:
     """Return y and the final state, as `PlainCall` takes them."""
     u, weight, bias, initial_state, activation, _ = args
-    _check_inputs(u, weight, bias, initial_state, activation)
+    _check_inputs(u, weight, bias, initial_state)
     converted = _convert(u, weight, bias, initial_state, "triton")
     y, final = _native.forward(*converted, None, activation == "silu", "triton")
     return y.to(u.dtype), final
