@@ -1,4 +1,4 @@
-"""What diagonal state space systems of all channels add to the linear forecast of each channel.
+"""States of diagonal systems of all channels, which a regression adds to the linear forecast of each channel.
 
 Each channel u drives states x_k = a x_{k-1} + (1 - a) u_k, with a = exp(-1 / tau) for several time constants tau. At the last
 step of a window they are exponential means of it. Differences of neighbouring time constants, and of the longest one and the

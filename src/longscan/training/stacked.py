@@ -200,7 +200,7 @@ class _Member:
 
 
 class Rows(NamedTuple):
-    """What an update reads if the GPU holds the training sets.
+    """The tensors that an update reads if the GPU holds the training sets.
 
     Attributes:
         numbers: (K, B) int64, the numbers of the examples in the batch of each run.

@@ -16,7 +16,7 @@ PASS_BLOCK = 128  # numbers of a state in a program that passes states from spli
 
 
 class ScanInputs(NamedTuple):
-    """What the kernels of the scan read, besides the initial state: arguments of `forward`, without rotations and biases.
+    """Tensors that the kernels of the scan read, besides the initial state: arguments of `forward`, without rotations and biases.
 
     B and C are those of the groups, (B, L, G, N), or rotated ones of all heads, (B, L, H, N).
     """
