@@ -9,7 +9,7 @@ from torch import Tensor, distributed, nn
 
 from longscan.models import SequenceModel
 from longscan.tasks import TASKS, Batch
-from longscan.training.evaluate import MIN_ERRORS, error_quantiles, evaluate, scored_answers, symbol_angles
+from longscan.training.evaluate import MIN_ERRORS, _copy_scored_steps, error_quantiles, evaluate, scored_answers, symbol_angles
 
 
 @pytest.mark.parametrize(
@@ -41,6 +41,14 @@ def test_scores_need_no_exchange_between_processes(monkeypatch: pytest.MonkeyPat
     finally:
         distributed.destroy_process_group()
     assert 0 <= scores.values["accuracy"] <= 1
+
+
+@pytest.mark.parametrize("has_mask", [True, False])
+def test_of_outputs_with_a_loss_mask_the_scored_steps_are_copied(has_mask: bool) -> None:
+    output = torch.arange(24.0).view(2, 4, 3)
+    mask = torch.tensor([[False, True, False, True], [False] * 4])
+    copied = _copy_scored_steps(output, Batch(torch.zeros(2, 4, dtype=torch.int64), loss_mask=mask if has_mask else None))
+    assert torch.equal(copied, output * mask.unsqueeze(-1) if has_mask else output)
 
 
 class HalfOfInput(nn.Module):

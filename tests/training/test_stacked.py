@@ -20,6 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from longscan.engine import Callback, Engine, StepResult
 from longscan.tasks import TASKS, Batch, classification
 from longscan.training import Run, Settings, stacked_linear, train
+from longscan.training.evaluate import Scores, evaluate
 from longscan.training.settings import CurriculumSettings, ModelSettings, SettingError, TrainingSettings
 from longscan.training.stacked import StackableRun, _Member, _StackedStep, stack_batches, train_stacked, unstackable_reason
 from longscan.training.trainer import Trainer
@@ -186,7 +187,62 @@ def test_updates_that_read_row_numbers_are_those_of_separate_training(tmp_path: 
     runs = runs_of(case, tmp_path / "together")
     for stacked, run in zip(train_stacked(runs), runs, strict=True):
         assert_same_run(stacked, train(run.settings, tmp_path / "separate" / run.folder.name, command="a command"), 1e-3)
-    assert made == [20]  # the training sets, and no batch
+    assert made == [20, *6 * [8]]  # the training sets, no batch of them, and two batches of each of three validations
+
+
+def test_runs_are_called_only_after_updates_with_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Updates that read row numbers are made in a row up to the next log, validation or checkpoint of the runs."""
+    monkeypatch.setattr(_Member, "training_set", lambda one: one.trainer.task.training_set(one.trainer.settings.data_seed))
+    ended: list[int] = []
+    end_step: Any = Engine.end_step
+
+    def end(engine: Engine, *results: Any) -> Any:
+        ended.append(engine.step + 1)
+        return end_step(engine, *results)
+
+    task = TASKS["parity"](**PARITY | {"data": "samples", "train_size": 20})
+    case = settings(task, "ma", steps=17, lr=1e-3, log_every=7, eval_every=5, checkpoint_every=12, select="best")
+    runs = runs_of(case, tmp_path / "together")
+    with monkeypatch.context() as patch:
+        patch.setattr(Engine, "end_step", end)
+        train_stacked(runs)
+    assert ended == [step for step in (1, 5, 7, 10, 12, 14, 15, 17) for _ in runs]
+    for run in runs:
+        separate = train(run.settings, tmp_path / "separate" / run.folder.name, command="a command")
+        assert_same_run(Run(run.folder), separate, 1e-3)
+
+
+def test_runs_catch_up_by_updates_without_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One run is at update 4, at which the other one, which makes these updates alone, has nothing to do."""
+    monkeypatch.setattr(_Member, "training_set", lambda one: one.trainer.task.training_set(one.trainer.settings.data_seed))
+    task = TASKS["parity"](**PARITY | {"data": "samples", "train_size": 20})
+    runs = runs_of(settings(task, "ma", steps=10, lr=1e-3, log_every=9, eval_every=9, checkpoint_every=9), tmp_path / "together")
+    saving = replace(runs[0].settings, training=replace(runs[0].settings.training, checkpoint_every=4))
+    train(saving, runs[0].folder, command="a command", callbacks=[StopAt(4)])
+    (runs[0].folder / "result.json").unlink()
+    sizes: list[int] = []
+    gradient_step: Any = _StackedStep.gradient_step
+
+    def record(step: _StackedStep, batch: Any) -> Any:
+        sizes.append(len(step.trainers))
+        return gradient_step(step, batch)
+
+    monkeypatch.setattr(_StackedStep, "gradient_step", record)
+    train_stacked(runs)
+    assert sizes == [1] * 4 + [2] * 6
+
+
+def test_validations_of_all_runs_are_one_pass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`evaluate`, which runs one model, scores the test splits alone."""
+    splits: list[str] = []
+
+    def record(model: Any, task: Any, split: str, **options: Any) -> Scores:
+        splits.append(split)
+        return evaluate(model, task, split, **options)
+
+    monkeypatch.setattr("longscan.training.trainer.evaluate", record)
+    train_stacked(runs_of(settings(TASKS["parity"](**PARITY), "ma"), tmp_path))
+    assert splits == ["test", "test"]
 
 
 def test_stacks_save_few_checkpoints_that_are_not_the_best(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -100,47 +100,79 @@ def evaluate(
     former mode afterwards. `predict` returns the outputs of the model on a batch. Raises ValueError for an endless split without
     `max_batches`.
     """
-    batches = task.num_batches(split, batch_size)
-    if batches is None and not max_batches:
-        raise ValueError(f"`max_batches` must be a number of batches, as split {split!r} of {task.name} is endless, got 0")
-    steps: Sequence[int] = range(max_batches if batches is None else batches)
-    if batches is not None and 0 < max_batches < batches:
-        steps = [number * batches // max_batches for number in range(max_batches)]
     device = next(model.parameters()).device
-    scored_on: torch.device | None = None
-    metrics = task.metrics(split)
-    for metric in metrics.values():
-        metric.distributed_available_fn = is_not_distributed
+    scorer = Scorer(task, split)
     was_training = model.training
     model.eval()
-    total, count = 0.0, 0.0
     try:
-        for step in steps:
+        for step in evaluated_steps(task, split, batch_size, max_batches):
             batch = task.batch(split, step, batch_size, seed)
             if device.type == "cuda":
                 batch = batch.pin_memory()
             on_device = batch.to(device)
             with autocast():
                 output = predict(model, on_device)
-            if scored_on is None:
-                scored_on = torch.device("cpu") if output.numel() <= MAX_MOVED else device
-                metrics = {name: metric.to(scored_on) for name, metric in metrics.items()}
-            output, batch = output.to(scored_on), on_device if scored_on == device else batch
-            answers = float(scored_answers(batch, task))
-            total += float(task.loss(output, batch)) * answers
-            count += answers
-            task.update(metrics, output, batch)
+            scorer.add(output, batch, on_device)
     finally:
         model.train(was_training)
-    values: dict[str, float | None] = {}
-    tables: dict[str, list[Any]] = {}
-    for name, metric in metrics.items():
-        value = metric.compute() if metric.update_called else torch.tensor(torch.nan)
-        if value.ndim:
-            tables[name] = value.tolist()
+    return scorer.scores()
+
+
+def evaluated_steps(task: Task, split: Split, batch_size: int, max_batches: int) -> Sequence[int]:
+    """Return the numbers of the batches that `evaluate` scores. Raises ValueError for an endless split without `max_batches`."""
+    batches = task.num_batches(split, batch_size)
+    if batches is None and not max_batches:
+        raise ValueError(f"`max_batches` must be a number of batches, as split {split!r} of {task.name} is endless, got 0")
+    if batches is not None and 0 < max_batches < batches:
+        return [number * batches // max_batches for number in range(max_batches)]
+    return range(max_batches if batches is None else batches)
+
+
+class Scorer:
+    """The loss and the metrics of a split, from the outputs of a model on one batch after the other."""
+
+    def __init__(self, task: Task, split: Split) -> None:
+        self._task, self._metrics = task, task.metrics(split)
+        for metric in self._metrics.values():
+            metric.distributed_available_fn = is_not_distributed
+        self._device: torch.device | None = None  # where the first output is scored, and all others
+        self._total, self._count = 0.0, 0.0
+
+    def add(self, output: Tensor, batch: Batch, on_device: Batch) -> None:
+        """Score the output on a batch, which is given on the CPU and on the device of the output."""
+        if self._device is None:
+            self._device = torch.device("cpu") if output.numel() <= MAX_MOVED else output.device
+            self._metrics = {name: metric.to(self._device) for name, metric in self._metrics.items()}
+        if self._device == output.device:
+            batch = on_device
         else:
-            values[name] = number(round(value.item(), 7))
-    return Scores(total / count, values, tables)
+            output = _copy_scored_steps(output, batch)
+        answers = float(scored_answers(batch, self._task))
+        self._total += float(self._task.loss(output, batch)) * answers
+        self._count += answers
+        self._task.update(self._metrics, output, batch)
+
+    def scores(self) -> Scores:
+        """Return the loss and the metrics over all batches."""
+        values: dict[str, float | None] = {}
+        tables: dict[str, list[Any]] = {}
+        for name, metric in self._metrics.items():
+            value = metric.compute() if metric.update_called else torch.tensor(torch.nan)
+            if value.ndim:
+                tables[name] = value.tolist()
+            else:
+                values[name] = number(round(value.item(), 7))
+        return Scores(self._total / self._count, values, tables)
+
+
+def _copy_scored_steps(output: Tensor, batch: Batch) -> Tensor:
+    """Return an output on the CPU, where the steps that are not scored are 0: most tasks with a loss mask score few steps."""
+    if batch.loss_mask is None:
+        return output.cpu()
+    scored = batch.loss_mask.nonzero(as_tuple=True)
+    copied = torch.zeros(output.shape, dtype=output.dtype)
+    copied[scored] = output[tuple(index.to(output.device) for index in scored)].cpu()
+    return copied
 
 
 def is_not_distributed() -> bool:

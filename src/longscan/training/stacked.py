@@ -1,10 +1,10 @@
 """Train several runs of one model in one process: their forward and backward passes run together under `torch.vmap`.
 
 Each run has its own `Trainer` with optimiser, schedule, data, logs, validations and checkpoints, and its folder is that of a
-separate run. Only the passes of an update are shared: the parameters of all runs are stacked on a leading axis, of which those of
-each model are views, and the losses are differentiated as one sum. As no model reads another one's parameters, the gradients are
-those of separate runs up to the rounding of batched matrix products. On a GPU the kernels of small models leave most of the
-device unused, and one call for all models takes little more time than one for a single model.
+separate run. Only the passes of updates and validations are shared: the parameters of all runs are stacked on a leading axis, of
+which those of each model are views, and the losses are differentiated as one sum. As no model reads another one's parameters,
+the gradients are those of separate runs up to the rounding of batched matrix products. On a GPU the kernels of small models leave
+most of the device unused, and one call for all models takes little more time than one for a single model.
 
 Runs that were resumed from different updates are first trained up to the same one, those that are furthest behind first: only
 batches of the same step have the same number of examples, as the last batch of an epoch may be smaller.
@@ -16,6 +16,7 @@ copies a batch of each run. In float32 on a GPU, `longscan.training.stacked_line
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,8 +30,9 @@ from longscan.blocks import BatchNorm
 from longscan.engine import GraphedStep, NonFiniteLossError
 from longscan.models import SiameseModel
 from longscan.tasks import Batch
-from longscan.tasks.base import rows_of_step
+from longscan.tasks.base import Split, rows_of_step
 from longscan.training.batches import pad_batch
+from longscan.training.evaluate import Scorer, Scores, evaluated_steps
 from longscan.training.run import Run, build_model, holds_run
 from longscan.training.settings import Settings
 from longscan.training.stacked_linear import SplitLinear
@@ -130,6 +132,9 @@ def _train_until_one_is_over(members: "list[_Member]", received: set[int], until
     step = _StackedStep([member.trainer for member in members], [member.training_set() for member in members])
     while members[0].step != until and not any(member.is_closed or member.trainer.is_over for member in members):
         signals = set(received)  # the same for all runs, so that all save a checkpoint after this update
+        if step.training_sets is not None and not signals:
+            _make_idle_steps(members, step, received, until)
+            signals = set(received)
         if step.training_sets is None:
             batches = [next(member.batches) for member in members]
             for member in members:
@@ -144,6 +149,22 @@ def _train_until_one_is_over(members: "list[_Member]", received: set[int], until
     for member in members:
         if not member.is_closed and member.trainer.is_over:
             member.finish()
+
+
+def _make_idle_steps(members: "list[_Member]", step: "_StackedStep", received: set[int], until: int | None) -> None:
+    """Make the updates after which no run has anything to do, up to the one before `until`, or until a signal is received.
+
+    The host, which otherwise calls all runs after each update, would take longer than an update on the GPU.
+    """
+    count = min(member.trainer.idle_steps() for member in members)
+    if until is not None:
+        count = min(count, until - members[0].step - 1)
+    for _ in range(count):
+        step(step.next_rows())
+        for member in members:
+            member.trainer.engine.step += 1
+        if received:
+            return
 
 
 class _Member:
@@ -200,7 +221,7 @@ class _Member:
 
 
 class Rows(NamedTuple):
-    """The tensors that an update reads if the GPU holds the training sets.
+    """The tensors on the GPU that an update reads if the GPU holds the training sets.
 
     Attributes:
         numbers: (K, B) int64, the numbers of the examples in the batch of each run.
@@ -210,13 +231,19 @@ class Rows(NamedTuple):
     numbers: Tensor
     rates: Tensor
 
-    def to(self, device: torch.device) -> "Rows":
-        """Return the numbers and rates on a device."""
-        return Rows(self.numbers.to(device), self.rates.to(device))
 
-    def pin_memory(self) -> "Rows":
-        """Return the numbers and rates in page-locked memory."""
-        return Rows(self.numbers.pin_memory(), self.rates.pin_memory())
+class Epoch(NamedTuple):
+    """What the updates of an epoch read, on the GPU: one copy for all of them.
+
+    Attributes:
+        first_step: number of the epoch's first update.
+        order: (K, N) int64, the numbers of all examples of each run in the order of the epoch.
+        rates: (n_updates, n_groups), the learning rates of each update.
+    """
+
+    first_step: int
+    order: Tensor
+    rates: Tensor
 
 
 class _StackedStep:
@@ -246,6 +273,9 @@ class _StackedStep:
             for parameters, values in zip(self.own, stacked.detach(), strict=True):
                 parameters[name].data = values
         self.splits_products = self.device.type == "cuda" and first.training.precision == "float32"
+        for trainer in trainers:
+            trainer.score_validation = partial(self.validation_scores, trainer)
+        self._scored_step, self._scores = -1, list[Scores]()
         self._step: Any = self.gradient_step
         if first.training.capture and self.device.type == "cuda":
             self._step = GraphedStep(self.gradient_step, self.device)
@@ -262,27 +292,71 @@ class _StackedStep:
             self._rates = torch.tensor([float(group["lr"]) for group in groups], device=self.device)
             for group, rate in zip(groups, self._rates, strict=True):
                 group["lr"] = rate
-            self._epoch, self._order = -1, torch.empty(0)
+            self._epoch: Epoch | None = None
 
     def next_rows(self) -> Rows:
         """Return the numbers of the examples of the next update, as `rows_of_step` has them, and its learning rates."""
         first = self.trainers[0]  # the runs have the same schedules of batches and rates, and differ in the order of examples
         assert self.training_sets is not None
-        size, batch_size = self.training_sets.inputs.shape[1], first.training.batch_size
-        epoch, position = divmod(first.engine.step // first.training.batch_repeats, -(-size // batch_size))
-        if epoch != self._epoch:
-            orders = [rows_of_step(size, "train", epoch, size, trainer.settings.data_seed) for trainer in self.trainers]
-            self._epoch, self._order = epoch, torch.from_numpy(np.stack(orders))
-        rate_of = {scale: first.engine.learning_rate(first.engine.step, scale) for scale in set(self._scales)}
-        rates = torch.tensor([rate_of[scale] for scale in self._scales], dtype=self._rates.dtype)
-        return Rows(self._order[:, position * batch_size : (position + 1) * batch_size].contiguous(), rates)
+        batch_size, repeats = first.training.batch_size, first.training.batch_repeats
+        steps = repeats * -(-self.training_sets.inputs.shape[1] // batch_size)  # of an epoch
+        number, position = divmod(first.engine.step, steps)
+        if self._epoch is None or self._epoch.first_step != number * steps:
+            self._epoch = self._load_epoch(number, steps)
+        start = position // repeats * batch_size
+        return Rows(self._epoch.order[:, start : start + batch_size], self._epoch.rates[position])
+
+    def _load_epoch(self, number: int, steps: int) -> Epoch:
+        """Return an epoch of `steps` updates."""
+        assert self.training_sets is not None
+        size, first, start = self.training_sets.inputs.shape[1], self.trainers[0], number * steps
+        orders = [rows_of_step(size, "train", number, size, trainer.settings.data_seed) for trainer in self.trainers]
+        scales = sorted(set(self._scales))
+        updates = range(start, min(start + steps, first.training.steps))
+        by_scale = [[first.engine.learning_rate(step, scale) for scale in scales] for step in updates]
+        rates = torch.tensor(by_scale, dtype=self._rates.dtype)[:, [scales.index(scale) for scale in self._scales]]
+        order = torch.from_numpy(np.stack(orders))
+        if self.device.type == "cuda":  # copies from page-locked memory wait for nothing
+            order, rates = order.pin_memory(), rates.pin_memory()
+        return Epoch(start, order.to(self.device, non_blocking=True), rates.to(self.device, non_blocking=True))
 
     def __call__(self, batch: Batch | Rows) -> list[tuple[StepOutputs, Tensor, Tensor | None]]:
         """Make an update of each model with its part of a stacked batch (K, B, ...), and return what its engine needs of it."""
-        # The copies of captured updates wait for nothing if they start from page-locked memory.
-        results: list[tuple[StepOutputs, Tensor, Tensor | None]]
-        results = self._step(batch.pin_memory() if isinstance(self._step, GraphedStep) else batch.to(self.device))
+        if isinstance(batch, Batch):
+            # The copies of captured updates wait for nothing if they start from page-locked memory.
+            batch = batch.pin_memory() if isinstance(self._step, GraphedStep) else batch.to(self.device)
+        results: list[tuple[StepOutputs, Tensor, Tensor | None]] = self._step(batch)
         return results
+
+    def validation_scores(self, trainer: Trainer) -> Scores:
+        """Return the scores of one run on its validation split.
+
+        The runs validate at the same updates, and the scores of all are computed when the first one asks for its own.
+        """
+        if self._scored_step != trainer.engine.step:
+            self._scored_step, self._scores = trainer.engine.step, self._score_all("valid")
+        return self._scores[self.trainers.index(trainer)]
+
+    @torch.no_grad()
+    def _score_all(self, split: Split) -> list[Scores]:
+        """Return the scores of each model on a split, as `evaluate` has them of one model."""
+        first = self.trainers[0]
+        batch_size, model = first.training.batch_size, first.model
+        scorers = [Scorer(trainer.task, split) for trainer in self.trainers]
+        was_training = model.training
+        model.eval()
+        for step in evaluated_steps(first.task, split, batch_size, first.training.max_batches(split)):
+            batches = [trainer.task.batch(split, step, batch_size, trainer.settings.data_seed) for trainer in self.trainers]
+            batch = stack_batches(batches)
+            if self.device.type == "cuda":
+                batch = batch.pin_memory()
+            on_device = batch.to(self.device)
+            with first.accelerator.autocast():
+                outputs = torch.vmap(self._forward)(self.parameters, _model_inputs(on_device))
+            for k, (scorer, output) in enumerate(zip(scorers, outputs.unbind(), strict=True)):
+                scorer.add(output, _of_run(batch, k), _of_run(on_device, k))
+        model.train(was_training)
+        return [scorer.scores() for scorer in scorers]
 
     def gradient_step(self, batch: Batch | Rows) -> list[tuple[StepOutputs, Tensor, Tensor | None]]:
         """Make the forward and backward pass of all models, and clipping and an optimiser step of each one."""
@@ -291,15 +365,14 @@ class _StackedStep:
             self._rates.copy_(batch.rates)
             chosen = (self._numbers_of_runs, batch.numbers)
             batch = Batch(*(None if part is None else part[chosen] for part in self.training_sets))  # type: ignore[arg-type]
-        given = {name: x for name in ("inputs", "elapsed", "valid", "seq_idx") if (x := getattr(batch, name)) is not None}
         for stacked in self.parameters.values():
             stacked.grad = None
         with self.trainers[0].accelerator.autocast(), SplitLinear() if self.splits_products else nullcontext():
-            outputs = torch.vmap(self._forward)(self.parameters, given)
+            outputs = torch.vmap(self._forward)(self.parameters, _model_inputs(batch))
         losses, steps = [], []
         # unbind, not outputs[k]: its backward joins the gradients once, that of an index fills a whole tensor for each model
         for k, (trainer, output) in enumerate(zip(self.trainers, outputs.unbind(), strict=True)):
-            rows = Batch(*(None if tensor is None else tensor[k] for tensor in batch))  # type: ignore[arg-type]
+            rows = _of_run(batch, k)
             training = trainer.training
             losses.append(trainer.task.loss(output, rows, training.loss_reduction, training.label_smoothing))
             steps.append(StepOutputs(output.detach(), rows, 1.0))
@@ -316,6 +389,16 @@ class _StackedStep:
         """Return the output of the model with other parameters."""
         output: Tensor = functional_call(self.trainers[0].model, parameters, (), given)
         return output
+
+
+def _model_inputs(batch: Batch) -> dict[str, Tensor]:
+    """Return the tensors of a batch that models read, by the names of their arguments."""
+    return {name: x for name in ("inputs", "elapsed", "valid", "seq_idx") if (x := getattr(batch, name)) is not None}
+
+
+def _of_run(batch: Batch, k: int) -> Batch:
+    """Return the part of one run in a stacked batch."""
+    return Batch(*(None if tensor is None else tensor[k] for tensor in batch))  # type: ignore[arg-type]
 
 
 def stack_batches(batches: Sequence[Batch]) -> Batch:

@@ -324,6 +324,7 @@ class Trainer(Callback):
         if training.capture and accelerator.device.type == "cuda":
             self.engine.capture(accelerator.device)
         self.seconds_per_replay: Callable[[], float | None] = self.engine.seconds_per_replay
+        self.score_validation: Callable[[], Scores] = partial(self.evaluate, "valid", self.model)
         wrap = several and not training.shard and not training.capture
         self.wrapped_model: nn.Module = accelerator.prepare_model(self.model) if wrap else self.model
         self.run_log: RunLog | None = None
@@ -518,6 +519,15 @@ class Trainer(Callback):
                 self.save("last")
             raise KeyboardInterrupt
 
+    def idle_steps(self) -> int:
+        """Return the number of next steps after which neither `on_step_end` nor another callback has anything to do."""
+        training, step = self.training, self.engine.step
+        works_always = self.average is not None or self.shows_progress or self._statistics or training.curriculum.start
+        if works_always or not step:  # the first step is logged
+            return 0
+        periods = [period for period in (training.log_every, training.eval_every, training.checkpoint_every) if period]
+        return min(training.steps, *(step - step % period + period for period in periods)) - step - 1
+
     def _is_checkpoint_due(self) -> bool:
         """Return whether a checkpoint like the last one would take at most `checkpoint_share` of the time since that one."""
         share = self.checkpoint_share
@@ -526,7 +536,7 @@ class Trainer(Callback):
     def validate(self) -> None:
         """Score the newest weights and their average on validation, save the best weights, and stop the training early."""
         training, progress, metric = self.training, self.progress, self.task.metric
-        scores = self.evaluate("valid", self.model)
+        scores = self.score_validation()
         row: Row = {"loss": number(scores.loss), **scores.values}
         progress.valid = {"last": scores.values[metric]}
         if self.average is not None and self.average.count:
