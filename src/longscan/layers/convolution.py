@@ -19,9 +19,7 @@ from torch import Tensor, nn
 from longscan.distributed.context import current_split
 from longscan.layers.base import SequenceInfo, SequenceLayer, mask_padding, start_state
 from longscan.layers.state import ScanState, State, no_sequence
-from longscan.ops import long_conv
 from longscan.ops.arguments import step_flags, without_autocast
-from longscan.ops.dispatch import plain_backend
 from longscan.ops.pieces import PieceMap, pass_states, scan_piece
 from longscan.ops.tracing import record_length
 
@@ -32,7 +30,7 @@ class ConvolutionForm(NamedTuple):
     """A linear time-invariant system over L steps.
 
     Attributes:
-        kernel: K (D, L).
+        convolve: function of inputs (B, L, D) that returns their convolution with K, (B, L, D).
         free_response: function of an initial state (B, D, N/2, 2) that returns the outputs (B, D, L) for zero input,
             2 Re sum_n C_n a^{k+1} s.
         final_state: function of inputs (B, L, D), an initial state or None, and numbers of steps (B,) or (1,) that returns the
@@ -41,14 +39,14 @@ class ConvolutionForm(NamedTuple):
             a^count s.
     """
 
-    kernel: Tensor
+    convolve: Callable[[Tensor], Tensor]
     free_response: Callable[[Tensor], Tensor]
     final_state: Callable[[Tensor, Tensor | None, Tensor], Tensor]
     propagate: Callable[[Tensor, Tensor], Tensor]
 
 
 def convolve(
-    u: Tensor, system: ConvolutionForm, initial: Tensor | None, valid: Tensor | None, return_state: bool, backend: str
+    u: Tensor, system: ConvolutionForm, initial: Tensor | None, valid: Tensor | None, return_state: bool
 ) -> tuple[Tensor, Tensor | None]:
     """Return the outputs (B, L, D) of a system without the skip, and its final state, None unless `return_state`.
 
@@ -58,7 +56,6 @@ def convolve(
         initial: the state before the first valid step, (B, D, N/2, 2); None for zeros.
         valid: (B, L) bool, one run of valid steps per row; None if all are valid.
         return_state: whether to compute the final state.
-        backend: backend of `longscan.ops.long_conv`.
     """
     length = u.shape[1]
     position = torch.arange(length, device=u.device)
@@ -68,7 +65,7 @@ def convolve(
         first, count = valid.to(torch.int8).argmax(1), valid.sum(1)
         source = (position + (first + count).unsqueeze(1)) % length
         shifted = u.gather(1, source.unsqueeze(-1).expand_as(u))
-    y, final = long_conv(u, system.kernel, backend=plain_backend(backend)), None
+    y, final = system.convolve(u), None
     split = current_split()
     if split is not None:
         local = system.final_state(shifted, None, count)
@@ -126,9 +123,9 @@ class ConvolutionLayer(SequenceLayer):
     def convolve(
         self, u: Tensor, initial: Tensor | None, valid: Tensor | None, return_state: bool = True
     ) -> tuple[Tensor, Tensor | None]:
-        """Return what `recur` returns for evenly spaced steps, computed by FFT; the state is None unless `return_state`."""
+        """Return what `recur` returns for evenly spaced steps, by convolution; the state is None unless `return_state`."""
         u, length = record_length(u)
-        return convolve(u, self.convolution_form(length), initial, valid, return_state, self.backend)
+        return convolve(u, self.convolution_form(length), initial, valid, return_state)
 
     def forward_impl(self, x: Tensor, state: State, info: SequenceInfo) -> tuple[Tensor, State]:
         """Return the outputs (B, L, D) and the state after the last step, by convolution or step by step."""
@@ -147,9 +144,7 @@ class ConvolutionLayer(SequenceLayer):
         if current_split() is None:
             return self.recur(u, initial, info)
         flags = step_flags(u.shape[0], u.shape[1], info.valid, info.seq_idx, u)
-        return scan_piece(
-            lambda state: self.recur(u, state, info), initial, flags, lambda: self.recurrence_map(u, info)
-        )
+        return scan_piece(lambda state: self.recur(u, state, info), initial, flags, lambda: self.recurrence_map(u, info))
 
     def initial_state(self, batch: int) -> ScanState:
         """Return zeros: ssm (batch, D, N/2, 2)."""

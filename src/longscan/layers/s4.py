@@ -33,9 +33,10 @@ from longscan.numerics.hippo import legs_dplr
 from longscan.numerics.initialisers import complex_normal
 from longscan.numerics.pairs import constant
 from longscan.numerics.timescales import initial_dt
+from longscan.ops import long_conv
 from longscan.ops.arguments import carry_dtype, flag_masks, step_flags
 from longscan.ops.chunks import CHUNK, run_chunk, scan_chunks
-from longscan.ops.dispatch import Backend
+from longscan.ops.dispatch import Backend, plain_backend
 from longscan.ops.pieces import PieceMap, count_steps, power
 from longscan.ops.tracing import record_length
 
@@ -192,5 +193,8 @@ class S4(ConvolutionLayer):
             powers = power(A_bar, count, length, torch.matmul, identity)
             return (powers @ state.to(wide).flatten(-2).unsqueeze(-1)).view_as(state).to(self.state_dtype)
 
-        kernel = self.kernel(length, matrices()[0] if narrow == wide else None)
-        return ConvolutionForm(kernel.to(narrow), free_response, final, propagate)
+        def convolve(u: Tensor) -> Tensor:
+            kernel = self.kernel(length, matrices()[0] if narrow == wide else None)
+            return long_conv(u, kernel.to(narrow), backend=plain_backend(self.backend))
+
+        return ConvolutionForm(convolve, free_response, final, propagate)

@@ -5,10 +5,10 @@
 u: input (B, L, D). x: state (B, D, N/2), complex, one of each conjugate pair. A: eigenvalues (D, N/2). C: (D, N/2). dt: (D,).
 a, b: of zero-order hold (section 3.1, the default) or of the bilinear rule. With elapsed times tau a step is dt tau long.
 
-The layer runs as a convolution (FFT) over rows with evenly spaced steps, and as a recurrence over single steps, elapsed times and
-packed rows; both give the same result. B is 1, absorbed in C as in the paper's minimal form; with init="legs" the initial C is
-multiplied by HiPPO's B. The authors' full form trains B in addition to C: with `trained_B`, C B replaces C in the output, and x
-is unchanged. The paper's GELU, dropout and GLU belong to the surrounding block.
+The layer runs as a convolution over rows with evenly spaced steps, by FFT or on a GPU in chunks, and as a recurrence over single
+steps, elapsed times and packed rows; all give the same result. B is 1, absorbed in C as in the paper's minimal form; with
+init="legs" the initial C is multiplied by HiPPO's B. The authors' full form trains B in addition to C: with `trained_B`, C B
+replaces C in the output, and x is unchanged. The paper's GELU, dropout and GLU belong to the surrounding block.
 """
 
 from typing import Literal
@@ -21,6 +21,7 @@ from longscan._types import EvenInt, PositiveFloat, PositiveInt
 from longscan.layers._registry import LAYERS
 from longscan.layers._settings import check_backend
 from longscan.layers.base import SequenceInfo
+from longscan.layers.chunked_convolution import chunked_convolution, uses_chunks
 from longscan.layers.convolution import ConvolutionForm, ConvolutionLayer
 from longscan.layers.parameters import float32_parameter, mark
 from longscan.numerics.discretisation import change, discretise, log_step
@@ -28,9 +29,10 @@ from longscan.numerics.initialisers import complex_normal, diagonal_eigenvalues,
 from longscan.numerics.kernels import diagonal_final_state, diagonal_kernel, power
 from longscan.numerics.pairs import constant, divide, exponential, multiply
 from longscan.numerics.timescales import initial_dt
+from longscan.ops import long_conv
 from longscan.ops.arguments import step_flags
 from longscan.ops.chunks import scan_chunks
-from longscan.ops.dispatch import Backend, resolve
+from longscan.ops.dispatch import Backend, plain_backend, resolve
 from longscan.ops.linear_scan import NATIVE_BACKENDS, run_backend
 from longscan.ops.pieces import PieceMap
 
@@ -47,8 +49,8 @@ class S4D(ConvolutionLayer):
         dt_min, dt_max: initial range of dt, log-uniform.
         trained_B: whether B is a parameter in addition to C.
         D_init: initial skip, "normal" for a standard Gaussian as in the authors' code, or "ones".
-        backend: backend of the recurrence, `longscan.ops.linear_scan`. The convolution, `longscan.ops.long_conv`, has no native
-            kernel and uses torch's FFT with "cpu" and "triton", too.
+        backend: backend of the recurrence, `longscan.ops.linear_scan`. The convolution is `longscan.ops.long_conv`, by torch's
+            FFT with "cpu" and "triton", too; on a GPU with "auto" and "triton" it is `longscan.layers.chunked_convolution`.
 
     The state is `ScanState` with ssm (B, D, N/2, 2). Eigenvalues and dt learn at a tenth of the rate, without weight decay.
     """
@@ -137,5 +139,10 @@ class S4D(ConvolutionLayer):
             ssm = multiply(diagonal_final_state(log_a, u), b)
             return ssm if initial is None else ssm + propagate(initial, count)
 
-        kernel = diagonal_kernel(log_a, multiply(coefficients, b), length)
-        return ConvolutionForm(kernel, free_response, final_state, propagate)
+        def convolve(u: Tensor) -> Tensor:
+            weights = multiply(coefficients, b)
+            if uses_chunks(u, length, self.backend):
+                return chunked_convolution(log_a, weights, u, self.backend)
+            return long_conv(u, diagonal_kernel(log_a, weights, length), backend=plain_backend(self.backend))
+
+        return ConvolutionForm(convolve, free_response, final_state, propagate)

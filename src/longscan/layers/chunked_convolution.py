@@ -1,0 +1,73 @@
+"""The convolution with a kernel K_l = 2 Re sum_n c_n a_n^l, computed in chunks of T steps by matrix products.
+
+With the states s_j that a recurrence x_k = a x_{k-1} + u_k has before chunk j, and i = 0..T-1,
+
+    y_{jT+i} = sum_{l<=i} K_{i-l} u_{jT+l} + 2 Re sum_n c_n a_n^{i+1} s_{j,n}
+    s_{j+1} = a^T s_j + sum_l a^{T-1-l} u_{jT+l}
+
+u: input (B, L, D). a, c, s: pairs (..., 2) of one of each conjugate pair, (D, N, 2) and (B, D, N, 2). All sums over l and n are
+products with one matrix for each channel, and the second line is `linear_scan` over L / T steps. Compared with an FFT this reads
+and writes less memory, and its gradients are matrix products as well; it computes more, (2 T + 8 N) L D products for each row.
+"""
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from longscan.numerics.kernels import diagonal_kernel, power, powers
+from longscan.numerics.pairs import constant, multiply
+from longscan.numerics.symbolic import is_symbolic
+from longscan.ops.dispatch import NATIVE, resolve
+from longscan.ops.linear_scan import NATIVE_BACKENDS, run_backend
+
+MAX_LENGTH = 2**14  # steps, beyond which chunks would have more than 256
+
+
+def uses_chunks(u: Tensor, length: int, backend: str) -> bool:
+    """Return whether `chunked_convolution` takes the place of the FFT: on a GPU, outside of compiled graphs.
+
+    u: (B, L, D). backend: that of the layer; "eager" and "reference" name the algorithms of `longscan.ops.long_conv`.
+    """
+    if u.device.type != "cuda" or backend not in ("auto", *NATIVE) or torch.compiler.is_compiling():
+        return False
+    return not is_symbolic(length) and 0 < length <= MAX_LENGTH and u.numel() > 0
+
+
+def chunk_length(length: int) -> int:
+    """Return T, the power of two that is at least sqrt(length), doubled, but not more than the power of two above the length."""
+    return min(2 << max(0, -(-(length - 1).bit_length() // 2)), 1 << (length - 1).bit_length())
+
+
+def chunked_convolution(log_a: Tensor, coefficients: Tensor, u: Tensor, backend: str) -> Tensor:
+    """Return y (B, L, D) for inputs u (B, L, D), log_a (D, N, 2) as in `longscan.numerics.kernels` and coefficients c (D, N, 2).
+
+    backend: that of `longscan.ops.linear_scan`.
+    """
+    batch, length, channels = u.shape
+    size = chunk_length(length)
+    count = -(-length // size)
+    padded = pad(u, (0, 0, 0, count * size - length)) if count * size > length else u
+    rows = padded.reshape(-1, channels).mT.contiguous().view(channels, batch * count, size)
+
+    kernel = diagonal_kernel(log_a, coefficients, size)
+    toeplitz = pad(kernel, (size - 1, 0)).unfold(-1, size, 1).flip(-1).mT  # (D, l, i): K_{i-l}, 0 for l > i
+    y = rows @ toeplitz
+    if count > 1:
+        states = _states_before_chunks(log_a, rows, batch, backend)
+        lags = torch.arange(1, size + 1, device=u.device)
+        readout = multiply(coefficients.unsqueeze(-2), power(log_a.unsqueeze(-2), lags))  # (D, N, T, 2)
+        readout = (readout * constant(readout, 2.0, -2.0)).permute(0, 1, 3, 2).flatten(1, 2)  # (D, 2 N, T)
+        y = torch.baddbmm(y, states, readout)
+    return y.reshape(channels, -1).mT.reshape(batch, count * size, channels)[:, :length].contiguous()
+
+
+def _states_before_chunks(log_a: Tensor, rows: Tensor, batch: int, backend: str) -> Tensor:
+    """Return the states before each chunk, (D, B J, 2 N), of inputs in J chunks, (D, B J, T)."""
+    channels, _, size = rows.shape
+    ends = powers(log_a, size).flip(2).permute(0, 2, 1, 3).flatten(2)  # (D, T, 2 N): a^{T-1-l}
+    local = (rows @ ends).view(channels, batch, -1, log_a.shape[1], 2).permute(1, 2, 0, 3, 4).contiguous()  # (B, J, D, N, 2)
+    factor = power(log_a, torch.full((), size, device=rows.device))
+    chosen = resolve("linear_scan", backend, local, NATIVE_BACKENDS)
+    after, _ = run_backend(factor, local, torch.zeros_like(local[:, 0]), None, False, True, chosen, False)
+    before = pad(after[:, :-1], (0, 0, 0, 0, 0, 0, 1, 0))
+    return before.permute(2, 0, 1, 3, 4).reshape(channels, -1, 2 * log_a.shape[1])

@@ -1,0 +1,113 @@
+"""The convolution of a diagonal system in chunks, which S4D uses on a GPU; here it runs on the CPU."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from longscan.layers import S4D, s4d
+from longscan.layers.base import SequenceInfo
+from longscan.layers.chunked_convolution import MAX_LENGTH, chunk_length, chunked_convolution, uses_chunks
+from longscan.numerics.kernels import diagonal_kernel
+from longscan.ops import long_conv
+
+LENGTHS = [1, 2, 3, 4, 5, 16, 17, 63, 64, 65, 100, 333]
+
+
+def system(channels: int = 3, states: int = 4, dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor]:
+    """Return logarithms of eigenvalues of modulus .37 to 1, and coefficients."""
+    log_a = torch.stack([-torch.rand(channels, states, dtype=dtype), 3 * torch.randn(channels, states, dtype=dtype)], -1)
+    return log_a, torch.randn(channels, states, 2, dtype=dtype)
+
+
+def by_fft(log_a: Tensor, coefficients: Tensor, u: Tensor) -> Tensor:
+    return long_conv(u, diagonal_kernel(log_a, coefficients, u.shape[1]))
+
+
+@pytest.mark.parametrize("length", LENGTHS)
+@pytest.mark.parametrize("backend", ["auto", "eager", "reference"])
+def test_outputs_and_gradients_equal_those_of_the_fft(length: int, backend: str) -> None:
+    log_a, coefficients = system()
+    u, weights = torch.randn(2, 2, length, 3, dtype=torch.float64)
+    inputs = [x.requires_grad_() for x in (log_a, coefficients, u)]
+    y, expected = chunked_convolution(*inputs, backend), by_fft(*inputs)
+    assert y.is_contiguous()
+    torch.testing.assert_close(y, expected, rtol=1e-9, atol=1e-10)
+    found, of_fft = (torch.autograd.grad((one * weights).sum(), inputs) for one in (y, expected))
+    torch.testing.assert_close(found, of_fft, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("length", [256, 1000])
+def test_errors_in_float32_are_those_of_rounding(length: int) -> None:
+    """Relative to the sum of absolute products, an upper bound of every term, the error is some units of 6e-8."""
+    log_a, coefficients = system(channels=4, states=32)
+    u = torch.randn(2, length, 4, dtype=torch.float64)
+    exact = by_fft(log_a, coefficients, u)
+    size = long_conv(u.abs(), diagonal_kernel(log_a, coefficients, length).abs())
+    error = (chunked_convolution(log_a.float(), coefficients.float(), u.float(), "auto") - exact).abs()
+    assert (error / size).max() < 5e-5  # angles up to 10 times 1,000 steps are rounded to float32 before they are powers
+
+
+def test_second_derivatives_are_right() -> None:
+    log_a, coefficients = system(channels=1, states=2)
+    u = torch.randn(1, 5, 1, dtype=torch.float64)
+    inputs = tuple(x.requires_grad_() for x in (log_a, coefficients, u))
+    assert torch.autograd.gradgradcheck(lambda *given: chunked_convolution(*given, "eager"), inputs)
+
+
+def test_models_can_be_stacked_by_vmap() -> None:
+    """Seeds that train together call the layer under vmap."""
+    systems = [system() for _ in range(2)]
+    log_a, coefficients = (torch.stack(part) for part in zip(*systems, strict=True))
+    u = torch.randn(2, 3, 20, 3, dtype=torch.float64)
+    stacked = torch.vmap(lambda *given: chunked_convolution(*given, "auto"))(log_a, coefficients, u)
+    for k, one in enumerate(systems):
+        torch.testing.assert_close(stacked[k], chunked_convolution(*one, u[k], "auto"))
+
+
+@pytest.mark.parametrize("length", [*LENGTHS, 1024, 4096, MAX_LENGTH])
+def test_chunks_and_their_number_are_near_the_root_of_the_length(length: int) -> None:
+    size = chunk_length(length)
+    assert size & (size - 1) == 0
+    assert size < 2 * length
+    assert size <= 4 * length**0.5
+    assert length / size <= length**0.5
+
+
+@pytest.mark.parametrize(
+    ("device", "length", "backend", "expected"),
+    [
+        ("cuda", 100, "auto", True),
+        ("cuda", 100, "triton", True),
+        ("cuda", MAX_LENGTH, "auto", True),
+        ("cuda", MAX_LENGTH + 1, "auto", False),
+        ("cuda", 100, "eager", False),
+        ("cuda", 100, "reference", False),
+        ("cpu", 100, "auto", False),
+    ],
+)
+def test_chunks_are_used_on_a_gpu_by_default(device: str, length: int, backend: str, expected: bool) -> None:
+    u: Any = SimpleNamespace(device=torch.device(device), numel=lambda: 2 * length)
+    assert uses_chunks(u, length, backend) is expected
+
+
+@pytest.mark.parametrize("trained_B", [False, True])
+@pytest.mark.parametrize("length", [2, 65])
+def test_layer_with_chunks_equals_its_recurrence(length: int, trained_B: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Outputs and final states agree for an initial state and rows that are padded left, right or entirely."""
+    used = []
+    monkeypatch.setattr(s4d, "uses_chunks", lambda *_: used.append(1) or True)
+    layer = S4D(3, d_state=8, trained_B=trained_B).double()
+    u = torch.randn(4, length, 3, dtype=torch.float64)
+    state = torch.randn(4, 3, 4, 2, dtype=torch.float64)
+    steps = torch.arange(length)
+    first, last = torch.tensor([[0], [length // 2], [0], [1]]), torch.tensor([[length], [length], [0], [length - 1]])
+    for valid in (None, (steps >= first) & (steps < last)):
+        y, final = layer.convolve(u, state, valid)
+        expected, expected_final = layer.recur(u, state, SequenceInfo(valid=valid))
+        mask = torch.ones(4, length, dtype=torch.bool) if valid is None else valid
+        torch.testing.assert_close(y[mask], expected[mask], rtol=1e-9, atol=1e-9)
+        torch.testing.assert_close(final, expected_final, rtol=1e-9, atol=1e-9)
+    assert used == [1, 1]
