@@ -44,9 +44,10 @@ def events(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     stream = SimpleNamespace(wait_stream=lambda _: None)
 
     @contextmanager
-    def graph(_: Any, stream: Any, capture_error_mode: str) -> Any:
+    def graph(graph: Any, pool: Any, stream: Any, capture_error_mode: str) -> Any:
         assert stream is side_stream
-        recorded.append(f"capture, {capture_error_mode}")
+        graph.pool = lambda: "pool" if pool is None else pool
+        recorded.append(f"capture, {capture_error_mode}, {pool}")
         yield
 
     side_stream = SimpleNamespace(wait_stream=lambda _: None)
@@ -69,7 +70,7 @@ def test_fourth_batch_of_a_shape_is_captured_and_later_ones_are_replayed(events:
 
     graphed = GraphedStep(step, torch.device("cpu"))
     outputs = [graphed(Pair(torch.full((2,), float(number)))) for number in range(6)]
-    assert events == ["step"] * 3 + ["capture, thread_local", "step", "replay", "replay", "replay"]
+    assert events == ["step"] * 3 + ["capture, thread_local, None", "step", "replay", "replay", "replay"]
     assert [output.tolist() for output in outputs[:3]] == [[0, 0], [2, 2], [4, 4]]
     assert outputs[4] is outputs[5]
     assert batches[3].inputs.tolist() == [5, 5], "the static batch has the values of the last one"
@@ -82,7 +83,8 @@ def test_at_most_four_shapes_are_captured(events: list[Any]) -> None:
     for length in range(1, 6):
         for _ in range(5):
             graphed(Pair(torch.zeros(length)))
-    assert events.count("capture, thread_local") == 4
+    captures = [event for event in events if event.startswith("capture")]
+    assert captures == ["capture, thread_local, None"] + ["capture, thread_local, pool"] * 3, "all graphs share their memory"
     assert events.count("replay") == 8
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 WARMUP_CALLS = 3  # before a capture: kernels compile, and the optimiser creates its state
-MAX_GRAPHS = 4  # each graph keeps the memory of a step
+MAX_GRAPHS = 4
 TIMED_EVERY = 50  # replays between two that are timed
 
 
@@ -28,7 +28,7 @@ class GraphedStep:
 
     A batch is a NamedTuple of tensors or None. The step must not read values back to the host, and must read whatever changes
     between calls (learning rates) from tensors. After four graphs, batches of other shapes run without one. Each call overwrites
-    the tensors that the call before returned.
+    the tensors that the call before returned. The graphs share the memory of the largest one.
     """
 
     def __init__(self, step: Callable[[Any], Any], device: torch.device) -> None:
@@ -36,6 +36,7 @@ class GraphedStep:
         self._stream: torch.cuda.Stream | None = None
         self._n_calls: Counter[Any] = Counter()
         self._captures: dict[Any, Capture] = {}
+        self._pool: Any = None  # of the memory of all graphs: a replay needs nothing of it that another one has written
         self._n_replays = 0
         self._timed = deque[tuple[torch.cuda.Event, torch.cuda.Event]](maxlen=100)
 
@@ -82,6 +83,7 @@ class GraphedStep:
         for capture in self._captures.values():
             capture.graph.reset()
         self._captures.clear()
+        self._pool = None
 
     def _on_device(self, batch: Any) -> Any:
         return batch._make(None if tensor is None else tensor.to(self._device, non_blocking=True) for tensor in batch)
@@ -108,8 +110,9 @@ class GraphedStep:
         gc.collect()  # frees such graphs, and their memory, before the graph gets its own
         graph = torch.cuda.CUDAGraph()
         # A loader thread may copy to page-locked memory meanwhile; only this thread's work belongs to the graph.
-        with torch.cuda.graph(graph, stream=self._stream, capture_error_mode="thread_local"):
+        with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
             outputs = self._step(static)
+        self._pool = graph.pool()
         return Capture(graph, static, outputs)
 
 
