@@ -55,6 +55,8 @@ def test_runs_are_recorded_once_and_compared(row: PublishedRow, tmp_path: Path) 
         assert (record["steps"], record["updates_published"]) == (3, 3)
         assert record["updates_per_second"] == pytest.approx(3 / record["seconds"], rel=0.01)
         assert record["device_seconds"] > 0
+        assert list(record["validation_curve"]) == ["2", "3"]
+        assert max(record["validation_curve"].values()) == record["valid"]["best"]
     before = (out / "runs" / "aussm.jsonl").read_bytes()
     assert reproduce([row], out, echo=lines.append) == []
     assert (out / "runs" / "aussm.jsonl").read_bytes() == before

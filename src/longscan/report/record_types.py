@@ -93,6 +93,7 @@ class RunRecord(Provenance):
         stacked: number of seeds that trained together in one process, whose time `seconds` is; missing for a separate run.
         replayed_updates_per_second: the rate at which the device replays the captured updates, which no loader and no host
             holds back; missing without `training.capture`.
+        validation_curve: the main metric on validation by the number of updates; in records of `longscan reproduce`.
     """
 
     paper: str | None
@@ -121,6 +122,7 @@ class RunRecord(Provenance):
     corrected: Correction | Missing = MISSING
     stacked: PositiveInt | Missing = MISSING
     replayed_updates_per_second: PositiveFloat | Missing = MISSING
+    validation_curve: dict[str, float] | Missing = MISSING
 
     def field_errors(self) -> Iterator[FieldError]:
         """Yield an error for a finished run without a score."""

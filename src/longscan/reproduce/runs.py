@@ -28,6 +28,7 @@ from longscan.report.records import Record, append_record, read_folder
 from longscan.reproduce.archive import MANIFEST, check_size, checkpoint_bytes, pack, unpack
 from longscan.reproduce.rows import PublishedRow, find_recipe
 from longscan.reproduce.stacks import Stacking, is_stacked, stack_command
+from longscan.training.logs import read_rows
 from longscan.training.parsing import parse_settings
 from longscan.training.processes import GRACE, Ended, Job, run_jobs, visible_gpus
 from longscan.training.records import result_row
@@ -305,6 +306,8 @@ def _record(one: Planned, out: Path, recorded: set[tuple[Any, ...]]) -> str | No
         "device_seconds": device_seconds(one.folder),
     }
     row["updates_per_second"] = round(row["steps"] / row["seconds"], 3) if row["steps"] and row["seconds"] else None
+    scored = [logged for logged in read_rows(one.folder / "metrics.jsonl") if logged["split"] == "valid"]
+    row["validation_curve"] = {str(logged["step"]): x for logged in scored if (x := logged.get(row["metric"])) is not None}
     if _identity(row) not in recorded:
         recorded.add(_identity(row))
         append_record(out / "runs" / f"{one.row.id.partition('/')[0]}.jsonl", row)
