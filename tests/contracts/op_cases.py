@@ -3,7 +3,9 @@
 import math
 import os
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
+from importlib import import_module
 from typing import Any
 from unittest.mock import patch
 
@@ -26,6 +28,8 @@ DEVICE = torch.device(os.environ.get("LONGSCAN_DEVICE", "cpu"))  # of the Triton
 ONLY_BACKEND = os.environ.get("LONGSCAN_BACKEND")  # the only backend to test, if it is set
 # The argument whose shape and dtype the output has, where it is not `u`.
 OUTPUT_LIKE = {"linear_scan": "b", "block2_scan": "f", "ssd_scan": "x", "delta_scan": "v", "mamba_step": "x"}
+# Stands for `eager` as in compiled graphs, where some ops compute longer chunks, or all chunks together. No compiler runs.
+EAGER_IN_GRAPHS = "eager in graphs"
 SINGLE_DTYPE_OPS = ("mamba_step",)  # all tensors in float32 or all in float64
 # Arguments with or without a time axis. The output has the dtype to which theirs and that of the argument in OUTPUT_LIKE promote.
 TRANSITIONS = {"linear_scan": "a", "block2_scan": "M"}
@@ -36,9 +40,18 @@ def find_skip_reason(op: str, backend: str) -> str | None:
     return unsupported_reason(op, backend, DEVICE if backend == "triton" else torch.device("cpu"), torch.float32, OPS[op].native)
 
 
+def has_code_for_graphs(op: str) -> bool:
+    """Return whether the eager backend of an op computes other chunks in graphs that are compiled than in plain calls."""
+    module = import_module(f"longscan.ops.{op}.eager")
+    return any(hasattr(module, name) for name in ("chunk_of_graph", "scan_batched_chunks"))
+
+
 FAST_BACKENDS = {
     op: [b for b in ("eager", *OPS[op].native) if ONLY_BACKEND in (None, b) and find_skip_reason(op, b) is None] for op in OPS
 }
+for _op, _backends in FAST_BACKENDS.items():
+    if "eager" in _backends and has_code_for_graphs(_op):
+        _backends.append(EAGER_IN_GRAPHS)
 OP_BACKENDS = [
     (op, backend) for op in OPS for backend in (["reference"] if ONLY_BACKEND in (None, "reference") else []) + FAST_BACKENDS[op]
 ]
@@ -136,7 +149,9 @@ def call(case: Case, backend: str) -> tuple[Tensor, ...]:
     input_device = next(iter(case.inputs.values())).device
     device = DEVICE if backend == "triton" else input_device
     tensors = {name: x.to(device) for name, x in (case.inputs | case.masks).items()}
-    results = OPS[case.op].function(**tensors, **case.options, backend=backend)
+    in_graph = backend == EAGER_IN_GRAPHS
+    with patch.object(torch.compiler, "is_compiling", lambda: True) if in_graph else nullcontext():
+        results = OPS[case.op].function(**tensors, **case.options, backend="eager" if in_graph else backend)
     return tuple(x.to(input_device) for x in (results if isinstance(results, tuple) else (results,)))
 
 

@@ -6,7 +6,7 @@ annotations, and of `strict=` of zip and `frozen=`, `slots=`, `kw_only=` of @dat
 of the package, runs the tests that execute the changed line (the fast ones of every file first, then the others, up to --seconds
 of their time) and writes one JSON line: killed, timeout, survived, or stale if the file has changed since. `report` prints a
 table by part and lists the survivors. Survivors that are in equivalent.json, with the line before and after the change and the
-reason why it changes nothing, are counted in a separate column.
+reason why it changes nothing, are counted in a separate column; entries whose line has changed since are listed.
 
     python tests/mutation/campaign.py choose --seed 1 --count 200 --out mutants.jsonl      # needs cosmic-ray
     python tests/mutation/campaign.py cover --processes 2 --out coverage.json              # needs coverage
@@ -399,6 +399,10 @@ def report(results: Path) -> str:
         if row["outcome"] == "survived":
             lines += [f"- {row['id']} ({row['tests']} tests)", f"  - `{row['before']}`", f"  - `{row['after']}`"]
     lines += ["", *(f"- equivalent: {row['id']}: {row['reason']}" for row in rows if row["outcome"] == "equivalent")]
+    for entry in entries:
+        path = ROOT / entry["path"]
+        if not path.exists() or entry["before"] not in map(str.strip, path.read_text(encoding="utf-8").splitlines()):
+            lines.append(f"- the entry of {EQUIVALENT.name} is stale, its line has changed: {entry['path']}: `{entry['before']}`")
     return "\n".join(lines)
 
 

@@ -21,9 +21,8 @@ def assert_all_close(results, expected):
     torch.testing.assert_close(results, expected, rtol=1e-4, atol=1e-5)
 
 
-# The references are loops over the steps, all of which compile in the same way, and ssd_scan has the chunks of delta_scan.
-REFERENCES = [pair for pair in BACKENDS if pair[1] == "reference"]
-ALIKE = [*REFERENCES[1:], ("ssd_scan", "eager")]
+# The references are loops over the steps, all of which compile in the same way.
+ALIKE = [pair for pair in BACKENDS if pair[1] == "reference"][1:]
 
 
 @IGNORED
@@ -45,9 +44,9 @@ def test_compiled_op_has_no_graph_breaks_and_equals_direct_call(op, backend, mon
 
 
 @IGNORED
-@pytest.mark.parametrize("op", ["linear_scan", "block2_scan", "unitary_scan"])
+@pytest.mark.parametrize("op", ["linear_scan", "block2_scan", "unitary_scan", "ssd_scan"])
 def test_compiled_graph_with_an_open_batch_has_fewer_operations_than_steps(op, monkeypatch):
-    """A chunk of few numbers is long, and its number of operations grows with the logarithm of its length."""
+    """Chunks of few numbers are long, or computed together: the number of operations grows with the logarithm of the length."""
     monkeypatch.setattr(chunks, "CHUNK_ELEMENTS", 2**20)
     counts, inputs = [], example(op, length=1024, batch=5, masked=False)
 
@@ -59,7 +58,7 @@ def test_compiled_graph_with_an_open_batch_has_fewer_operations_than_steps(op, m
         torch._dynamo.mark_dynamic(inputs[name], 0)
     torch.compiler.reset()
     torch.compile(lambda inputs: OPS[op].function(**inputs, backend="eager"), fullgraph=True, backend=count)(inputs)
-    assert max(counts) < 600
+    assert max(counts) < 800
 
 
 @IGNORED

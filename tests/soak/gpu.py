@@ -7,8 +7,9 @@ together, `contracts` tests all ops and layers with their Triton kernels, and `t
 time that is left (of the cases in the log folder's tracing.jsonl none runs again). A check that has not ended when its time is
 over counts as not finished, and its line has the counts of what ran. A line of the file has "check", "passed", "failed",
 "finished", "status", "seconds", "command", "commit", "device", "torch" and "date". What a check prints is in DIR/CHECK.txt. The
-exit status is 1 if a check failed or was not finished. With --concurrent all checks begin together, and each may take the whole
-time; this needs about 12 cores. --processes is the number of processes of pytest in `contracts`.
+exit status is 1 if a check failed or was not finished. Where there are 12 cores or more, or with --concurrent, all checks begin
+together, and each may take the whole time; otherwise they run one after another. --processes is the number of processes in
+`contracts` and in `tracing`; `capture` has 3 of its own.
 
 With --device cpu the same checks run without a GPU, the kernels of the CPU in place of those of Triton.
 """
@@ -33,7 +34,7 @@ from longscan.training.run import commit
 
 ROOT = Path(__file__).resolve().parents[2]
 COMMAND_LINE = "import sys; from longscan.cli import main; sys.exit(main())"
-TRACING_PROCESSES = 4
+CORES_FOR_ALL = 12  # with which the checks run together
 LAST_COUNTS = 20  # seconds for a check that is interrupted, or at its end, to print its counts
 CAPTURE_TESTS = ("tests/training/test_capture.py", "tests/training/test_stacked.py")
 CONTRACT_TESTS = (
@@ -52,12 +53,12 @@ class Check(NamedTuple):
 
 
 def list_checks(device: str, logs: Path, processes: int) -> dict[str, Check]:
-    """Return the checks by name, in the order in which they run; `contracts` with this number of processes."""
+    """Return the checks by name, in the order in which they run; the longer ones with this number of processes."""
     python = sys.executable
     # pytest-benchmark, if it is installed, warns that it cannot measure with several processes, and warnings are errors here.
     test = [python, "-m", "pytest", "-q", "--tb=short", "-p", "no:cacheprovider", "-p", "no:benchmark"]
     tracing = [python, "tests/soak/tracing.py", "--device", device, "--backends", native_backend(device), "--timeout", "120"]
-    tracing += ["--processes", str(TRACING_PROCESSES), "--out", str(logs / "tracing.jsonl")]
+    tracing += ["--processes", str(processes), "--out", str(logs / "tracing.jsonl")]
     return {
         "doctor": Check([python, "-c", COMMAND_LINE, "doctor"], 0.4),
         "capture": Check([*test, "-n", "3", *CAPTURE_TESTS], 0.3),
@@ -120,8 +121,13 @@ def main() -> int:
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--logs", type=Path, default=ROOT / "runs" / "gpu_tests", help="folder for what the checks print")
     parser.add_argument("--out", type=Path, default=ROOT / "results" / "gpu_tests.jsonl", help="file of the records")
-    parser.add_argument("--processes", type=int, default=3, help="processes of pytest in `contracts`")
-    parser.add_argument("--concurrent", action="store_true", help="begin all checks together")
+    parser.add_argument("--processes", type=int, default=4, help="processes of `contracts` and of `tracing`")
+    parser.add_argument(
+        "--concurrent",
+        action=argparse.BooleanOptionalAction,
+        default=(os.cpu_count() or 1) >= CORES_FOR_ALL,
+        help=f"whether all checks begin together; by default with {CORES_FOR_ALL} cores or more",
+    )
     options = parser.parse_args()
     checks = list_checks(options.device, options.logs, options.processes)
     if unknown := set(options.only or ()) - set(checks):

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TypeVar
 
 import torch
@@ -79,3 +80,30 @@ def scan_chunks(
         y, state = run_chunk(step, (*chunk, *shared, state))
         outputs.append(y)
     return torch.cat(outputs, 1), state
+
+
+def scan_batched_chunks(
+    step: Callable[..., tuple[Tensor, Tensor]],
+    per_step: Sequence[Tensor | None],
+    shared: Sequence[Tensor | None],
+    state: Tensor,
+    empty: Tensor,
+) -> tuple[Tensor, Tensor]:
+    """Return what `scan_chunks` returns, for a `step(..., count=n)` that computes n consecutive chunks of CHUNK steps.
+
+    n is 1, so that memory is bounded by a chunk, except in a graph that is compiled. Such a graph contains the operations of
+    every call of `step`, and takes minutes to compile if there are many; so there one call computes all chunks. Steps of zeros
+    after the last one make its last chunk as long as the others; they must not change the state.
+    """
+    length = empty.shape[1]
+    if length <= CHUNK or not torch.compiler.is_compiling():
+        return scan_chunks(step, per_step, shared, state, empty)
+    count = -(-length // CHUNK)
+    padded = [x if x is None else _pad_steps(x, count * CHUNK - length) for x in per_step]
+    y, state = run_chunk(partial(step, count=count), (*padded, *shared, state))
+    return y[:, :length], state
+
+
+def _pad_steps(x: Tensor, steps: int) -> Tensor:
+    """Return x (B, L, ...) with this number of steps of zeros after the last one."""
+    return torch.cat([x, x.new_zeros(x.shape[0], steps, *x.shape[2:])], 1)

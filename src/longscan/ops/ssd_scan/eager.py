@@ -5,6 +5,9 @@ Dao and Gu, "Transformers are SSMs" (arXiv:2405.21060), section 6.2: with a_t = 
 
 In rows with several sequences the products include only pairs of steps of one sequence (`masked_products`, `masked_sums`). The
 state before the chunk affects the first sequence only, and only the last sequence affects the state after the chunk.
+
+A graph that is compiled contains the operations of every call of `_chunks`, and takes minutes to compile if there are many. There
+all chunks are computed by one call, with the chunks as rows of the batch and an associative scan of their states.
 """
 
 from functools import partial
@@ -15,9 +18,9 @@ from torch.nn.functional import silu
 
 from longscan.numerics.rotary import rotate_pairs
 from longscan.ops.arguments import carry_dtype, flag_masks, reset_mask, zero_invalid
-from longscan.ops.associative import running_sum
+from longscan.ops.associative import affine_scan, running_sum
 from longscan.ops.chunk_decay import chunk_decay, zero_unless
-from longscan.ops.chunks import scan_chunks
+from longscan.ops.chunks import scan_batched_chunks
 from longscan.ops.masked_products import masked_products, masked_sums
 from longscan.ops.ssd_scan.reference import repeat_for_heads
 
@@ -31,7 +34,27 @@ def _split_first_angle(angle: Tensor, flags: Tensor | None) -> tuple[Tensor, Ten
     return torch.where(first & ~reset, angle, 0).sum(1), torch.where(first | reset, 0, angle)
 
 
-def _chunk(
+def _states_before_and_after(
+    state: Tensor, decay: Tensor, added: Tensor, restarts: Tensor | None, count: int
+) -> tuple[Tensor, Tensor]:
+    """Return the states before `count` consecutive chunks, (B * count, H, P, N), and the state after the last one.
+
+    Args:
+        state: (B, H, P, N), before the first chunk.
+        decay: (B * count, H, 1, 1), of the state before a chunk over the steps of the chunk.
+        added: (B * count, H, P, N), what the inputs of a chunk add to the state after it.
+        restarts: (B * count, 1, 1, 1) bool, whether a sequence starts in a chunk; None if none does.
+        count: number of chunks in each row.
+    """
+    if count == 1:
+        return state, decay * zero_unless(None if restarts is None else ~restarts, state) + added
+    batch = state.shape[0]
+    decay, added = (part.reshape(batch, count, *part.shape[1:]) for part in (decay, added))
+    after = affine_scan(decay, added, state, reset=None if restarts is None else restarts.reshape(batch, count, 1, 1, 1))
+    return torch.cat([state.unsqueeze(1), after[:, :-1]], 1).flatten(0, 1), after[:, -1].clone()
+
+
+def _chunks(
     x: Tensor,
     dt: Tensor,
     B: Tensor,
@@ -48,7 +71,9 @@ def _chunk(
     state: Tensor,
     *,
     packed: bool,
+    count: int = 1,
 ) -> tuple[Tensor, Tensor]:
+    """Return y and the final state of `count` consecutive chunks of the same number of steps; arguments as in `reference`."""
     x, dt, B, C, z, input_scale, own_scale, angle = zero_invalid(flags, x, dt, B, C, z, input_scale, own_scale, angle)
     batch, length, heads, width = x.shape
     if angle is not None or B_bias is not None or C_bias is not None:
@@ -61,32 +86,41 @@ def _chunk(
         B, C = (rotate_pairs(part, -cumulative_angle) for part in (B, C))
     groups = B.shape[2]
     drive = x * (dt if input_scale is None else input_scale).unsqueeze(-1)
-    B, C, drive = (part.transpose(1, 2) for part in (B, C, drive))  # (B, heads or groups, L, .)
+    y = None
+    if own_scale is not None:
+        c_dot_b = (C * B).sum(-1).repeat_interleave(heads // groups, 2)
+        y = (c_dot_b * own_scale).unsqueeze(-1) * x
 
     reset = reset_mask(flags, packed, 2)
-    decay, from_start, is_earlier, included, in_first, in_last = chunk_decay((dt * A).transpose(1, 2), reset)
+    log_decay = dt * A
+    rows, steps = batch * count, length // count
+    if count > 1:  # the chunks become rows of the batch
+        B, C, drive, log_decay = (part.reshape(rows, steps, *part.shape[2:]) for part in (B, C, drive, log_decay))
+        reset = None if reset is None else reset.reshape(rows, steps)
+    B, C, drive, log_decay = (part.transpose(1, 2) for part in (B, C, drive, log_decay))  # (rows, heads or groups, steps, .)
+    decay, from_start, is_earlier, included, in_first, in_last = chunk_decay(log_decay, reset)
     to_end = decay[..., -1, :]
 
-    per_group = (batch, groups, heads // groups)
+    per_group = (rows, groups, heads // groups)
+    weighted_drive = (
+        zero_unless(in_last, drive * to_end.unsqueeze(-1)).reshape(*per_group, steps, width).transpose(3, 4).flatten(2, 3)
+    )
+    added_state = (weighted_drive @ zero_unless(in_last, B)).reshape(rows, *state.shape[1:])
+    restarts = None if in_first is None else ~in_first[:, :, -1:]
+    before, state = _states_before_and_after(state, from_start[..., -1:, None], added_state, restarts, count)
+
     pair_weights = decay if own_scale is None else torch.where(is_earlier, decay, 0)
     products = C @ B.transpose(2, 3) if reset is None else masked_products(C, B, included)
-    weights = (products.unsqueeze(2) * pair_weights.reshape(*per_group, length, length)).flatten(1, 2)
-    y_chunk = (weights @ drive if reset is None else masked_sums(weights, drive, included)).transpose(1, 2)
-    rows = state.reshape(batch, groups, heads // groups * width, state.shape[-1])
-    y_carried = zero_unless(in_first, C) @ rows.transpose(2, 3)  # (B, G, L, heads of a group * P)
-    y_carried = y_carried.reshape(batch, groups, length, heads // groups, width).transpose(2, 3).flatten(1, 2)
-    y = y_chunk + zero_unless(in_first, y_carried * from_start.unsqueeze(-1)).transpose(1, 2)
-    weighted_drive = (
-        zero_unless(in_last, drive * to_end.unsqueeze(-1)).reshape(*per_group, length, width).transpose(3, 4).flatten(2, 3)
-    )
-    added_state = weighted_drive @ zero_unless(in_last, B)
-    before = zero_unless(None if in_first is None else in_first[:, :, -1:], state)  # unchanged if the chunk has no restart
-    state = from_start[..., -1:, None] * before + added_state.reshape(state.shape)
+    weights = (products.unsqueeze(2) * pair_weights.reshape(*per_group, steps, steps)).flatten(1, 2)
+    y_chunk = weights @ drive if reset is None else masked_sums(weights, drive, included)
+    states = before.reshape(rows, groups, heads // groups * width, before.shape[-1])
+    y_carried = zero_unless(in_first, C) @ states.transpose(2, 3)  # (rows, G, steps, heads of a group * P)
+    y_carried = y_carried.reshape(rows, groups, steps, heads // groups, width).transpose(2, 3).flatten(1, 2)
+    y_scan = (y_chunk + zero_unless(in_first, y_carried * from_start.unsqueeze(-1))).transpose(1, 2)
+    y_scan = y_scan if count == 1 else y_scan.reshape(batch, length, heads, width)
+    y = y_scan if y is None else y_scan + y
     if cumulative_angle is not None:
         state = rotate_pairs(state, cumulative_angle[:, -1].unsqueeze(2))
-    if own_scale is not None:
-        c_dot_b = (C * B).sum(-1).repeat_interleave(heads // groups, 1).transpose(1, 2)
-        y = y + (c_dot_b * own_scale).unsqueeze(-1) * x
     y = y if D is None else y + D.unsqueeze(-1) * x
     y = y if z is None else y * silu(z)
     return y if flags is None else torch.where(flag_masks(flags, 4)[0], 0, y), state
@@ -112,7 +146,8 @@ def ssd_scan(
 ) -> tuple[Tensor, Tensor]:
     """Compute `reference.ssd_scan` chunk by chunk; memory beyond the output is bounded by a chunk.
 
+    In a graph that is compiled, all chunks are computed together, and memory is a multiple of that of the inputs.
     packed: whether `flags` may contain RESET.
     """
     per_step = (x, dt, B, C, z, input_scale, own_scale, angle, flags)
-    return scan_chunks(partial(_chunk, packed=packed), per_step, (A, D, B_bias, C_bias), initial_state, empty=x)
+    return scan_batched_chunks(partial(_chunks, packed=packed), per_step, (A, D, B_bias, C_bias), initial_state, empty=x)
