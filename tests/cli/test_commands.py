@@ -19,6 +19,7 @@ from rich.console import Console
 
 import longscan
 from longscan.cli import COMMANDS, main
+from longscan.cli._console import FIRST_ERROR
 from longscan.layers import LAYERS
 from longscan.models import STANDARD_BLOCKS
 from longscan.tasks import TASKS
@@ -53,6 +54,30 @@ def test_program_prints_one_error_and_exits_with_its_code(tmp_path: Path) -> Non
     assert completed.returncode == 2
     assert completed.stdout == ""
     assert completed.stderr == "longscan: `training.lr` must be a number above 0, got -1\n"
+
+
+@pytest.mark.parametrize(("rank", "waits"), [(None, []), ("0", []), ("1", [FIRST_ERROR])])
+def test_only_the_first_process_of_a_machine_prints_an_error_immediately(
+    rank: str | None, waits: list[float], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    waited: list[float] = []
+    monkeypatch.setattr("time.sleep", waited.append)
+    if rank is not None:
+        monkeypatch.setenv("LOCAL_RANK", rank)
+    assert main(["train"]) == 2
+    assert waited == waits
+    assert capsys.readouterr().err.count("longscan: ") == 1
+
+
+@pytest.mark.slow
+def test_processes_of_torchrun_print_an_error_once(tmp_path: Path) -> None:
+    script = tmp_path / "run.py"
+    script.write_text("import sys; from longscan.cli import main; sys.exit(main())")
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(script), "train"]
+    arguments = ["--task", "parity", "--out", str(tmp_path / "r"), "--training.lr", "-1"]
+    completed = subprocess.run([*command, *arguments], capture_output=True, text=True, check=False)
+    assert completed.returncode != 0
+    assert completed.stderr.count("longscan: `training.lr` must be a number above 0, got -1\n") == 1
 
 
 def test_train_prints_the_score_the_constant_and_the_report(
