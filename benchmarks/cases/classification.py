@@ -42,7 +42,7 @@ MINUTES = 4.0  # that the fit of a trained stack may take
 FAR = 0.08  # a loss of accuracy to the reference that the table counts
 OURS, REFERENCE = "SSMClassifier", "MiniRocket"
 KEY = ("set", "method", "seed")  # fields that tell rows apart
-PAGE, SECTION = ROOT / "docs/howto/estimators.md", "classification"
+PAGE, SECTION = ROOT / "docs/howto/accuracy.md", "classification"
 
 Series = list[np.ndarray]  # (L_i, C) each
 

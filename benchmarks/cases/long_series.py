@@ -41,7 +41,7 @@ GESTURES_JOINED, MAJORITY, GESTURES_TRAIN, GESTURES_TEST = 20, 8, 64, 64  # reco
 NAMES = ("SSMClassifier", "constant", "MiniRocket", "MultiRocket-Hydra", "QUANT")
 SECONDS = ("fit", "predict")  # of the processor in the table, of the clock where a row has no others
 QUICK_SERIES, QUICK_STEPS = 8, 500  # of each part
-PAGE, SECTION = ROOT / "docs/howto/models.md", "long series"
+PAGE, SECTION = ROOT / "docs/howto/accuracy.md", "long series"
 
 Series = list[np.ndarray]  # (L_i, C) each
 

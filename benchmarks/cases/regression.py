@@ -33,7 +33,7 @@ from page import mark_uncommitted, recorded_keys, write_section
 WEEK, DAY, STRIDE = 168, 24, 72  # hours
 TARGET = "WetBulbCelsius"
 KEY = ("set", "method", "seed")  # fields that tell rows apart
-PAGE, SECTION = ROOT / "docs/howto/estimators.md", "regression"
+PAGE, SECTION = ROOT / "docs/howto/accuracy.md", "regression"
 
 
 class Part(NamedTuple):

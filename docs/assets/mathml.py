@@ -1,4 +1,7 @@
-"""MkDocs hook: formulae become MathML when the site is built, so that pages show them without a network. Options do not wrap."""
+"""MkDocs hook: formulae become MathML when the site is built, so that pages show them without a network.
+
+Options do not wrap, and long names in tables wrap behind a slash, an underscore, a full stop or an equals sign only.
+"""
 
 import html
 import re
@@ -7,6 +10,8 @@ from latex2mathml.converter import convert
 
 _FORMULA = re.compile(r'<(span|div) class="arithmatex">\\[(\[](.*?)\\[)\]]</\1>', re.DOTALL)
 _OPTION = re.compile(r"<code>(--[^<]{1,40})</code>")
+_CELL = re.compile(r"<td\b.*?</td>", re.DOTALL)
+_NAME = re.compile(r"<[^>]*>|[^\s<>]{16,}")
 _NUMBER = re.compile(r"\\tag\{(\d+)\}")
 _SIGN = re.compile(r"(<mo[^>]*>(?:&#x0003D;|&#x00028;|&#x0002C;|&#x02208;|&#x0003C;|\[)</mo>)<mo>&#x02212;</mo>")  # = ( , ∈ < [
 
@@ -39,6 +44,15 @@ def _mathml(match: re.Match[str]) -> str:
     return f'<div class="equation"><div>{mathml}</div>{label}</div>'
 
 
+def _breakable(match: re.Match[str]) -> str:
+    """Return a long name with places at which a line may break; a tag unchanged."""
+    return match[0] if match[0].startswith("<") else re.sub(r"([/_.=])(?=\w)", r"\1<wbr>", match[0])
+
+
 def on_page_content(content: str, **_: object) -> str:
-    """Replace every formula that arithmatex has marked, and mark options such as --out, which would wrap behind their hyphens."""
+    """Replace every formula that arithmatex has marked, and mark options such as --out, which would wrap behind their hyphens.
+
+    In the cells of tables, long names get places at which a line may break.
+    """
+    content = _CELL.sub(lambda cell: _NAME.sub(_breakable, cell[0]), content)
     return _OPTION.sub(r'<code class="option">\1</code>', _FORMULA.sub(_mathml, content))

@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 import torch
 
+from longscan.layers import LAYERS
+
 ROOT = Path(__file__).parents[2]
 _FENCE = re.compile(r"^```(\w+)[^\n]*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
@@ -35,8 +37,9 @@ class Page:
 def run_page(tmp_path, monkeypatch):
     """Return a function that runs the Python blocks of a page in an empty directory: run_page("docs/scans.md").
 
-    With `until="## Heading"` it runs only those above this line.
+    With `until="## Heading"` it runs only those above this line. Layers that a page registers are removed after the test.
     """
+    registered = dict(LAYERS)
 
     def run(path: str, until: str | None = None) -> Page:
         monkeypatch.chdir(tmp_path)
@@ -49,7 +52,9 @@ def run_page(tmp_path, monkeypatch):
             page.printed.append(output.getvalue())
         return page
 
-    return run
+    yield run
+    LAYERS.clear()
+    LAYERS.update(registered)
 
 
 @pytest.fixture

@@ -6,8 +6,11 @@ from longscan.layers._registry import make_layer as make_layer
 from longscan.layers.attention import Attention as Attention
 from longscan.layers.attention import AttentionState as AttentionState
 from longscan.layers.aussm import AUSSM as AUSSM
+from longscan.layers.base import SequenceInfo as SequenceInfo
 from longscan.layers.base import SequenceLayer as SequenceLayer
 from longscan.layers.base import SequenceModule as SequenceModule
+from longscan.layers.base import mask_padding as mask_padding
+from longscan.layers.base import start_state as start_state
 from longscan.layers.gated_deltanet import GatedDeltaNet as GatedDeltaNet
 from longscan.layers.gru import GRU as GRU
 from longscan.layers.linoss import LinOSS as LinOSS
@@ -33,3 +36,4 @@ from longscan.layers.slstm import SLSTMState as SLSTMState
 from longscan.layers.state import PhaseState as PhaseState
 from longscan.layers.state import ScanState as ScanState
 from longscan.layers.state import layer_state as layer_state
+from longscan.layers.state import no_sequence as no_sequence
