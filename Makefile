@@ -61,7 +61,7 @@ mutants: $(STAMP)
 # What needs a GPU, in the Python environment that has a torch for it; the records go to results/gpu_tests.jsonl.
 GPU_PYTHON ?= python3
 gpu-test:
-	$(GPU_PYTHON) tests/soak/gpu.py
+	$(GPU_PYTHON) tests/soak/gpu.py $(GPU_TEST)
 
 lint: $(STAMP)
 	$(BIN)/ruff check src tests benchmarks packaging
