@@ -1,10 +1,11 @@
 """Train several runs of one model in one process: their forward and backward passes run together under `torch.vmap`.
 
-Each run has its own `Trainer` with optimiser, schedule, data, logs, validations and checkpoints, and its folder is that of a
-separate run. Only the passes of updates and validations are shared: the parameters of all runs are stacked on a leading axis, of
-which those of each model are views, and the losses are differentiated as one sum. As no model reads another one's parameters,
-the gradients are those of separate runs up to the rounding of batched matrix products. On a GPU the kernels of small models leave
-most of the device unused, and one call for all models takes little more time than one for a single model.
+Each run has its own `Trainer` with schedule, data, logs, validations and checkpoints, and its folder is that of a separate run.
+The passes of updates and validations are shared, and the optimiser steps (`longscan.training.stacked_optimizer`): the parameters
+of all runs are stacked on a leading axis, of which those of each model are views, and the losses are differentiated as one sum.
+As no model reads another one's parameters, the gradients are those of separate runs up to the rounding of batched matrix
+products. On a GPU the kernels of small models leave most of the device unused, and one call for all models takes little more
+time than one for a single model.
 
 Runs that were resumed from different updates are first trained up to the same one, those that are furthest behind first: only
 batches of the same step have the same number of examples, as the last batch of an epoch may be smaller.
@@ -17,6 +18,7 @@ copies a batch of each run. In float32 on a GPU, `longscan.training.stacked_line
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, nullcontext
 from functools import partial
+from math import inf
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,7 +29,7 @@ from torch.func import functional_call
 
 from longscan._errors import setting_error
 from longscan.blocks import BatchNorm
-from longscan.engine import GraphedStep, NonFiniteLossError
+from longscan.engine import GraphedStep, NonFiniteLossError, set_learning_rates
 from longscan.models import SiameseModel
 from longscan.tasks import Batch
 from longscan.tasks.base import Split, rows_of_step
@@ -36,6 +38,7 @@ from longscan.training.evaluate import Scorer, Scores, evaluated_steps
 from longscan.training.run import Run, build_model, holds_run
 from longscan.training.settings import Settings
 from longscan.training.stacked_linear import SplitLinear
+from longscan.training.stacked_optimizer import StackedOptimizer
 from longscan.training.trainer import (
     StepOutputs,
     Trainer,
@@ -137,8 +140,7 @@ def _train_until_one_is_over(members: "list[_Member]", received: set[int], until
             signals = set(received)
         if step.training_sets is None:
             batches = [next(member.batches) for member in members]
-            for member in members:
-                member.trainer.engine.begin_step()
+            step.set_learning_rates()
             results = step(stack_batches(batches))
         else:
             results = step(step.next_rows())
@@ -225,7 +227,7 @@ class Rows(NamedTuple):
 
     Attributes:
         numbers: (K, B) int64, the numbers of the examples in the batch of each run.
-        rates: (n_groups,), the learning rates of the parameter groups of all optimisers, run by run.
+        rates: (n_groups,), the learning rates of the parameter groups.
     """
 
     numbers: Tensor
@@ -249,7 +251,7 @@ class Epoch(NamedTuple):
 class _StackedStep:
     """The simultaneous update of several trainers.
 
-    The parameters of the models become views of stacked ones, (K, ...) by name, which the optimisers of the models change.
+    The parameters of the models become views of stacked ones, (K, ...) by name, which one `StackedOptimizer` changes.
     With `training.capture` on a CUDA device updates are captured as CUDA graphs.
 
     Args:
@@ -273,6 +275,13 @@ class _StackedStep:
             for parameters, values in zip(self.own, stacked.detach(), strict=True):
                 parameters[name].data = values
         self.splits_products = self.device.type == "cuda" and first.training.precision == "float32"
+        engines = [trainer.engine for trainer in trainers]
+        self.optimizer = StackedOptimizer(
+            [engine.optimizer for engine in engines], self.own, self.parameters, first.training.clip or inf
+        )
+        self._all_finite = torch.stack([engine.all_finite for engine in engines])
+        for engine, is_finite in zip(engines, self._all_finite, strict=True):
+            engine.all_finite = is_finite
         for trainer in trainers:
             trainer.score_validation = partial(self.validation_scores, trainer)
         self._scored_step, self._scores = -1, list[Scores]()
@@ -286,13 +295,20 @@ class _StackedStep:
         if sets := [whole for whole in training_sets if whole is not None]:
             self.training_sets = stack_batches(sets).to(self.device)
             self._numbers_of_runs = torch.arange(len(trainers), device=self.device).unsqueeze(1)
-            # The groups of all optimisers read their rate from one tensor, so that an update copies a single one to the device.
-            groups = [group for trainer in trainers for group in trainer.engine.optimizer.param_groups]
+            # All groups read their rates from one tensor, so that an update copies a single one.
+            groups = self.optimizer.adamw.param_groups
             self._scales = [float(group.get("scale", 1.0)) for group in groups]
             self._rates = torch.tensor([float(group["lr"]) for group in groups], device=self.device)
             for group, rate in zip(groups, self._rates, strict=True):
                 group["lr"] = rate
+            self.optimizer.share_learning_rates()
             self._epoch: Epoch | None = None
+
+    def set_learning_rates(self) -> None:
+        """Give all parameter groups the learning rates of the next update, which are the same for all runs."""
+        engine = self.trainers[0].engine
+        set_learning_rates(self.optimizer.adamw, partial(engine.learning_rate, engine.step))
+        self.optimizer.share_learning_rates()
 
     def next_rows(self) -> Rows:
         """Return the numbers of the examples of the next update, as `rows_of_step` has them, and its learning rates."""
@@ -359,7 +375,7 @@ class _StackedStep:
         return [scorer.scores() for scorer in scorers]
 
     def gradient_step(self, batch: Batch | Rows) -> list[tuple[StepOutputs, Tensor, Tensor | None]]:
-        """Make the forward and backward pass of all models, and clipping and an optimiser step of each one."""
+        """Make the forward and backward pass and the optimiser step of all models."""
         if isinstance(batch, Rows):
             assert self.training_sets is not None
             self._rates.copy_(batch.rates)
@@ -376,14 +392,11 @@ class _StackedStep:
             training = trainer.training
             losses.append(trainer.task.loss(output, rows, training.loss_reduction, training.label_smoothing))
             steps.append(StepOutputs(output.detach(), rows, 1.0))
-        torch.stack(losses).sum().backward()  # type: ignore[no-untyped-call]
-        results = []
-        for k, (trainer, loss, step) in enumerate(zip(self.trainers, losses, steps, strict=True)):
-            for name, parameter in self.own[k].items():
-                gradient = self.parameters[name].grad
-                parameter.grad = None if gradient is None else gradient[k]
-            results.append((step, loss.detach(), trainer.engine.apply_gradients(loss)))
-        return results
+        together = torch.stack(losses)
+        together.sum().backward()  # type: ignore[no-untyped-call]
+        norms = self.optimizer.step()
+        self._all_finite &= torch.isfinite(together.detach()) & torch.isfinite(norms)
+        return list(zip(steps, together.detach(), norms, strict=True))
 
     def _forward(self, parameters: dict[str, Tensor], given: dict[str, Tensor]) -> Tensor:
         """Return the output of the model with other parameters."""
