@@ -13,7 +13,8 @@ from torch import Tensor
 
 pytest.importorskip("triton", reason="Triton is not installed")
 from longscan.ops import OPS, _gpu, _repeated_calls
-from longscan.ops._repeated_calls import record_launch, repeats_calls
+from longscan.ops._plain_calls import PlainCall
+from longscan.ops._repeated_calls import RecordedCall, RepeatedFunction, record_launch
 from op_examples import example, floats, run_with_gradients
 
 Function = Callable[..., tuple[Tensor, ...]]
@@ -51,7 +52,7 @@ def counted(function: Function) -> tuple[Function, list[int]]:
         runs.append(1)
         return function(*args)
 
-    return repeats_calls(run), runs
+    return RepeatedFunction(run), runs
 
 
 def test_third_call_repeats_the_launches_on_its_own_tensors(copy: Copy) -> None:
@@ -303,12 +304,85 @@ def test_call_whose_buffers_do_not_fit_together_is_not_repeated(place: str, copy
         raise torch.OutOfMemoryError
 
     if place == "repeating":
-        monkeypatch.setattr(_repeated_calls._Call, "repeat", repeat)
+        monkeypatch.setattr(RecordedCall, "repeat", repeat)
     call, runs = counted(function)
     for i in range(4):
         x = torch.full((3,), float(i))
         assert torch.equal(call(x)[0], x)
     assert len(runs) == (5 if place == "recording" else 4)
+
+
+@pytest.fixture
+def plain_call(copy: Copy, monkeypatch: pytest.MonkeyPatch) -> tuple[PlainCall, list[int]]:
+    """A plain call y = x, whose gradient is x but for its last number, that of dy, and a list with an item for each backward."""
+    runs: list[int] = []
+
+    def forward(x: Tensor, keep: bool) -> tuple[Tensor, ...]:
+        results = [torch.empty_like(x) for _ in range(3 if keep else 2)]
+        for y in results:
+            copy.launch(x, y, x.numel())
+        return tuple(results)
+
+    def backward(grad_y: Tensor | None, grad_final: Tensor | None, x: Tensor, kept: Tensor) -> tuple[Tensor, ...]:
+        runs.append(1)
+        given = x if grad_y is None else grad_y.contiguous()
+        dx = torch.empty_like(x)
+        copy.launch(given, dx, x.numel())
+        copy.launch(kept, dx, x.numel() - 1)  # the last number is that of dy
+        return (dx,)
+
+    monkeypatch.setattr("longscan.ops._plain_calls.resolve", lambda *_: "triton")
+    return PlainCall("copy", ("triton",), 1, forward, backward, lambda x: (x, x)), runs
+
+
+def test_backward_of_a_repeated_forward_is_repeated(plain_call: tuple[PlainCall, list[int]], copy: Copy) -> None:
+    call, runs = plain_call
+    for i in range(8):
+        x = torch.full((3,), float(i), requires_grad=True)
+        y, _ = call(x)
+        expanded = i % 2 == 0  # gradients that are not contiguous are copied
+        dy = torch.full((1,), 10.0 + i).expand(3) if expanded else torch.full((3,), 10.0 + i)
+        (dx,) = torch.autograd.grad(y, x, dy)
+        assert dx.tolist() == [i, i, 10 + i]
+    assert len(runs) == 2, "a copy is aligned like a tensor"
+    (recorded,) = [x for x in call._forward._calls.values() if isinstance(x, RecordedCall)]
+    assert len(recorded.following) == 1
+
+
+def test_saved_tensors_that_were_replaced_are_used(plain_call: tuple[PlainCall, list[int]]) -> None:
+    """Hooks of saved tensors may return others, at other addresses and of other strides."""
+    call, _ = plain_call
+    for i in range(8):
+        x = torch.full((3,), float(i), requires_grad=True)
+        with torch.autograd.graph.saved_tensors_hooks(lambda x: x * 2, lambda x: x[:, None].expand(3, 2)[:, 0]):
+            y, _ = call(x)
+        assert torch.autograd.grad(y, x, torch.ones(3))[0].tolist() == [2 * i, 2 * i, 1]
+        y, _ = call(x)
+        assert torch.autograd.grad(y, x, torch.ones(3))[0].tolist() == [i, i, 1]
+
+
+def test_backward_whose_buffers_do_not_fit_runs_otherwise(
+    plain_call: tuple[PlainCall, list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    call, runs = plain_call
+
+    def gradient(value: float) -> list[float]:
+        x = torch.full((3,), float(value), requires_grad=True)
+        return list(torch.autograd.grad(call(x)[0], x, torch.ones(3))[0].tolist())
+
+    for i in range(5):
+        assert gradient(i) == [i, i, 1]
+    assert len(runs) == 2
+    repeat = RecordedCall.repeat
+
+    def fail(self: RecordedCall, inputs: Any, addresses: Any) -> tuple[Tensor, ...]:
+        if len(self.results) == 1:  # of the backward pass
+            raise torch.OutOfMemoryError
+        return repeat(self, inputs, addresses)
+
+    monkeypatch.setattr(RecordedCall, "repeat", fail)
+    assert gradient(7) == [7, 7, 1]
+    assert len(runs) == 3
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from torch.autograd.function import once_differentiable
 
 from longscan.distributed.context import SequenceSplit, current_split
 from longscan.ops import dispatch
-from longscan.ops._repeated_calls import repeats_calls
+from longscan.ops._repeated_calls import RepeatedFunction
 from longscan.ops._signature import Limits, Signature
 from longscan.ops.pieces import FactorKind, PieceExchange
 from longscan.ops.tracing import in_func_transform, is_compiled_or_transformed
@@ -313,7 +313,7 @@ class NativeOp:
             return _contiguous(list(known.values()))
 
         self.forward, self.backward = forward, backward
-        repeated_forward, repeated_backward = repeats_calls(forward), repeats_calls(backward)
+        repeated_forward, repeated_backward = RepeatedFunction(forward), RepeatedFunction(backward)
 
         def run_forward(*args: Any, exchange_state: Callable[[Tensor, Tensor], Tensor] | None = None) -> Any:
             if args[-1] == "triton" and exchange_state is None:

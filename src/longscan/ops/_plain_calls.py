@@ -3,25 +3,23 @@
 An op checks its arguments, converts them (complex numbers to pairs, coefficients of all channels to those of each) and runs its
 kernels. Each of these steps is one or more operations of PyTorch and nodes of the autograd graph, which together take the host
 several times as long as the launches of the kernels. A plain call does all of them inside one node. From the third call on like
-tensors on it only allocates memory and launches kernels (`repeats_calls`).
+tensors on it only allocates memory and launches kernels (`RepeatedFunction`).
 """
 
-from collections.abc import Callable, Sequence
-from typing import Any, cast
+from collections.abc import Sequence
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
 from longscan.distributed.context import current_split
-from longscan.ops._repeated_calls import repeats_calls
+from longscan.ops._repeated_calls import Function, RecordedCall, RepeatedFunction, describe
 from longscan.ops.arguments import restore_complex, to_pairs
 from longscan.ops.dispatch import resolve
 from longscan.ops.tracing import is_compiled_or_transformed
 
 REDUCED_DTYPES = (torch.bfloat16, torch.float16)
-
-Function = Callable[..., tuple[Tensor, ...]]
 
 
 class PlainCall:
@@ -62,7 +60,7 @@ class PlainCall:
 
             return cast("tuple[Tensor, ...]", _gpu.compile_together(lambda: forward(*args), later))
 
-        self._forward, self._backward = repeats_calls(compile_and_run), repeats_calls(backward)
+        self._forward, self._backward = RepeatedFunction(compile_and_run), RepeatedFunction(backward)
 
     def runs(self, tensors: Sequence[Any], backend: str) -> bool:
         """Return whether a call on these tensors is plain, and is run by the Triton kernels if `backend` is asked for.
@@ -80,30 +78,75 @@ class PlainCall:
             return False
         if not like.numel() or forward_ad._current_level >= 0 or current_split() is not None:
             return False
-        if any((x := tensors[i]) is not None and x.dtype in REDUCED_DTYPES for i in self._wide):
-            return False
+        for i in self._wide:
+            x = tensors[i]
+            if x is not None and x.dtype in REDUCED_DTYPES:
+                return False
         return resolve(self._op, backend, like, self._native) == "triton"
 
     def __call__(self, *args: Any) -> tuple[Tensor, Tensor]:
         """Return y and the final state. args: the tensors, then the others."""
-        if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in args[: self.count]):
-            y, final = _Node.apply(self, *args)  # type: ignore[no-untyped-call]
-            return y, final
+        if torch.is_grad_enabled():
+            for x in args[: self.count]:
+                if x is not None and x.requires_grad:
+                    y, final = _Node.apply(self, *args)  # type: ignore[no-untyped-call]
+                    return y, final
         y, final = self._forward(*args, False)
         return y, final
 
-    def run_forward(self, args: Sequence[Any]) -> tuple[Tensor, ...]:
-        """Return y, the final state and what the backward pass needs."""
-        return self._forward(*args, True)
+    def run_forward(self, args: tuple[Any, ...]) -> tuple[tuple[Tensor, ...], "_Repeated | None"]:
+        """Return y, the final state and what the backward pass needs, and the recorded call if it was repeated."""
+        args = *args, True
+        description = describe(args)
+        results, call = self._forward.run(args, description)
+        if call is None or description.copies:
+            return results, None
+        return results, _Repeated(call, [*description.addresses[: self.count], *[x.data_ptr() for x in results[2:]]])
+
+    def repeat_backward(
+        self,
+        repeated: "_Repeated",
+        grads: Sequence[Tensor | None],
+        saved: Sequence[Tensor | None],
+        others: Sequence[Any],
+    ) -> tuple[Tensor, ...]:
+        """Return the gradients of the tensors that are not None, after a forward pass that was repeated.
+
+        Autograd returns the tensors that were saved, whose description is known then, unless somebody replaced them, which shows
+        in their addresses. So only the gradients are looked at.
+        """
+        contiguous = [grad if grad is None else grad.contiguous() for grad in grads]
+        addresses = [0 if x is None else x.data_ptr() for x in contiguous]
+        inputs = *contiguous, *saved, *others
+        following = repeated.call.following
+        known = tuple([-1 if grad is None else address % 16 for grad, address in zip(grads, addresses, strict=True)])
+        call, same = following.get(known), repeated.addresses == [0 if x is None else x.data_ptr() for x in saved]
+        if call is not None and same:
+            try:
+                return call.repeat(inputs, [*addresses, *repeated.addresses, *[0] * len(others)])
+            except torch.OutOfMemoryError:
+                del following[known]
+        results, call = self._backward.run(inputs, describe(inputs))
+        if call is not None and same:
+            following[known] = call
+        return results
 
     def run_backward(
-        self, grads: Sequence[Tensor | None], tensors: Sequence[Tensor | None], kept: Sequence[Tensor], others: Sequence[Any]
+        self,
+        grads: Sequence[Tensor | None],
+        saved: Sequence[Tensor | None],
+        others: Sequence[Any],
+        repeated: "_Repeated | None",
     ) -> list[Tensor | None]:
-        """Return the gradients of the tensors, None for those that are None."""
+        """Return the gradients of the tensors, None for those that are None. saved: the tensors and what `forward` kept."""
+        tensors = saved[: self.count]
         plain = not torch.is_grad_enabled() and not is_compiled_or_transformed(*grads)
         if not plain:  # gradients of which derivatives are taken, or of several vectors together
             return self._differentiate_generally(grads, tensors, others)
-        found = iter(self._backward(*grads, *tensors, *kept, *others))
+        if repeated is not None:
+            found = iter(self.repeat_backward(repeated, grads, saved, others))
+        else:
+            found = iter(self._backward(*grads, *saved, *others))
         return [None if x is None else next(found) for x in tensors]
 
     def _differentiate_generally(
@@ -120,12 +163,19 @@ class PlainCall:
         return [next(found) if x is not None and x.requires_grad else None for x in given]
 
 
+class _Repeated(NamedTuple):
+    """A forward pass that was repeated: its recorded call, and the addresses of what it saved, 0 for None."""
+
+    call: RecordedCall
+    addresses: list[int]
+
+
 class _Node(torch.autograd.Function):
     """The node of a plain call."""
 
     @staticmethod
     def forward(ctx: Any, call: PlainCall, *args: Any) -> tuple[Tensor, Tensor]:
-        y, final, *kept = call.run_forward(args)
+        (y, final, *kept), ctx.repeated = call.run_forward(args)
         ctx.save_for_backward(*args[: call.count], *kept)
         ctx.call, ctx.others = call, args[call.count :]
         ctx.set_materialize_grads(False)
@@ -137,7 +187,7 @@ class _Node(torch.autograd.Function):
         nothing = [None] * len(ctx.others)
         if all(grad is None for grad in grads):
             return (None, *[None] * count, *nothing)
-        return (None, *ctx.call.run_backward(grads, saved[:count], saved[count:], ctx.others), *nothing)
+        return (None, *ctx.call.run_backward(grads, saved, ctx.others, ctx.repeated), *nothing)
 
 
 def pairs_or_zeros(grad: Tensor | None, shape: Sequence[int], like: Tensor) -> Tensor:

@@ -11,7 +11,9 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import wraps
+from dataclasses import dataclass, field
+from functools import update_wrapper
+from operator import itemgetter
 from random import Random
 from typing import Any, NamedTuple
 
@@ -35,6 +37,7 @@ ALLOCATIONS = {
 }
 
 Run = Callable[..., object]
+Function = Callable[..., tuple[Tensor, ...]]
 
 
 class _Buffer(NamedTuple):
@@ -53,10 +56,10 @@ class _Place(NamedTuple):
 
 
 class _Launch(NamedTuple):
-    """A compiled kernel with its grid, the indices of its tensors in the list of places, and its other arguments."""
+    """A compiled kernel with its grid, a function that takes the addresses of its tensors from all, and its other arguments."""
 
     run: Run
-    places: tuple[int, ...]
+    select: Callable[[Sequence[Any]], tuple[Any, ...]]
     others: tuple[Any, ...]
 
 
@@ -68,24 +71,19 @@ class _Result(NamedTuple):
     zeros: bool
     like: int | None
 
-    def allocate(self, inputs: Sequence[Any], device: torch.device) -> Tensor:
-        """Return a new tensor. `torch.empty_like` takes half the time of `torch.empty`."""
-        if self.like is not None:
-            return torch.empty_like(inputs[self.like])
-        return (torch.zeros if self.zeros else torch.empty)(self.shape, dtype=self.dtype, device=device)
 
-
-class _Call(NamedTuple):
+@dataclass(slots=True)
+class RecordedCall:
     """A recorded call.
 
     Attributes:
         launches: in their order.
         places: where the tensors of all launches begin; first None, for arguments that are None. Roots are the inputs, the
-            results and the workspace, counted in this order.
+            results, the workspace and the zeros, counted in this order.
         results: what is allocated and returned.
-        workspace: bytes of all temporary buffers.
-        zeros: so many bytes at its beginning are filled with zeros first.
+        workspace, zeros: bytes of all temporary buffers that are not initialised, and of those that are filled with zeros.
         device: of all tensors.
+        following: recorded calls that get the inputs and results of this one, by what else they depend on. For `PlainCall`.
     """
 
     launches: list[_Launch]
@@ -94,33 +92,40 @@ class _Call(NamedTuple):
     workspace: int
     zeros: int
     device: torch.device
+    following: dict[Any, "RecordedCall"] = field(default_factory=dict)
 
     def repeat(self, inputs: Sequence[Any], addresses: Sequence[int]) -> tuple[Tensor, ...]:
         """Launch the kernels on other inputs, and return new results. addresses: of the inputs, 0 for those without."""
         from longscan.ops import _gpu
 
-        device = self.device
-        results = tuple([result.allocate(inputs, device) for result in self.results])
-        workspace = torch.empty(self.workspace, dtype=torch.uint8, device=device)
+        device, buffers = self.device, []
+        for shape, dtype, zeros, like in self.results:
+            if like is not None:  # half the time of `torch.empty`
+                buffers.append(torch.empty_like(inputs[like]))
+            else:
+                buffers.append((torch.zeros if zeros else torch.empty)(shape, dtype=dtype, device=device))
+        results = tuple(buffers)
+        buffers.append(torch.empty(self.workspace, dtype=torch.uint8, device=device))
         if self.zeros:
-            workspace[: self.zeros].zero_()
+            buffers.append(torch.zeros(self.zeros, dtype=torch.uint8, device=device))
         if _gpu.INTERPRETED:
-            self._interpret([*inputs, *results, workspace])
+            self._interpret([*inputs, *buffers])
             return results
-        roots = [*addresses, *[x.data_ptr() for x in results], workspace.data_ptr()]
+        roots = [*addresses, *[x.data_ptr() for x in buffers]]
         found = [None if place is None else roots[place[0]] + place[1] for place in self.places]
-        with _gpu.on_device(workspace):
-            stream = _gpu.current_stream(workspace)
-            for run, places, others in self.launches:
-                run(*[found[i] for i in places], *others, stream=stream)
+        like_buffer = buffers[-1]
+        with _gpu.on_device(like_buffer):
+            stream = _gpu.current_stream(like_buffer)
+            for run, select, others in self.launches:
+                run(*select(found), *others, stream=stream)
         return results
 
     def _interpret(self, roots: Sequence[Any]) -> None:
         """Launch the kernels in Triton's interpreter, which takes tensors instead of addresses."""
         flat = [x.view(-1).view(torch.uint8) if isinstance(x, Tensor) else x for x in roots]
         found = [None if place is None else flat[place.root][place.offset :].view(place.dtype) for place in self.places]
-        for run, places, others in self.launches:
-            run(*[found[i] for i in places], *others)
+        for run, select, others in self.launches:
+            run(*select(found), *others)
 
 
 class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -146,7 +151,10 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def add(self, run: Run, tensors: Sequence[Tensor | None], others: tuple[Any, ...]) -> None:
         """Record a launch, run(*tensors, *others)."""
         self._recorded_tensors.extend(tensors)
-        self._launches.append(_Launch(run, tuple([0 if x is None else self._place(x) for x in tensors]), others))
+        places = [0 if x is None else self._place(x) for x in tensors]
+        # itemgetter returns a tuple for several indices only
+        select = itemgetter(*places) if len(places) > 1 else lambda found: (found[places[0]],)
+        self._launches.append(_Launch(run, select, others))
 
     def _place(self, x: Tensor) -> int:
         place = *self._root(x), x.dtype
@@ -167,7 +175,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         buffer = _buffer(x)
         return buffer, address - buffer.address
 
-    def call(self, results: Sequence[Tensor]) -> _Call | None:
+    def call(self, results: Sequence[Tensor]) -> RecordedCall | None:
         """Return the call that has been recorded, or None if it cannot be repeated."""
         roots: dict[int | _Buffer, tuple[int, int]] = {i: (i, 0) for i in range(len(self._inputs))}
         allocated = []
@@ -182,15 +190,15 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             allocated.append(_Result(*kind, zeros, like[0] if like and not zeros else None))
         if not self._complete or not self._launches:
             return None
-        workspace, size, filled = len(self._inputs) + len(results), 0, 0
-        buffers = {root for root, _, _ in self._places if isinstance(root, _Buffer) and root not in roots}
-        for buffer in sorted(buffers, key=lambda buffer: buffer not in self._zeros):
-            roots[buffer] = workspace, size
-            size += -(-buffer.size // ALIGNMENT) * ALIGNMENT
-            filled = size if buffer in self._zeros else filled
+        workspace = len(self._inputs) + len(results)
+        sizes = [0, 0]  # of the workspace and of the zeros
+        for buffer in dict.fromkeys(root for root, _, _ in self._places if isinstance(root, _Buffer) and root not in roots):
+            zeros = int(buffer in self._zeros)
+            roots[buffer] = workspace + zeros, sizes[zeros]
+            sizes[zeros] += -(-buffer.size // ALIGNMENT) * ALIGNMENT
         places = [_Place(roots[root][0], roots[root][1] + offset, dtype) for root, offset, dtype in self._places]
         device = next(x.device for x in self._inputs if x is not None)
-        return _Call(self._launches, [None, *places], allocated, size, filled, device)
+        return RecordedCall(self._launches, [None, *places], allocated, *sizes, device)
 
 
 def _buffer(x: Tensor) -> _Buffer:
@@ -236,58 +244,82 @@ def forget_calls() -> None:
         calls.clear()
 
 
-def repeats_calls(function: Callable[..., tuple[Tensor, ...]]) -> Callable[..., tuple[Tensor, ...]]:
-    """Return a function that does what `function` does, which launches Triton kernels, and repeats recorded calls.
+class Description(NamedTuple):
+    """What a call depends on, the addresses of its tensors (0 for other arguments), and whether some of these must be copied."""
+
+    key: tuple[Any, ...]
+    addresses: list[int]
+    copies: bool
+
+
+def describe(args: Sequence[Any]) -> Description:
+    """Return the description of a call with these arguments."""
+    addresses: list[int] = []
+    key: list[Any] = []
+    copies = False
+    for x in args:
+        address = 0  # of a copy, which is aligned
+        if isinstance(x, Tensor):
+            if x.is_contiguous():
+                address = x.data_ptr()
+            else:
+                copies = True
+            key += x.shape, x.dtype, x.get_device(), address % 16
+        else:
+            key.append(x)
+        addresses.append(address)
+    return Description(tuple(key), addresses, copies)
+
+
+class RepeatedFunction:
+    """A function that does what `function` does, which launches Triton kernels, and repeats recorded calls.
 
     The third call and all later ones on tensors of the same shapes, dtypes, device and alignments, with the same constants, are
     repeated: what `function` launches must not depend on anything else. After MOST_CALLS different calls each new one takes the
     place of any other, so that a part of them is still repeated where more different calls than that take turns.
     """
-    calls: dict[Any, _Call | int] = {}  # by what a call depends on: the recorded call, or after how many like calls to record
-    choice = Random(0)
-    _functions.append(calls)
 
-    @wraps(function)
-    def repeat(*args: Any) -> tuple[Tensor, ...]:
-        addresses: list[int] = []
-        key: list[Any] = []
-        copies = False
-        for x in args:
-            address = 0  # of a copy, which is aligned
-            if isinstance(x, Tensor):
-                if x.is_contiguous():
-                    address = x.data_ptr()
-                else:
-                    copies = True
-                key += x.shape, x.dtype, x.get_device(), address % 16
-            else:
-                key.append(x)
-            addresses.append(address)
-        known = tuple(key)
+    def __init__(self, function: Function) -> None:
+        update_wrapper(self, function)
+        self._function = function
+        # By what a call depends on: the recorded call, or after how many like calls to record.
+        self._calls: dict[Any, RecordedCall | int] = {}
+        self._choice = Random(0)
+        _functions.append(self._calls)
+
+    def __call__(self, *args: Any) -> tuple[Tensor, ...]:
+        """Return the results of the function."""
+        return self.run(args, describe(args))[0]
+
+    def run(self, args: Sequence[Any], description: Description) -> tuple[tuple[Tensor, ...], RecordedCall | None]:
+        """Return the results of the function, and the recorded call if it was repeated. description: of the arguments."""
+        known, addresses, copies = description
+        calls = self._calls
         call = calls.get(known)
         if call is None or (isinstance(call, int) and call > 0):
-            returned = function(*args)  # which checks the arguments, before it makes copies
+            returned = self._function(*args)  # which checks the arguments, before it makes copies
             if call is None and len(calls) >= MOST_CALLS:
-                calls.pop(choice.choice(list(calls) or [None]), None)  # another thread may have forgotten it
+                calls.pop(self._choice.choice(list(calls) or [None]), None)  # another thread may have forgotten it
             calls[known] = 0 if call is None else call - 1
-            return returned
-        inputs: Sequence[Any] = args
+            return returned, None
+        inputs = args
         if copies:
             inputs = [x.contiguous() if isinstance(x, Tensor) else x for x in args]
             addresses = [x.data_ptr() if isinstance(x, Tensor) else 0 for x in inputs]
-        if isinstance(call, _Call):
+        if isinstance(call, RecordedCall):
             try:
-                return call.repeat(inputs, addresses)
+                return call.repeat(inputs, addresses), call
             except torch.OutOfMemoryError:  # it allocates all buffers at once
-                log.info("%s is not repeated, because its buffers do not fit into the memory together", function.__qualname__)
+                name = self._function.__qualname__
+                log.info("%s is not repeated, because its buffers do not fit into the memory together", name)
                 calls[known] = RETRY_AFTER
-                return function(*inputs)
+                return self._function(*inputs), None
         aliases = [x.detach() if isinstance(x, Tensor) else x for x in inputs]  # told apart where one tensor is two inputs
         _active.recorder = recorder = _Recorder(aliases)
         results: tuple[Tensor, ...] | None
         try:
             with recorder:
-                results = function(*aliases)
+                results = self._function(*aliases)
         except torch.OutOfMemoryError:  # a recorder keeps all buffers
             results = None
         finally:
@@ -295,8 +327,6 @@ def repeats_calls(function: Callable[..., tuple[Tensor, ...]]) -> Callable[..., 
         if results is None:
             calls[known] = RETRY_AFTER
             del recorder
-            return function(*inputs)
+            return self._function(*inputs), None
         calls[known] = recorder.call(results) or RETRY_AFTER
-        return results
-
-    return repeat
+        return results, None
