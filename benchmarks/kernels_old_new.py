@@ -7,9 +7,9 @@
 Each tree has its own process, and the two take turns. Cases are those of the suite gpu, further sizes, and training steps of
 models of six blocks (called, and replayed as a graph). A row of the file is one case on one tree: the median and the single
 values of --runs runs, of the forward pass and of the forward and backward pass; the host's own measure in the same turns, which
-is (x * 2).sum() of 524,288 numbers without and with its gradient; the time of the first call; the peak of the GPU's memory that
-a call allocates; the error of y and all gradients of an op against the float64 reference. The exit status is 1 if a replayed
-time is over 1.1 of the old one.
+is (x * 2).sum() of 524,288 numbers without and with its gradient; the time of the first forward and backward pass, and of the
+first forward pass after it; the peak of the GPU's memory that a call allocates; the error of y and all gradients of an op against
+the float64 reference. The exit status is 1 if a replayed time is over 1.1 of the old one.
 --quick runs small shapes without graphs, also in Triton's interpreter. The packages need torch and Triton only.
 """
 
@@ -122,7 +122,7 @@ def serve(tree: Path, quick: bool, with_errors: bool) -> None:
 
 
 def build_op(name: str, op: str, sizes: str, dtype: str, calls: dict[str, Call], quick: bool, with_errors: bool) -> Row:
-    """Fill `calls` with the forward pass and the forward and backward pass of an op, and return its row without times."""
+    """Fill `calls` with the forward and backward pass and the forward pass of an op, and return its row without times."""
     import torch
 
     import op_calls
@@ -139,8 +139,17 @@ def build_op(name: str, op: str, sizes: str, dtype: str, calls: dict[str, Call],
         errors = [relative_error(x.cpu(), exact) for x, exact in zip(found, call.truth(small, dtype), strict=True)]
         row["error_vs_float64"] = max(errors)
     inputs = call.inputs(shape, dtype, device)
+    leaves = [x.detach().requires_grad_() for x in inputs]
+    dy: list[torch.Tensor] = []  # made once, as a model's loss makes it
+
+    def forward_backward() -> object:
+        y = call.call(*leaves, backend="triton")
+        if not dy:
+            dy.append(torch.ones_like(y))
+        return torch.autograd.grad(y, leaves, dy)
+
+    calls["forward_backward"] = forward_backward
     calls["forward"] = lambda: call.call(*inputs, backend="triton")
-    calls["forward_backward"] = lambda: call.results(inputs, "triton")
     return row | first_calls(calls)
 
 
