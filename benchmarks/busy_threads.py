@@ -12,22 +12,19 @@ of which are torch's own operations: torch always starts a team for these, so th
 Linux only.
 """
 
-import argparse
-import json
 import os
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from cpu_rows import make_parser, write_row
 from longscan.blocks import MambaBlock
 from longscan.ops import _cpu
-from longscan.training.run import commit
 from op_calls import LINEAR, SELECTIVE, SHORT_CONV, UNITARY, OpCall, parse_sizes
 
 CALLS = {"selective": SELECTIVE, "unitary": UNITARY, "linear": LINEAR, "convolution": SHORT_CONV}
@@ -108,10 +105,8 @@ def mean_ms(call: Callable[[], object], seconds: float) -> list[float]:
 
 def main() -> int:
     """Read the command line and measure; the exit status is 1 if two threads are slower than they may be."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seconds", type=float, default=2.0, help="length of each measurement")
+    parser = make_parser(__doc__, seconds=2.0)
     parser.add_argument("--always-teams", action="store_true", help="start a team of threads in every call")
-    parser.add_argument("--out", type=Path, default=None, help="file of JSON lines, to which rows are added")
     options = parser.parse_args()
     if options.always_teams:
         _cpu.threads_for = lambda *_: torch.get_num_threads()  # before the modules that import it
@@ -119,7 +114,6 @@ def main() -> int:
     if len(processors) < 2:
         parser.error("two processors are needed, got one")
     os.sched_setaffinity(0, processors)
-    model = next(line for line in Path("/proc/cpuinfo").read_text("utf-8").splitlines() if line.startswith("model name"))
     calls = {"token": token_step()} | {f"{name} {x}": op_call(CALLS[name], x) for name in CALLS for x in SIZES[name]}
     calls |= dict(zip(REFERENCES, (torch_call(), block_step()), strict=True))
     within = True
@@ -128,12 +122,10 @@ def main() -> int:
         with busy_process(processors[1]):
             times |= dict(zip(("1_busy_ms", "2_busy_ms"), mean_ms(call, options.seconds), strict=True))
         row = {"call": name, **times, "always_teams": options.always_teams, "seconds": options.seconds}
-        row |= {"wait_policy": os.environ.get("OMP_WAIT_POLICY"), "cpu": model.partition(": ")[2], "commit": commit()}
+        row["wait_policy"] = os.environ.get("OMP_WAIT_POLICY")
         print(name, *(f"{kind} {ms:.3f}" for kind, ms in times.items()), flush=True)
         within &= name in REFERENCES or times["2_busy_ms"] <= ALLOWED * times["1_busy_ms"]
-        if options.out is not None:
-            with options.out.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(row) + "\n")
+        write_row(options.out, row)
     return int(not within)
 
 

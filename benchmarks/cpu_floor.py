@@ -11,9 +11,7 @@ exponentials, sines and multiplications, or the time of its copies if that is lo
 element. The exit status is 1 if a call takes over 1.5 times its floor. Needs a C++ compiler.
 """
 
-import argparse
 import ctypes
-import json
 import re
 import subprocess
 import sys
@@ -25,9 +23,9 @@ from pathlib import Path
 
 import torch
 
+from cpu_rows import make_parser, write_row
 from longscan.ops import _native
 from longscan.ops._cpu import empty
-from longscan.training.run import commit
 from op_calls import LINEAR, SELECTIVE, SHORT_CONV, UNITARY, OpCall, Shape, parse_sizes
 
 ROOT = Path(__file__).parents[1]
@@ -142,16 +140,12 @@ def measure(call: OpCall, shape: Shape, backward: bool, seconds: float) -> float
 
 def main() -> int:
     """Read the command line and measure; the exit status is 1 if a call takes over 1.5 times its floor."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seconds", type=float, default=1.0, help="length of each measurement")
-    parser.add_argument("--out", type=Path, default=None, help="file of JSON lines, to which rows are added")
-    options = parser.parse_args()
+    options = make_parser(__doc__, seconds=1.0).parse_args()
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
         unit = unit_times(compile_probe(Path(folder)), options.seconds)
     units = {name: f"{value:.4f}" for name, value in vars(unit).items() if value}
     print("nanoseconds:", *(f"{name} {value}" for name, value in units.items()), _native.isa(), flush=True)
-    model = next(line for line in Path("/proc/cpuinfo").read_text("utf-8").splitlines() if line.startswith("model name"))
     within = True
     for name, call, sizes in CASES:
         shape = parse_sizes(sizes)
@@ -163,13 +157,10 @@ def main() -> int:
             taken = measure(call, shape, backward, options.seconds)
             kind = "forward and backward" if backward else "forward"
             row = {"call": f"{name} {sizes}", "pass": kind, "ns": taken, "floor_ns": floor, "ratio": taken / floor}
-            row |= {"unit_ns": vars(unit) | {"copied": copied}, "isa": _native.isa(), "cpu": model.partition(": ")[2]}
-            row["commit"] = commit()
+            row |= {"unit_ns": vars(unit) | {"copied": copied}, "isa": _native.isa()}
             print(f"{name} {sizes}, {kind}: {taken:.4f} ns, floor {floor:.4f}, ratio {taken / floor:.2f}", flush=True)
             within &= taken <= 1.5 * floor
-            if options.out is not None:
-                with options.out.open("a", encoding="utf-8") as file:
-                    file.write(json.dumps(row) + "\n")
+            write_row(options.out, row)
     return int(not within)
 
 
