@@ -193,12 +193,12 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         workspace = len(self._inputs) + len(results)
         sizes = [0, 0]  # of the workspace and of the zeros
         for buffer in dict.fromkeys(root for root, _, _ in self._places if isinstance(root, _Buffer) and root not in roots):
-            zeros = int(buffer in self._zeros)
-            roots[buffer] = workspace + zeros, sizes[zeros]
-            sizes[zeros] += -(-buffer.size // ALIGNMENT) * ALIGNMENT
+            which = int(buffer in self._zeros)
+            roots[buffer] = workspace + which, sizes[which]
+            sizes[which] += -(-buffer.size // ALIGNMENT) * ALIGNMENT
         places = [_Place(roots[root][0], roots[root][1] + offset, dtype) for root, offset, dtype in self._places]
         device = next(x.device for x in self._inputs if x is not None)
-        return RecordedCall(self._launches, [None, *places], allocated, *sizes, device)
+        return RecordedCall(self._launches, [None, *places], allocated, sizes[0], sizes[1], device)
 
 
 def _buffer(x: Tensor) -> _Buffer:
