@@ -102,6 +102,31 @@ def test_f1r1_has_the_learned_frequencies_of_both_models():
     torch.testing.assert_close(block(x), forward(x) + reverse(x.flip(1)).flip(1))
 
 
+@pytest.mark.parametrize("kind", ["learned", "blocks", "tied"])
+def test_learned_positions_are_copied(kind):
+    first, second = (make_causal_model(seed, positions=kind, max_length=7).eval() for seed in (0, 1))
+    tokens = torch.randint(0, 9, (2, 7))
+    copied = with_head(first, 3, pooling="none").eval()
+    copied.head.load_state_dict(first.head.state_dict())
+    torch.testing.assert_close(copied(tokens), first(tokens))
+    f1 = make_bidirectional(first, keep_head=True).eval()
+    zero_reverse_convolutions(f1)
+    torch.testing.assert_close(f1(tokens), first(tokens))
+    f1r1 = make_bidirectional(first, second, projections="reverse")
+    assert torch.equal(f1r1.positions.table, second.positions.table)
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [({"vocab_size": 10}, "vocab_size=9 .* got 10"), ({"positions": "tied", "max_length": 7}, "positions='none' .* got 'tied'")],
+)
+def test_reverse_model_whose_encoder_does_not_fit_raises(options, named):
+    first, second = make_causal_model(), make_causal_model(**options)
+    with pytest.raises(ValueError, match=f"`reverse` must have {named}"):
+        make_bidirectional(first, second, projections="reverse")
+    assert torch.equal(make_bidirectional(first, second).encoder.weight, first.encoder.weight)
+
+
 def test_f1r1_of_a_model_with_itself_equals_f1():
     first = make_causal_model()
     f1, f1r1 = make_bidirectional(first), make_bidirectional(first, first, projections="reverse")

@@ -20,6 +20,9 @@ from longscan.models.pooling import Pooling
 from longscan.models.sequence_model import Head, SequenceModel
 from longscan.models.spec import BlockSpec, setting_names
 
+# Arguments of `SequenceModel` on which the weights of the encoder, the positions and the blocks' norms depend.
+ENCODING = ("vocab_size", "d_input", "image_shape", "positions", "max_length", "norm")
+
 
 def backbone_of(model: SequenceModel | LanguageModel) -> SequenceModel:
     """Return the `SequenceModel` inside a language model, or the model itself."""
@@ -29,7 +32,7 @@ def backbone_of(model: SequenceModel | LanguageModel) -> SequenceModel:
 def with_head(
     model: SequenceModel | LanguageModel, d_output: int, *, pooling: Pooling = "mean", head: Head = "linear"
 ) -> SequenceModel:
-    """Return a `SequenceModel` with copies of the encoder, blocks and last norm of `model`, and a new head.
+    """Return a `SequenceModel` with copies of the encoder, positions, blocks and last norm of `model`, and a new head.
 
     Args:
         model: the model to copy from. The vocabulary of a language model includes the rows of its padding.
@@ -39,7 +42,14 @@ def with_head(
     new = SequenceModel(**{**old.config, "d_output": d_output, "pooling": pooling, "head": head}).to(old.encoder.weight)
     for name in ("encoder", "blocks", "norm", "start"):
         getattr(new, name).load_state_dict(getattr(old, name).state_dict())
+    _copy_positions(old, new)
     return new
+
+
+def _copy_positions(old: SequenceModel, new: SequenceModel) -> None:
+    """Copy the learned positions of a model, if it has any, to one with the same settings."""
+    if old.positions is not None and new.positions is not None:
+        new.positions.load_state_dict(old.positions.state_dict())
 
 
 def make_bidirectional(
@@ -56,11 +66,12 @@ def make_bidirectional(
             Of a language model only the backbone is used.
         reverse: the model whose convolutions and layers become the reverse direction; its blocks and width are those of
             `forward`.
-        projections: the model that gives in_proj, out_proj, the blocks' norms and the encoder. The thesis's text names the
-            forward one; its code takes in_proj and out_proj of the reverse one.
+        projections: the model that gives in_proj, out_proj, the blocks' norms, the encoder and the absolute positions. The
+            thesis's text names the forward one; its code takes in_proj and out_proj of the reverse one.
         keep_head: also copy the last norm and the head of `forward`; in the thesis they are new.
 
-    Blocks other than gated ones (mamba, aussm) are copied. Raises ValueError if the models differ or have no gated block.
+    Blocks other than gated ones (mamba, aussm) are copied from the model that gives the projections. Sequences start from states
+    of zero, also where the causal models have learned ones. Raises ValueError if the models differ or have no gated block.
     """
     forward = backbone_of(forward)
     reverse = forward if reverse is None else backbone_of(reverse)
@@ -69,6 +80,10 @@ def make_bidirectional(
     if projections not in ("forward", "reverse"):
         raise ValueError(f"`projections` must be 'forward' or 'reverse', got {projections!r}")
     source = forward if projections == "forward" else reverse
+    for name in ENCODING:
+        if source.config[name] != forward.config[name]:
+            wanted = f"{name}={forward.config[name]!r} like the forward model, with projections='reverse'"
+            raise ValueError(f"`reverse` must have {wanted}, got {source.config[name]!r}")
     entries = [
         _bidirectional_entry(entry, block.block) if isinstance(block.block, GatedBlock) else entry
         for entry, block in zip(forward.entries, forward.stack, strict=True)
@@ -77,6 +92,7 @@ def make_bidirectional(
         raise ValueError("`forward` must have a gated block (mamba or aussm), got none")
     new = SequenceModel(**{**forward.config, "blocks": entries, "initial_state": "zero"}).to(forward.encoder.weight)
     new.encoder.load_state_dict(source.encoder.state_dict())
+    _copy_positions(source, new)
     for index, target in enumerate(new.stack):
         old_forward, old_reverse, old = (model.stack[index] for model in (forward, reverse, source))
         target.norm.load_state_dict(old.norm.state_dict())
