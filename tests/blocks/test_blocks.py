@@ -231,3 +231,15 @@ def test_fused_step_reads_the_time_since_the_last_step_of_each_row(rows):
         for step in range(4):
             y, state = block.step(x[:, step], state, elapsed=elapsed[:, step])
             torch.testing.assert_close(y, whole[:, step])
+
+
+@pytest.mark.parametrize("grad_enabled", [False, True])
+def test_step_of_mamba_block_starts_without_a_state_and_checks_it(grad_enabled):
+    """With and without gradients, where the step is one fused call."""
+    block, x = MambaBlock(8), torch.randn(2, 8)
+    with torch.set_grad_enabled(grad_enabled):
+        torch.testing.assert_close(block.step(x, None)[0], block(x.unsqueeze(1)).squeeze(1))
+        with pytest.raises(TypeError, match="`state` must be a GatedState, got a ScanState"):
+            block.step(x, block.layer.initial_state(2))
+        with pytest.raises(ValueError, match="`state` must have tensors of shapes"):
+            block.step(x, block.initial_state(3))

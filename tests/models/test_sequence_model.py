@@ -59,6 +59,15 @@ def test_streaming_equals_whole(pooling, initial_state, grad_enabled):
         assert_streaming_equals_whole(pooling, initial_state)
 
 
+@pytest.mark.parametrize("spec", ["mamba", "slstm", "s4", "pdssm", "mamba3", "attention", "feed_forward s5"])
+@pytest.mark.parametrize("rows", [1, 3])
+def test_step_with_a_state_of_another_batch_size_raises(spec, rows):
+    """Some layers would broadcast the state of a single row over all rows."""
+    model = SequenceModel.from_spec(spec, d_model=8, d_state=4, d_output=3, d_input=2, pooling="none")
+    with pytest.raises(ValueError, match=f"`state` must have 2 rows, .* got {rows}"):
+        model.step(torch.randn(2, 2), model.initial_state(rows))
+
+
 def assert_streaming_equals_whole(pooling: str, initial_state: str) -> None:
     net = make_model("mamba aussm s4d lru", pooling=pooling, initial_state=initial_state)
     with torch.no_grad():

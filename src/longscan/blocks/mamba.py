@@ -118,13 +118,16 @@ class MambaBlock(GatedBlock):
         )
 
     def _fused_step(
-        self, x_t: Tensor, norm: nn.RMSNorm | None, state: GatedState, elapsed: Tensor | None, active: Tensor | None
+        self, x_t: Tensor, norm: nn.RMSNorm | None, state: GatedState | None, elapsed: Tensor | None, active: Tensor | None
     ) -> tuple[Tensor, GatedState]:
         """Return y (B, D) and the state by one call of `mamba_step`, which includes the residual branch if a norm is given."""
         if self.checks_inputs:
             times, valid = (None if part is None else part.unsqueeze(1) for part in (elapsed, active))
             x, info = self.validate_inputs(x_t.unsqueeze(1), SequenceInfo(times, valid))
             x_t, elapsed = x.squeeze(1), None if info.elapsed is None else info.elapsed.squeeze(1)
+            self.check_state(state, x_t.shape[0])
+        if state is None:
+            state = self.initial_state(x_t.shape[0])
         layer = cast("S6", self.layer)
         y, conv, ssm = mamba_step(
             x_t,

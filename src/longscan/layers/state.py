@@ -36,6 +36,13 @@ def state_tensors(state: State) -> list[Tensor]:
     return [x for entry in state for x in state_tensors(entry)]
 
 
+def state_rows(state: State) -> int | None:
+    """Return the number of rows of the first tensor of a state; None if the state has no tensor."""
+    if isinstance(state, Tensor):
+        return state.shape[0]
+    return next((rows for entry in state or () if (rows := state_rows(entry)) is not None), None)
+
+
 def _select_rows(self: State, index: Any) -> State:
     """Return the state of the batch rows that `index` selects (anything that indexes a tensor's first axis)."""
     return map_state(lambda x: x[index], self)
