@@ -121,3 +121,51 @@ def test_error_over_long_sequences_is_at_most_twice_that_of_a_loop(backend):
     true_y, true_final = unitary_scan(*(x.double() for x in inputs.values()), backend="eager")
     assert (y - true_y).abs().max() <= 2 * (plain_y - true_y).abs().max()
     assert (final - true_final).abs().max() <= 2 * (plain_final - true_final).abs().max()
+
+
+def grid_example() -> dict[str, torch.Tensor]:
+    """Return random arguments for a scan with a phase grid: four channels, three states and 40 steps."""
+    sizes: dict[str, tuple[int, ...]] = dict.fromkeys(("u", "dt", "z"), (2, 40, 4))
+    sizes |= {"W": (4, 3, 4), "bias": (4, 3), "B": (3, 2), "C": (3, 2), "D": (4,)}
+    return {name: torch.randn(size) for name, size in sizes.items()}
+
+
+def test_phase_grid_computes_in_float32_for_half_precision():
+    """The results are those of float32 for the same rounded inputs: counts in bfloat16 would be wrong."""
+    half = {name: x.bfloat16() for name, x in grid_example().items()}
+    y, (ssm, phase) = unitary_scan(**half, phase_grid=7)
+    wide_y, (wide_ssm, wide_phase) = unitary_scan(**{name: x.float() for name, x in half.items()}, phase_grid=7)
+    assert y.dtype == torch.bfloat16
+    assert torch.equal(y, wide_y.bfloat16())
+    assert ssm.dtype == torch.float32
+    assert torch.equal(ssm, wide_ssm)
+    assert torch.equal(phase, wide_phase)
+
+
+def test_phase_grid_computes_in_float64_where_an_input_is():
+    given = grid_example()
+    mixed, wide = given | {"W": given["W"].double()}, {name: x.double() for name, x in given.items()}
+    y, (ssm, _) = unitary_scan(**mixed, phase_grid=7)
+    wide_y, (wide_ssm, _) = unitary_scan(**wide, phase_grid=7)
+    assert torch.equal(y, wide_y.float())
+    assert torch.equal(ssm, wide_ssm)
+
+
+def test_phase_grid_hides_padding_from_gradients():
+    given, valid = grid_example(), torch.ones(2, 40, dtype=torch.bool)
+    valid[0, 30:] = False
+    hidden = given | {name: given[name].masked_fill(~valid.unsqueeze(-1), math.nan) for name in ("u", "dt", "z")}
+    gradients = []
+    for tensors in (given, hidden):
+        leaves = {name: x.clone().requires_grad_() for name, x in tensors.items()}
+        y, (ssm, _) = unitary_scan(**leaves, phase_grid=7, valid=valid)
+        (y.sum() + ssm.square().sum()).backward()
+        gradients.append([x.grad for x in leaves.values()])
+    for plain, other in zip(*gradients, strict=True):
+        assert torch.equal(plain, other)
+
+
+def test_phase_that_is_not_int64_raises():
+    state = torch.zeros(2, 4, 3, 2), torch.zeros(2, 4, 3)
+    with pytest.raises(TypeError, match=r"`initial_state\[1\]` must be of dtype torch.int64, got torch.float32"):
+        unitary_scan(**grid_example(), initial_state=state, phase_grid=7)

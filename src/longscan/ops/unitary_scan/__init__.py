@@ -125,13 +125,15 @@ def _general_call(
             raise TypeError("`initial_state` must be a tensor where phase_grid is None, got a tuple")
         initial_state, phase = initial_state
         check_tensor("initial_state[1]", phase, (batch, channels, bias.shape[1]), u)
+        if phase.dtype != torch.int64:
+            raise TypeError(f"`initial_state[1]` must be of dtype torch.int64, got {phase.dtype}")
     _check_optional(u, bias, D, z, initial_state)
     if phase_grid is not None:
         if phase_grid < 2 or phase_dt:
             raise ValueError(f"`phase_grid` must be at least 2, without phase_dt, got {phase_grid} with phase_dt={phase_dt}")
-        B, C = (to_pairs(x, dt.dtype) for x in (B, C))
-        masks = {"valid": valid, "seq_idx": seq_idx}
-        return on_grid(u, dt, W, bias, B, C, D, z, initial_state, phase, phase_grid=phase_grid, **masks, backend=backend)
+        converted = _convert(u, dt, W, bias, B, C, D, z, initial_state)
+        y, state = on_grid(*converted, phase, phase_grid=phase_grid, valid=valid, seq_idx=seq_idx, backend=backend)
+        return y.to(u.dtype), state
     flags = step_flags(batch, length, valid, seq_idx, u)
     chosen = resolve("unitary_scan", backend, u, NATIVE_BACKENDS)
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn.functional import silu
 
 from longscan.distributed.context import current_split
-from longscan.ops.arguments import RESET, reset_mask, step_flags, without_autocast
+from longscan.ops.arguments import RESET, reset_mask, step_flags, without_autocast, zero_invalid
 from longscan.ops.associative import running_sum
 from longscan.ops.linear_scan import linear_scan
 from longscan.ops.pieces import PieceMap, pass_states
@@ -31,7 +31,7 @@ def unitary_scan(
     C: Tensor,
     D: Tensor | None,
     z: Tensor | None,
-    initial_state: Tensor | None,
+    initial_state: Tensor,
     initial_phase: Tensor | None,
     *,
     phase_grid: int,
@@ -41,14 +41,13 @@ def unitary_scan(
 ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
     """Return y (B, L, D), and S (B, D, N, 2) and k (B, D, N) int64 after the last step.
 
-    B, C: pairs (N, 2) or (D, N, 2). initial_state, initial_phase: S and k before the first step; zeros where None. The other
-    arguments are those of `longscan.ops.unitary_scan`. Computes in the dtype of `dt`.
+    B, C: pairs (N, 2) or (D, N, 2). initial_state, initial_phase: S and k before the first step; k is zero where None. The other
+    arguments are those of `longscan.ops.unitary_scan`. All floating-point tensors are of one dtype, that of the computation.
     """
     with without_autocast(u):
-        wide = dt.dtype
-        inputs = u.to(wide)
-        theta = torch.einsum("...p,inp->...in", inputs.to(bias.dtype), W) + bias  # (B, L, D, N)
         flags = step_flags(u.shape[0], u.shape[1], valid, seq_idx, u)
+        u, dt, z = zero_invalid(flags, u, dt, z)
+        theta = torch.einsum("...p,inp->...in", u, W) + bias  # (B, L, D, N)
         theta = theta if valid is None else torch.where(valid[..., None, None], theta, 0)
         rounded = torch.round(theta.detach() * (phase_grid / (2 * math.pi))).to(torch.int64)
         split, last_phase = current_split(), None
@@ -56,7 +55,7 @@ def unitary_scan(
             start = torch.zeros_like(rounded[:, 0]) if initial_phase is None else initial_phase
             initial_phase, last_phase = pass_states(split, start, _integer_sum(rounded, None, flags)[:, -1], SUM, flags)
         phase = torch.remainder(_integer_sum(rounded, initial_phase, flags), phase_grid)
-        angle = phase.to(wide) * (2 * math.pi / phase_grid)
+        angle = phase.to(u.dtype) * (2 * math.pi / phase_grid)
         if theta.requires_grad and theta.shape[1]:
             unrounded = running_sum(theta, reset_mask(flags, seq_idx is not None, theta.ndim))
             if split is not None:  # the angles of earlier pieces have gradients, too
@@ -65,7 +64,7 @@ def unitary_scan(
                 unrounded = unrounded + torch.where(continues[..., None, None] > 0, before.unsqueeze(1), 0)
             angle = angle + (unrounded - unrounded.detach())
         cos, sin = torch.cos(angle), torch.sin(angle)
-        gated = silu(inputs)
+        gated = silu(u)
         weight = (dt * gated).unsqueeze(-1)
         B_re, B_im = B.unbind(-1)
         added = torch.stack([(cos * B_re + sin * B_im) * weight, (cos * B_im - sin * B_re) * weight], -1)
@@ -75,7 +74,7 @@ def unitary_scan(
         re, im = cos * sums[..., 0] - sin * sums[..., 1], cos * sums[..., 1] + sin * sums[..., 0]
         y = (C[..., 0] * re - C[..., 1] * im).sum(-1)
         y = y if D is None else y + D * gated
-        y = y if z is None else y * silu(z.to(wide))
+        y = y if z is None else y * silu(z)
         y = y if valid is None else torch.where(valid.unsqueeze(-1), y, 0)
         if last_phase is not None:
             final_phase = torch.remainder(last_phase, phase_grid)
@@ -85,7 +84,7 @@ def unitary_scan(
             final_phase = initial_phase.clone()
         else:
             final_phase = torch.zeros(final.shape[:-1], dtype=torch.int64, device=u.device)
-        return y.to(u.dtype), (final, final_phase)
+        return y, (final, final_phase)
 
 
 def _integer_sum(x: Tensor, start: Tensor | None, flags: Tensor | None) -> Tensor:
