@@ -129,6 +129,14 @@ def test_automata_of_one_state_or_one_letter_can_be_compiled():
     assert first.accepts(["", "a", "aa", "aaa"]) == [False, True, False, False]
 
 
+@pytest.mark.parametrize("method", ["accepts", "states"])
+def test_text_in_place_of_several_words_raises(method):
+    """The letters of a text would be taken for words, although `DFA.accepts` takes one word."""
+    compiled = automata.compile(automata.from_regex("(ab)*"))
+    with pytest.raises(TypeError, match=r"`words` must be several words, such as \['abab'\], got the text 'abab'"):
+        getattr(compiled, method)("abab")
+
+
 def test_accepts_states_and_explain_agree_with_the_automaton():
     compiled = automata.compile(NAMED["S3 and resets"]())
     words = ["", "a", "abra", "sabbab"]

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from longscan._errors import setting_error
+from longscan._errors import quote, setting_error
 from longscan._files import write_text
 from longscan._types import checked_value
 from longscan.automata.abelian import Series
@@ -191,7 +191,12 @@ class CompiledAutomaton:
             hook.remove()
 
     def _encode_batch(self, words: Tensor | Sequence[Word]) -> tuple[Tensor, Tensor]:
-        """Return words as letter numbers (B, L), padded with 0 at the end, and their lengths (B,)."""
+        """Return words as letter numbers (B, L), padded with 0 at the end, and their lengths (B,).
+
+        Raises TypeError for a text, which is one word and not several.
+        """
+        if isinstance(words, str):
+            raise TypeError(f"`words` must be several words, such as [{quote(words, 40)}], got the text {quote(words, 40)}")
         if isinstance(words, Tensor):
             return words, torch.full((len(words),), words.shape[1])
         encoded = [torch.tensor(self.dfa.encode(word), dtype=torch.int64) for word in words]
