@@ -1,6 +1,7 @@
 """Reading of a user's files with errors of one line, atomic writing of text files, and the folder of caches."""
 
 import os
+import threading
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -44,8 +45,14 @@ def try_writing(path: str | Path) -> None:
 
 
 def write_text(path: Path, text: str) -> Path:
-    """Write a file under a temporary name in the same folder and rename it, so that no reader sees an incomplete file."""
-    temporary = path.with_name(path.name + ".writing")
-    temporary.write_text(text, encoding="utf-8")
-    temporary.replace(path)
+    """Write a file under a temporary name in the same folder and rename it, so that no reader sees an incomplete file.
+
+    The temporary name is that of the process and thread: of several that write the file, the last one to end counts.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}.writing")
+    try:
+        temporary.write_text(text, encoding="utf-8")
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
     return path
