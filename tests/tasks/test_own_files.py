@@ -11,6 +11,7 @@ from longscan.tasks.series import SeriesClasses, SeriesForecast, SeriesValues
 from longscan.tasks.series.base import checksum_of
 from longscan.tasks.series.clock import usual_step
 from longscan.tasks.series.labelled import label_kind
+from longscan.tasks.series.splits import split_series
 
 
 def long_rows(count: int = 12, steps: int = 5, kinds: str = "ab") -> list[list[object]]:
@@ -355,6 +356,19 @@ def test_numbers_are_standardised_by_train_and_answered_in_their_units(tmp_path)
     batch = task.batch("test", 0, 20)
     found = [row["kind"] for row in task.decode(batch.targets, batch)]
     assert found == pytest.approx([float(task._data.store.labels[row]) for row in task._data.rows["test"]])
+
+
+@pytest.mark.parametrize(("count", "left"), [(5, "one series"), (12, "2 series with the same number")])
+def test_numbers_of_the_test_series_must_differ(count, left, tmp_path):
+    rows = long_rows(count=count)
+    numbers = [int(str(row[0])[1:]) for row in rows]
+    split = split_series(np.arange(count), None, 0.15, 0.2, 0, has_groups=False)
+    for row, number in zip(rows, numbers, strict=True):
+        row[4] = 99 if number in split["test"] else number
+    path = tmp_path / "mine.csv"
+    path.write_text(text_of(rows))
+    with pytest.raises(ValueError, match=f"`test_fraction` must be large enough .* it leaves {left} for test"):
+        SeriesValues(path=str(path), **PLAIN).batch("train", 0, 2)
 
 
 def test_usual_step_leaves_out_the_steps_between_series():

@@ -419,6 +419,11 @@ def _load(task: LabelledSeries) -> LabelledData:
         center, spread = float(targets[rows["train"]].mean()), float(targets[rows["train"]].std())
         if not spread:
             raise setting_error("label", task.label, f"a column whose numbers differ in the training series of {source}")
+        tested = targets[rows["test"]]
+        if tested.min() == tested.max():  # any score would be compared with that of a constant, which is perfect
+            left = "one series" if len(tested) == 1 else f"{len(tested)} series with the same number"
+            needed = f"large enough for test series of {source} with different numbers; it leaves {left} for test"
+            raise setting_error("test_fraction", task.test_fraction, needed)
         targets = (targets - center) / spread
     elif len(set(targets[rows["train"]].tolist())) < len(classes):
         lacking = sorted(set(range(len(classes))) - set(targets[rows["train"]].tolist()))
