@@ -131,8 +131,8 @@ def _general_call(
     if phase_grid is not None:
         if phase_grid < 2 or phase_dt:
             raise ValueError(f"`phase_grid` must be at least 2, without phase_dt, got {phase_grid} with phase_dt={phase_dt}")
-        converted = _convert(u, dt, W, bias, B, C, D, z, initial_state)
-        y, state = on_grid(*converted, phase, phase_grid=phase_grid, valid=valid, seq_idx=seq_idx, backend=backend)
+        options: dict[str, Any] = {"phase_grid": phase_grid, "valid": valid, "seq_idx": seq_idx, "backend": backend}
+        y, state = on_grid(*_convert(u, dt, W, bias, B, C, D, z, initial_state), phase, **options)
         return y.to(u.dtype), state
     flags = step_flags(batch, length, valid, seq_idx, u)
     chosen = resolve("unitary_scan", backend, u, NATIVE_BACKENDS)
