@@ -118,6 +118,7 @@ def _general_call(
 ) -> tuple[Tensor, Any]:
     """Return the results of `unitary_scan` by any backend, in all situations."""
     phase = None
+    tensors: list[Any]
     _check_parameters(u, dt, W, bias, B, C)
     batch, length, channels = u.shape
     if isinstance(initial_state, tuple):
@@ -131,14 +132,14 @@ def _general_call(
     if phase_grid is not None:
         if phase_grid < 2 or phase_dt:
             raise ValueError(f"`phase_grid` must be at least 2, without phase_dt, got {phase_grid} with phase_dt={phase_dt}")
-        options: dict[str, Any] = {"phase_grid": phase_grid, "valid": valid, "seq_idx": seq_idx, "backend": backend}
-        y, state = on_grid(*_convert(u, dt, W, bias, B, C, D, z, initial_state), phase, **options)
+        tensors = [*_convert(u, dt, W, bias, B, C, D, z, initial_state), phase]
+        y, state = on_grid(*tensors, phase_grid=phase_grid, valid=valid, seq_idx=seq_idx, backend=backend)
         return y.to(u.dtype), state
     flags = step_flags(batch, length, valid, seq_idx, u)
     chosen = resolve("unitary_scan", backend, u, NATIVE_BACKENDS)
 
     form, out = B, u.dtype
-    tensors: list[Any] = [*_convert(u, dt, W, bias, B, C, D, z, initial_state), flags]
+    tensors = [*_convert(u, dt, W, bias, B, C, D, z, initial_state), flags]
     for i in (4, 5):
         if tensors[i].ndim == 2:  # one coefficient for every channel
             tensors[i] = tensors[i].expand(channels, -1, 2)
