@@ -4,12 +4,14 @@ import csv
 import re
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 
 import pandas as pd
 import pytest
 import torch
 
 from longscan.cli import main
+from longscan.cli.fitting import _print_baselines
 from longscan.tasks.series import labelled
 from longscan.training import Run
 from longscan.training.evaluate import error_quantiles
@@ -61,6 +63,22 @@ def test_what_was_understood_comes_first(table, tmp_path, capsys, monkeypatch):
     assert (tmp_path / "runs" / "units" / "report.html").is_file()
     assert main(["predict", "runs/units", str(table)]) == 0
     assert list(rows_of(capsys.readouterr().out)[0]) == ["id", "load"]
+
+
+@pytest.mark.parametrize(
+    ("higher", "value", "said"),
+    [
+        (True, 0.9, None),
+        (True, 0.7, "on these test data ridge is better than the model"),
+        (False, 0.9, "on these test data season and ridge are better than the model"),
+        (False, 0.6, "on these test data season is better than the model"),
+        (False, 0.5, None),
+    ],
+)
+def test_predictors_that_are_better_than_the_model_are_named(higher, value, said, capsys):
+    task = SimpleNamespace(higher_is_better=higher, baselines=lambda _: {"constant": 0.1, "season": 0.5, "ridge": 0.8})
+    _print_baselines(task, value)
+    assert capsys.readouterr().out.splitlines() == ["season: 0.5000", "ridge: 0.8000", *([] if said is None else [said])]
 
 
 def test_first_of_several_processes_prints_for_all(table, tmp_path, capsys, monkeypatch):

@@ -124,8 +124,9 @@ def test_a_process_trains_a_model_and_its_row_is_reported(
     assert (row["case"], row["blocks"], row["steps"], row["seed"]) == ("Z2", "gru", 1, 0)
     assert row["words"] == [[500, 512]]
     assert row["command"] == "longscan reproduce state-tracking/Z2/gru --updates 1"
-    first, last = capsys.readouterr().out.splitlines()[:2]
+    first, where, last = capsys.readouterr().out.splitlines()[:3]
     assert first.startswith("models to train: 1, at most ")
+    assert str(tmp_path / "state-tracking/Z2/gru/1/seed_0.txt") in where
     assert "right states" in last
     assert any(line.startswith("| Z2 | `gru` | ") for line in report_lines([row]))
     monkeypatch.setattr(sys, "executable", "no such program")  # nothing is trained twice
@@ -163,8 +164,11 @@ def test_a_missing_package_leaves_its_models_out(
         assert name == "fla"
 
     monkeypatch.setattr(state_tracking, "find_spec", nowhere)
-    assert main(["reproduce", "state-tracking/S3/fla_deltaproduct", "--out", str(tmp_path)]) == 0
-    assert "needs the package flash-linear-attention, which is not installed" in capsys.readouterr().out
+    rows = ["S3/fla_deltaproduct", "Z2/fla_deltaproduct"]
+    assert main(["reproduce", "state-tracking", "--rows", *rows, "--out", str(tmp_path)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "left out, as the package flash-linear-attention is not installed: fla_deltaproduct"
+    assert sum("left out" in line for line in lines) == 1
 
 
 def test_options_of_papers_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

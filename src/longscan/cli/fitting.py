@@ -2,13 +2,16 @@
 
 import os
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from longscan._errors import SettingError
 from longscan._types import Doc, NonNegativeInt
 from longscan.cli import own_data
 from longscan.cli._console import echo, echo_error, print_table
 from longscan.cli.runs import append_record
+
+if TYPE_CHECKING:
+    from longscan.tasks import Task
 
 
 def train(
@@ -79,10 +82,19 @@ def train(
     echo(f"test {result['metric']}: {result['value']:.4f} (scaled {result['scaled']:.4f}, weights: {result['selected']})")
     echo(f"best constant predictor: {result['constant']:.4f} (scaled {result['constant_scaled']:.4f})")
     if file is not None:
-        for name, score in list(parsed.task.baselines("test").items())[1:]:
-            echo(f"{name}: {score:.4f}")
+        _print_baselines(parsed.task, result["value"])
     echo(f"report: {run.folder / 'report.html'}")
     return 0
+
+
+def _print_baselines(task: "Task", value: float) -> None:
+    """Print the scores of the simple predictors but the constant on the test data, and which of them are better than a model."""
+    scores = dict(list(task.baselines("test").items())[1:])
+    for name, score in scores.items():
+        echo(f"{name}: {score:.4f}")
+    better = [name for name, score in scores.items() if (score > value if task.higher_is_better else score < value)]
+    if better:
+        echo(f"on these test data {' and '.join(better)} {'is' if len(better) == 1 else 'are'} better than the model")
 
 
 def sweep(

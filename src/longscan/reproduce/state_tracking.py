@@ -416,8 +416,8 @@ def run(
         seeds, updates: seeds of each model, from 0, and updates of the weights.
         minutes: limit after which all trainings save their state and end.
         per_device: processes on a GPU (8), or on the CPU (one for each core).
-        echo: called with a line that says how many models are trained, a line for each row, and for each model whose package is
-            missing.
+        echo: called with a line for each package that is missing, with lines that say how many models are trained and where their
+            outputs are, and with a line for each row.
     """
     began, out = time.monotonic(), Path(out)
     if 60 * minutes <= GRACE:
@@ -430,16 +430,12 @@ def run(
             row = compiled_row(group)
             append_record(file, row)
             echo(f"{NAME}/{group}/{COMPILED}: {row.get('refused') or row['certificate']}")
-    plan = []
-    for seed in range(seeds):
-        for group, model in pairs:
-            if model == COMPILED:
-                continue
-            if package := missing_package(model):
-                if seed == 0:
-                    echo(f"left out: {NAME}/{group}/{model} needs the package {package}, which is not installed")
-                continue
-            plan.append(Planned(group, model, seed, updates))
+    trained = [(group, model) for group, model in pairs if model != COMPILED]
+    missing = {model: package for _, model in trained if (package := missing_package(model))}
+    for package in dict.fromkeys(missing.values()):
+        models = ", ".join(model for model in missing if missing[model] == package)
+        echo(f"left out, as the package {package} is not installed: {models}")
+    plan = [Planned(group, model, seed, updates) for seed in range(seeds) for group, model in trained if model not in missing]
     plan = [one for one in plan if not one.is_recorded(rows)]
     by_name = {one.name: one for one in plan}
 
@@ -460,6 +456,7 @@ def run(
     if jobs:
         most = parallel * max(1, len(gpus))
         echo(f"models to train: {len(jobs)}, at most {most} at a time; each prints a line when it ends")
+        echo(f"their losses until then are in {jobs[0].log} and the files next to it")
     limit = 60 * minutes - (time.monotonic() - began)
     run_jobs(jobs, gpus or [""], parallel, limit, on_end)
     rows = read_rows(out)
