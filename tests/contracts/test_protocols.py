@@ -296,10 +296,11 @@ def test_pure_aussm_has_a_candidate_for_each_depth_and_rate() -> None:
     assert all(sorted(settings) == grid for settings in candidates.values())
 
 
-def test_released_rows_use_each_batch_four_times() -> None:
+def test_released_rows_use_each_batch_four_times_and_the_same_stream_for_all_seeds() -> None:
     for row in ROWS:
         if row.table == "aussm/table1-released":
             assert read_training(row).batch_repeats == 4
+            assert {row_settings(row, seed).data_seed for seed in range(2)} == {0}
 
 
 @pytest.mark.parametrize("row", AUSSM_TABLE_1, ids=lambda row: row.id)

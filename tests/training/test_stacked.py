@@ -190,6 +190,38 @@ def test_updates_that_read_row_numbers_are_those_of_separate_training(tmp_path: 
     assert made == [20, *6 * [8]]  # the training sets, no batch of them, and two batches of each of three validations
 
 
+def test_runs_with_one_seed_of_the_data_read_batches_that_are_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One run fails after five updates, and the others continue with the sixth batch. Each batch is used twice in a row."""
+    task = TASKS["parity"](**PARITY)
+    case = settings(task, "ma", steps=12, lr=1e-3, log_every=5, eval_every=6, batch_repeats=2, data_seed=7, prefetch=0)
+    runs = runs_of(case, tmp_path / "together", 3)
+    made: list[int] = []
+    batch, end_step = type(task).batch, Engine.end_step
+    engines: list[Engine] = []
+
+    def record(task: Any, split: Any, step: int, size: int, seed: int = 0) -> Batch:
+        if split == "train":
+            made.append(step)
+        return batch(task, split, step, size, seed)
+
+    def end(engine: Engine, *results: Any) -> Any:
+        engines.extend([engine] * (engine not in engines))
+        if engine is engines[0] and engine.step == 4:
+            engine.all_finite.zero_()
+        return end_step(engine, *results)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(type(task), "batch", record)
+        patch.setattr(Engine, "end_step", end)
+        results = [run.result or {} for run in train_stacked(runs)]
+    assert [(result["status"], result["steps"]) for result in results] == [("failed", 5), ("finished", 12), ("finished", 12)]
+    first = [0] * len(runs)  # which each run makes to check its settings
+    assert made == [*first, 0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5]
+    for run in runs[1:]:
+        separate = train(run.settings, tmp_path / "separate" / run.folder.name, command="a command")
+        assert_same_run(Run(run.folder), separate, 1e-3)
+
+
 def test_runs_are_called_only_after_updates_with_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Updates that read row numbers are made in a row up to the next log, validation or checkpoint of the runs."""
     monkeypatch.setattr(_Member, "training_set", lambda one: one.trainer.task.training_set(one.trainer.settings.data_seed))

@@ -12,11 +12,12 @@ batches of the same step have the same number of examples, as the last batch of 
 
 Where updates are captured and a task has a training set that fits (`Task.training_set`), the GPU holds the training sets of all
 runs, and an update reads the numbers of its examples: small models would otherwise wait for the host, which makes, stacks and
-copies a batch of each run. In float32 on a GPU, `longscan.training.stacked_linear` computes the gradients of linear layers.
+copies a batch of each run. Runs with the same seed of the data read the same batches, which are made once. In float32 on a GPU,
+`longscan.training.stacked_linear` computes the gradients of linear layers.
 """
 
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack, closing, nullcontext
 from functools import partial
 from math import inf
 from pathlib import Path
@@ -133,27 +134,34 @@ def _train_until_one_is_over(members: "list[_Member]", received: set[int], until
     Raises KeyboardInterrupt after checkpoints if a signal was received.
     """
     step = _StackedStep([member.trainer for member in members], [member.training_set() for member in members])
-    while members[0].step != until and not any(member.is_closed or member.trainer.is_over for member in members):
-        signals = set(received)  # the same for all runs, so that all save a checkpoint after this update
-        if step.training_sets is not None and not signals:
-            _make_idle_steps(members, step, received, until)
-            signals = set(received)
-        if step.training_sets is None:
-            batches = [next(member.batches) for member in members]
-            step.set_learning_rates()
-            results = step(stack_batches(batches))
+    with ExitStack() as exits:
+        inputs: Iterator[Batch | Rows]
+        if step.training_sets is not None:
+            inputs = iter(step.next_rows, None)
+        elif step.shares_batches:
+            inputs = exits.enter_context(closing(members[0].trainer.training_batches()))
         else:
-            results = step(step.next_rows())
-        for member, result in zip(members, results, strict=True):
-            member.end_step(result, signals)
-        if signals:
-            raise KeyboardInterrupt
+            inputs = map(stack_batches, zip(*(member.batches for member in members), strict=True))
+        while members[0].step != until and not any(member.is_closed or member.trainer.is_over for member in members):
+            if not received:
+                _make_idle_steps(members, step, inputs, received, until)
+            signals = set(received)  # the same for all runs, so that all save a checkpoint after this update
+            for member, result in zip(members, step(next(inputs)), strict=True):
+                member.end_step(result, signals)
+            if signals:
+                raise KeyboardInterrupt
     for member in members:
         if not member.is_closed and member.trainer.is_over:
             member.finish()
 
 
-def _make_idle_steps(members: "list[_Member]", step: "_StackedStep", received: set[int], until: int | None) -> None:
+def _make_idle_steps(
+    members: "list[_Member]",
+    step: "_StackedStep",
+    inputs: "Iterator[Batch | Rows]",
+    received: set[int],
+    until: int | None,
+) -> None:
     """Make the updates after which no run has anything to do, up to the one before `until`, or until a signal is received.
 
     The host, which otherwise calls all runs after each update, would take longer than an update on the GPU.
@@ -162,7 +170,7 @@ def _make_idle_steps(members: "list[_Member]", step: "_StackedStep", received: s
     if until is not None:
         count = min(count, until - members[0].step - 1)
     for _ in range(count):
-        step(step.next_rows())
+        step(next(inputs))
         for member in members:
             member.trainer.engine.step += 1
         if received:
@@ -261,6 +269,8 @@ class _StackedStep:
     Attributes:
         training_sets: the training sets on the device of the models, as a batch of (K, N, ...), of which an update takes `Rows`.
             None if it takes a batch.
+        shares_batches: whether an update takes one batch (B, ...) for all runs, which have the same seed of the data, instead of
+            stacked ones (K, B, ...).
         splits_products: whether linear layers have the gradients of `SplitLinear`.
     """
 
@@ -292,6 +302,7 @@ class _StackedStep:
                 trainer.seconds_per_replay = self._step.seconds_per_replay
 
         self.training_sets: Batch | None = None
+        self.shares_batches = len({(trainer.task, trainer.settings.data_seed) for trainer in trainers}) == 1
         if sets := [whole for whole in training_sets if whole is not None]:
             self.training_sets = stack_batches(sets).to(self.device)
             self._numbers_of_runs = torch.arange(len(trainers), device=self.device).unsqueeze(1)
@@ -304,7 +315,7 @@ class _StackedStep:
             self.optimizer.share_learning_rates()
             self._epoch: Epoch | None = None
 
-    def set_learning_rates(self) -> None:
+    def _set_learning_rates(self) -> None:
         """Give all parameter groups the learning rates of the next update, which are the same for all runs."""
         engine = self.trainers[0].engine
         set_learning_rates(self.optimizer.adamw, partial(engine.learning_rate, engine.step))
@@ -337,8 +348,9 @@ class _StackedStep:
         return Epoch(start, order.to(self.device, non_blocking=True), rates.to(self.device, non_blocking=True))
 
     def __call__(self, batch: Batch | Rows) -> list[tuple[StepOutputs, Tensor, Tensor | None]]:
-        """Make an update of each model with its part of a stacked batch (K, B, ...), and return what its engine needs of it."""
+        """Make an update of each model with its part of a batch, and return what its engine needs of it."""
         if isinstance(batch, Batch):
+            self._set_learning_rates()
             # The copies of captured updates wait for nothing if they start from page-locked memory.
             batch = batch.pin_memory() if isinstance(self._step, GraphedStep) else batch.to(self.device)
         results: list[tuple[StepOutputs, Tensor, Tensor | None]] = self._step(batch)
@@ -381,6 +393,9 @@ class _StackedStep:
             self._rates.copy_(batch.rates)
             chosen = (self._numbers_of_runs, batch.numbers)
             batch = Batch(*(None if part is None else part[chosen] for part in self.training_sets))  # type: ignore[arg-type]
+        elif self.shares_batches:
+            count = len(self.trainers)
+            batch = Batch(*(None if part is None else part.expand(count, *part.shape).contiguous() for part in batch))  # type: ignore[arg-type]
         for stacked in self.parameters.values():
             stacked.grad = None
         with self.trainers[0].accelerator.autocast(), SplitLinear() if self.splits_products else nullcontext():

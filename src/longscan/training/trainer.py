@@ -396,25 +396,12 @@ class Trainer(Callback):
         if self.tests:
             constant = self.task.constant_score("test")
             self.result |= {"constant": constant, "constant_scaled": self.task.scaled(constant)}
-        steps = range(self.engine.step, self.engine.step if self.progress.stopped_early else training.steps)
-        pin = self.accelerator.device.type == "cuda"
-        batches = prefetch_batches(
-            self.lengths.task,
-            steps,
-            training.batch_size,
-            self.settings.data_seed,
-            depth=training.prefetch,
-            pin=pin,
-            repeats=training.batch_repeats,
-        )
+        batches = self.training_batches()
         with ExitStack() as stack:
             logs = self._open_logs(stack) if self.is_main else []
             self.engine.callbacks = [*([] if self.average is None else [self.average]), *logs, self, *callbacks]
             stack.enter_context(closing(batches))
             stack.callback(self.engine.release_graphs)
-            # A graph is for one shape. Padding that the model reads would change its output.
-            if training.capture and pin and self.settings.model.padding == "masked":
-                batches = widen_batches(batches)
             if training.capture and self.accelerator.num_processes > training.context:
                 shares = (self.share(batch).as_tensors() for batch in batches)  # for `compute_loss`
                 batches = cast("Generator[Batch, None, None]", shares)
@@ -434,6 +421,23 @@ class Trainer(Callback):
                 self._write_details()
                 longscan.report.run_report(folder)
         self.accelerator.wait_for_everyone()
+
+    def training_batches(self) -> Generator[Batch, None, None]:
+        """Yield the batches of the steps that are left when the first one is requested."""
+        training, pin = self.training, self.accelerator.device.type == "cuda"
+        batches = prefetch_batches(
+            self.lengths.task,
+            range(self.engine.step, self.engine.step if self.progress.stopped_early else training.steps),
+            training.batch_size,
+            self.settings.data_seed,
+            depth=training.prefetch,
+            pin=pin,
+            repeats=training.batch_repeats,
+        )
+        with closing(batches):
+            # A graph is for one shape. Padding that the model reads would change its output.
+            widens = training.capture and pin and self.settings.model.padding == "masked"
+            yield from widen_batches(batches) if widens else batches
 
     @contextmanager
     def _stop_on_signals(self) -> Iterator[None]:
