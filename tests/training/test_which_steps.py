@@ -13,6 +13,7 @@ from longscan.tasks import TASKS, Batch
 from longscan.training import SettingError, train
 from longscan.training import trainer as trainer_module
 from longscan.training.batches import share_of
+from longscan.training.checkpoint import find_checkpoint, read_checkpoint
 from longscan.training.evaluate import Scores
 from longscan.training.logs import read_rows
 from longscan.training.trainer import Trainer
@@ -156,6 +157,18 @@ def test_callback_can_stop_a_run_before_its_first_validation(tiny: Any, tmp_path
         def on_step_end(self, engine: Engine, result: StepResult) -> None:
             engine.stop_requested = True
 
-    result = train(tiny(steps=4, eval_every=3, select="best"), tmp_path / "run", callbacks=[Stop()]).result
-    assert result is not None
-    assert (result["steps"], result["selected"], result["status"]) == (1, "last", "finished")
+    run = train(tiny(steps=4, eval_every=3, select="best"), tmp_path / "run", callbacks=[Stop()])
+    assert run.result is not None
+    assert (run.result["steps"], run.result["selected"], run.result["status"]) == (1, "last", "finished")
+    assert run.model() is not None
+
+
+def test_last_checkpoint_of_a_run_that_a_callback_stops_is_of_its_last_step(tiny: Any, tmp_path: Any) -> None:
+    class Stop(Callback):
+        def on_step_end(self, engine: Engine, result: StepResult) -> None:
+            engine.stop_requested |= engine.step == 3
+
+    run = train(tiny(steps=6, eval_every=2, select="last"), tmp_path / "run", callbacks=[Stop()])
+    last = find_checkpoint(run.folder / "checkpoints" / "last")
+    assert last is not None
+    assert (run.result or {})["steps"] == read_checkpoint(last)["step"] == 3

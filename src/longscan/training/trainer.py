@@ -336,6 +336,7 @@ class Trainer(Callback):
         self._batch_scores: tuple[int, float, float] = (-1, 0.0, 0.0)
         self.checkpoint_share = 1.0
         self._saved_at, self._save_seconds = -inf, 0.0  # time of the last checkpoint "last", and its duration
+        self._saved_step: int | None = None
 
     def _check_data(self) -> None:
         """Make the first batch. Raises SettingError if it, the number of batches of a split, or the backend is not possible."""
@@ -566,9 +567,14 @@ class Trainer(Callback):
         error, loss = (-1 if self.task.higher_is_better else 1) * found["value"], inf if found["loss"] is None else found["loss"]
         return (loss, error) if self.training.best_by == "loss" else (error, loss)
 
-    def on_train_end(self, engine: Engine) -> None:  # noqa: ARG002
-        """Select weights by `training.select`, score them on the test split, and write the angles of AUSSM layers."""
+    def on_train_end(self, engine: Engine) -> None:
+        """Select weights by `training.select`, score them on the test split, and write the angles of AUSSM layers.
+
+        If a callback has stopped the run between two checkpoints, "last" is saved first: the result is of these weights.
+        """
         self._signals.close()
+        if self._saved_step != engine.step:
+            self.save("last")
         selected, metric = self.training.select, self.task.metric
         self.accelerator.wait_for_everyone()  # the main process may still write the best weights
         best = find_checkpoint(self.folder / "checkpoints" / "best")
@@ -609,6 +615,8 @@ class Trainer(Callback):
         """
         engine, average, resumable = self.engine, self.average, name == "last"
         state: dict[str, Any] = {"step": engine.step, "best": self.progress.best}
+        if resumable:
+            self._saved_step = engine.step
         weights = whole_tensors(self.model.state_dict(), keep=self.is_main)
         files: dict[str, dict[str, Tensor]] = {}
         if resumable:
@@ -645,6 +653,7 @@ class Trainer(Callback):
         load_weights(self.model, folder)
         try:
             self.engine.step, self._seconds_before = state["step"], state["seconds"]
+            self._saved_step = self.engine.step
             self.progress = ValidationState(**{name: state[name] for name in vars(self.progress)})
             self.patience.used, self.patience.best_error = state["patience_used"], self._error(state["best"])
             restore_optimizer(self.engine.optimizer, self.model, read_tensors(folder / "optimizer.safetensors"))
