@@ -79,6 +79,23 @@ def test_runs_are_recorded_once_and_compared(row: PublishedRow, tmp_path: Path) 
     assert again == outcome
 
 
+def test_candidates_that_differ_in_the_rate_alone_share_a_process() -> None:
+    """Runs with the same rate are next to each other. Rows that are not in the set have a process for each run."""
+    rows = find_rows("aussm/table1", ["cycle_navigation/aa", "parity/ma", "parity/am"])
+    plan = [Planned(row, seed, Path(row.id, f"seed_{seed}"), []) for seed in range(2) for row in rows]
+    stacked = {row.id for row in rows} - {"aussm/table1/parity/am"}
+    processes = runs._share_processes(plan, stacked)
+    named = [[one.name.removeprefix("aussm/table1/") for one in process.runs] for process in processes]
+    rates, specs = (0.0001, 0.001, 0.01), ("aa", "aaaa", "aaaaaa")
+    assert named == [
+        *[[f"cycle_navigation/aa/{spec}-{rate}/seed_{seed}" for rate in rates for seed in range(2)] for spec in specs],
+        ["parity/ma/seed_0", "parity/ma/seed_1"],
+        ["parity/am/seed_0"],
+        ["parity/am/seed_1"],
+    ]
+    assert len({process.name for process in processes}) == len(processes)
+
+
 def test_stacked_seeds_give_the_same_records(row: PublishedRow, tmp_path: Path) -> None:
     """The records of a process with both seeds are those of two processes, except for times and the rounding of the scores."""
     records = {}

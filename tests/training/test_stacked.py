@@ -57,6 +57,12 @@ def runs_of(case: Settings, folder: Path, seeds: int = 2) -> list[StackableRun]:
     ]
 
 
+def with_last_rate(runs: list[StackableRun], lr: float) -> list[StackableRun]:
+    """Return runs of which the last one has another learning rate."""
+    *others, last = runs
+    return [*others, last._replace(settings=replace(last.settings, training=replace(last.settings.training, lr=lr)))]
+
+
 def rows_of(run: Run) -> list[dict[str, Any]]:
     rows = [json.loads(line) for line in (run.folder / "metrics.jsonl").read_text("utf-8").splitlines()]
     return [{name: value for name, value in row.items() if name != "seconds"} for row in rows]
@@ -170,7 +176,8 @@ def test_captured_update_of_a_task_that_scores_some_steps_reads_no_value(
 def test_updates_that_read_row_numbers_are_those_of_separate_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a GPU, where captured updates take their examples from the training sets, and linear layers have split gradients.
 
-    The last batch of an epoch is smaller, the rate has a warm-up, and one parameter group has a rate of its own.
+    The last batch of an epoch is smaller, the rate has a warm-up and another value in one run, and one parameter group has a rate
+    of its own.
     """
     monkeypatch.setattr(_Member, "training_set", lambda one: one.trainer.task.training_set(one.trainer.settings.data_seed))
     monkeypatch.setattr(_StackedStep, "splits_products", property(lambda _: True, lambda *_: None), raising=False)
@@ -184,17 +191,20 @@ def test_updates_that_read_row_numbers_are_those_of_separate_training(tmp_path: 
     monkeypatch.setattr("longscan.training.stacked.stack_batches", record_sizes)
     task = TASKS["parity"](**PARITY | {"data": "samples", "train_size": 20})
     case = settings(task, "ma", steps=10, lr=1e-3, warmup=3, lr_scale={"ssm": 0.5}, batch_repeats=2)
-    runs = runs_of(case, tmp_path / "together")
+    runs = with_last_rate(runs_of(case, tmp_path / "together"), 3e-3)
     for stacked, run in zip(train_stacked(runs), runs, strict=True):
         assert_same_run(stacked, train(run.settings, tmp_path / "separate" / run.folder.name, command="a command"), 1e-3)
     assert made == [20, *6 * [8]]  # the training sets, no batch of them, and two batches of each of three validations
 
 
 def test_runs_with_one_seed_of_the_data_read_batches_that_are_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One run fails after five updates, and the others continue with the sixth batch. Each batch is used twice in a row."""
+    """One run fails after five updates, and the others continue with the sixth batch. Each batch is used twice in a row.
+
+    The last run has another learning rate.
+    """
     task = TASKS["parity"](**PARITY)
     case = settings(task, "ma", steps=12, lr=1e-3, log_every=5, eval_every=6, batch_repeats=2, data_seed=7, prefetch=0)
-    runs = runs_of(case, tmp_path / "together", 3)
+    runs = with_last_rate(runs_of(case, tmp_path / "together", 3), 3e-3)
     made: list[int] = []
     batch, end_step = type(task).batch, Engine.end_step
     engines: list[Engine] = []

@@ -30,7 +30,8 @@ def gradients_of(models: list[nn.Module], step: int) -> list[list[Tensor]]:
 
 @pytest.mark.parametrize("max_norm", [10.0, inf])
 @pytest.mark.parametrize("made", [0, 2], ids=["from the start", "continued"])
-def test_steps_are_those_of_separate_optimizers(max_norm: float, made: int) -> None:
+@pytest.mark.parametrize("rates", [[0.1, 0.1, 0.1], [0.1, 0.1, 0.3]], ids=["one rate", "two rates"])
+def test_steps_are_those_of_separate_optimizers(max_norm: float, made: int, rates: list[float]) -> None:
     torch.manual_seed(0)
     models = [nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2, bias=False)) for _ in range(K)]
     optimizers = [build(model) for model in models]
@@ -49,16 +50,19 @@ def test_steps_are_those_of_separate_optimizers(max_norm: float, made: int) -> N
     for name, together in stacked.items():
         for parameters, values in zip(own, together.detach(), strict=True):
             parameters[name].data = values
-    joint = StackedOptimizer(optimizers, own, stacked, max_norm)
+    factors = [1.0, 1.0, 1.0] if len(set(rates)) == 1 else [1.0, 1.0, 3.0]
+    joint = StackedOptimizer(optimizers, own, stacked, max_norm, rates)
+    assert [block.rows for block in joint.blocks] == ([slice(0, 3)] if len(set(rates)) == 1 else [slice(0, 2), slice(2, 3)])
     clipped = []
     for step in range(made, made + 3):
-        joint.adamw.param_groups[1]["lr"] = 0.01 / (1 + step)
+        for block in joint.blocks:
+            block.adamw.param_groups[1]["lr"] = 0.01 * factors[block.rows.start] / (1 + step)
         joint.share_learning_rates()
         for together, *parts in zip(stacked.values(), *gradients_of(models, step), strict=True):
             together.grad = torch.stack(parts)
         norms = joint.step()
         for k, (model, optimizer, gradients) in enumerate(zip(expected, separate, gradients_of(expected, step), strict=True)):
-            optimizer.param_groups[1]["lr"] = 0.01 / (1 + step)
+            optimizer.param_groups[1]["lr"] = 0.01 * factors[k] / (1 + step)
             for parameter, gradient in zip(model.parameters(), gradients, strict=True):
                 parameter.grad = gradient
             norm = nn.utils.clip_grad_norm_(model.parameters(), max_norm)

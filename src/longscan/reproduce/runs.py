@@ -265,17 +265,30 @@ def reproduce(
 
 
 def _share_processes(waiting: Sequence[Planned], stacked: Set[str]) -> list[Process]:
-    """Return the processes of runs in their order; the seeds of a row in `stacked` share that of the first one."""
+    """Return the processes of runs in the order of their first ones.
+
+    The seeds of a row in `stacked`, and of other rows in it that differ in the learning rate alone, share a process, row by row.
+    """
     processes: list[Process] = []
     shared: dict[str, Process] = {}
     for one in waiting:
-        if one.row.id in shared:
-            shared[one.row.id].runs.append(one)
+        key = _identity_of_stack(one.row)
+        if one.row.id in stacked and key in shared:
+            shared[key].runs.append(one)
             continue
         processes.append(Process([one]))
         if one.row.id in stacked:
-            shared[one.row.id] = processes[-1]
+            shared[key] = processes[-1]
+    for process in processes:
+        rows = list(dict.fromkeys(one.row.id for one in process.runs))
+        process.runs.sort(key=lambda one: rows.index(one.row.id))
     return processes
+
+
+def _identity_of_stack(row: PublishedRow) -> str:
+    """Return a text that rows have in common whose runs can train in one process."""
+    settings = {name: value for name, value in row.settings.items() if name != "training.lr"}
+    return json.dumps([row.table, row.published, row.recipe, row.with_seed, settings], sort_keys=True)
 
 
 def _add_device_seconds(folder: Path, seconds: float) -> None:

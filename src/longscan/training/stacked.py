@@ -16,7 +16,7 @@ copies a batch of each run. Runs with the same seed of the data read the same ba
 `longscan.training.stacked_linear` computes the gradients of linear layers.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, nullcontext
 from functools import partial
 from math import inf
@@ -51,6 +51,7 @@ from longscan.training.trainer import (
 )
 
 MAX_RESIDENT_BYTES = 2**27  # of the training set of a run that the GPU holds
+MAY_DIFFER = frozenset({"training.seed", "training.data_seed", "training.lr"})  # between runs that are trained together
 CHECKPOINT_SHARE = 0.01  # of the time, at most, is for checkpoints at validations that are not the best so far
 
 
@@ -58,7 +59,7 @@ class StackableRun(NamedTuple):
     """One of the runs that are trained together.
 
     Attributes:
-        settings: its settings, which differ from those of the other runs in seeds alone.
+        settings: its settings, which differ from those of the other runs in seeds and learning rates alone.
         folder: its folder; a run in it is resumed.
         command: the command in its result.
     """
@@ -104,7 +105,7 @@ def train_stacked(runs: Sequence[StackableRun]) -> list[Run]:
         for settings, folder, command in runs:
             if reason := unstackable_reason(settings):
                 raise setting_error("runs", str(folder), f"runs that can be trained together ({reason})")
-            for name, first, given in changed_settings(runs[0].settings, settings, {"training.seed", "training.data_seed"}):
+            for name, first, given in changed_settings(runs[0].settings, settings, MAY_DIFFER):
                 if not name.startswith("task."):  # data may be split by the seed
                     raise setting_error(name, given, f"{first!r} as in {runs[0].folder}, whose run trains in the same process")
             resume = holds_run(folder)
@@ -235,7 +236,7 @@ class Rows(NamedTuple):
 
     Attributes:
         numbers: (K, B) int64, the numbers of the examples in the batch of each run.
-        rates: (n_groups,), the learning rates of the parameter groups.
+        rates: (n_groups,), the learning rates of the parameter groups, block by block.
     """
 
     numbers: Tensor
@@ -286,9 +287,8 @@ class _StackedStep:
                 parameters[name].data = values
         self.splits_products = self.device.type == "cuda" and first.training.precision == "float32"
         engines = [trainer.engine for trainer in trainers]
-        self.optimizer = StackedOptimizer(
-            [engine.optimizer for engine in engines], self.own, self.parameters, first.training.clip or inf
-        )
+        optimizers, rates = [engine.optimizer for engine in engines], [trainer.training.lr for trainer in trainers]
+        self.optimizer = StackedOptimizer(optimizers, self.own, self.parameters, first.training.clip or inf, rates)
         self._all_finite = torch.stack([engine.all_finite for engine in engines])
         for engine, is_finite in zip(engines, self._all_finite, strict=True):
             engine.all_finite = is_finite
@@ -307,8 +307,7 @@ class _StackedStep:
             self.training_sets = stack_batches(sets).to(self.device)
             self._numbers_of_runs = torch.arange(len(trainers), device=self.device).unsqueeze(1)
             # All groups read their rates from one tensor, so that an update copies a single one.
-            groups = self.optimizer.adamw.param_groups
-            self._scales = [float(group.get("scale", 1.0)) for group in groups]
+            groups = [group for block in self.optimizer.blocks for group in block.adamw.param_groups]
             self._rates = torch.tensor([float(group["lr"]) for group in groups], device=self.device)
             for group, rate in zip(groups, self._rates, strict=True):
                 group["lr"] = rate
@@ -316,14 +315,18 @@ class _StackedStep:
             self._epoch: Epoch | None = None
 
     def _set_learning_rates(self) -> None:
-        """Give all parameter groups the learning rates of the next update, which are the same for all runs."""
-        engine = self.trainers[0].engine
-        set_learning_rates(self.optimizer.adamw, partial(engine.learning_rate, engine.step))
+        """Give all parameter groups the learning rates of the next update."""
+        for block, rate_of in zip(self.optimizer.blocks, self._schedules(), strict=True):
+            set_learning_rates(block.adamw, partial(rate_of, self.trainers[0].engine.step))
         self.optimizer.share_learning_rates()
+
+    def _schedules(self) -> list[Callable[[int, float], float]]:
+        """Return for each block the function from an update and the scale of a group to its learning rate."""
+        return [self.trainers[block.rows.start].engine.learning_rate for block in self.optimizer.blocks]
 
     def next_rows(self) -> Rows:
         """Return the numbers of the examples of the next update, as `rows_of_step` has them, and its learning rates."""
-        first = self.trainers[0]  # the runs have the same schedules of batches and rates, and differ in the order of examples
+        first = self.trainers[0]  # the batches of the runs have the same sizes, and differ in the order of examples
         assert self.training_sets is not None
         batch_size, repeats = first.training.batch_size, first.training.batch_repeats
         steps = repeats * -(-self.training_sets.inputs.shape[1] // batch_size)  # of an epoch
@@ -338,10 +341,13 @@ class _StackedStep:
         assert self.training_sets is not None
         size, first, start = self.training_sets.inputs.shape[1], self.trainers[0], number * steps
         orders = [rows_of_step(size, "train", number, size, trainer.settings.data_seed) for trainer in self.trainers]
-        scales = sorted(set(self._scales))
+        groups = [
+            (rate_of, float(group.get("scale", 1.0)))
+            for block, rate_of in zip(self.optimizer.blocks, self._schedules(), strict=True)
+            for group in block.adamw.param_groups
+        ]
         updates = range(start, min(start + steps, first.training.steps))
-        by_scale = [[first.engine.learning_rate(step, scale) for scale in scales] for step in updates]
-        rates = torch.tensor(by_scale, dtype=self._rates.dtype)[:, [scales.index(scale) for scale in self._scales]]
+        rates = torch.tensor([[rate_of(step, scale) for rate_of, scale in groups] for step in updates], dtype=self._rates.dtype)
         order = torch.from_numpy(np.stack(orders))
         if self.device.type == "cuda":  # copies from page-locked memory wait for nothing
             order, rates = order.pin_memory(), rates.pin_memory()

@@ -1,11 +1,26 @@
-"""The optimiser step of several models of the same settings at once, by a few kernels instead of a few for each model."""
+"""The optimiser step of several models at once, by a few kernels instead of a few for each model."""
 
 from collections.abc import Mapping, Sequence
-from itertools import chain
+from itertools import groupby
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.optim import AdamW, Optimizer
+
+
+class Block(NamedTuple):
+    """Models next to each other that have the same learning rates.
+
+    Attributes:
+        rows: their numbers.
+        adamw: the optimiser of their stacked parameters.
+        parameters: these by name, which are views of those of all models.
+    """
+
+    rows: slice
+    adamw: AdamW
+    parameters: dict[str, Tensor]
 
 
 class StackedOptimizer:
@@ -14,13 +29,14 @@ class StackedOptimizer:
     The optimisers of the models remain what checkpoints save: the tensors of their states become views of stacked ones.
 
     Args:
-        optimizers: AdamW of each model, after the same number of steps, with the same groups.
+        optimizers: AdamW of each model, after the same number of steps, with groups that differ in learning rates alone.
         own: the parameters of each model by name, which are views of the stacked ones.
         stacked: the stacked parameters by name, (K, ...).
         max_norm: norm that the gradient of a model may have; infinity for no limit.
+        rates: a number for each model; models next to each other with the same one have the same learning rates at every step.
 
     Attributes:
-        adamw: the optimiser of the stacked parameters.
+        blocks: the models by their learning rates.
     """
 
     def __init__(
@@ -29,39 +45,60 @@ class StackedOptimizer:
         own: Sequence[Mapping[str, Tensor]],
         stacked: Mapping[str, Tensor],
         max_norm: float,
+        rates: Sequence[float],
     ) -> None:
-        self._optimizers, self._max_norm = optimizers, max_norm
-        names = {parameter: name for name, parameter in own[0].items()}
-        chosen = [[names[parameter] for parameter in group["params"]] for group in optimizers[0].param_groups]
-        groups = zip(optimizers[0].param_groups, chosen, strict=True)
-        self.adamw = AdamW([group | {"params": [stacked[name] for name in of_group]} for group, of_group in groups], fused=True)
-        for name in chain(*chosen):
-            states = [optimizer.state[parameters[name]] for optimizer, parameters in zip(optimizers, own, strict=True)]
-            if not states[0]:  # no step was made
-                state = {"step": torch.zeros((), device=stacked[name].device)}
-                state |= {entry: torch.zeros_like(stacked[name]) for entry in ("exp_avg", "exp_avg_sq")}
-            else:
-                state = {entry: torch.stack([one[entry] for one in states]) for entry in ("exp_avg", "exp_avg_sq")}
-                state["step"] = states[0]["step"].clone()
-            self.adamw.state[stacked[name]] = state
-            for k, one in enumerate(states):
-                one.update({"step": state["step"]} | {entry: state[entry][k] for entry in ("exp_avg", "exp_avg_sq")})
+        self._optimizers, self._stacked, self._max_norm = optimizers, stacked, max_norm
+        self.blocks = []
+        for _, group in groupby(range(len(optimizers)), key=rates.__getitem__):
+            models = list(group)
+            rows = slice(models[0], models[-1] + 1)
+            self.blocks.append(_stack_optimizers(rows, optimizers[rows], own[rows], stacked))
 
     def share_learning_rates(self) -> None:
-        """Give the groups of the models the learning rates of the stacked ones."""
-        for optimizer in self._optimizers:
-            for group, stacked in zip(optimizer.param_groups, self.adamw.param_groups, strict=True):
-                group["lr"] = stacked["lr"]
+        """Give the groups of the models the learning rates of their blocks."""
+        for rows, adamw, _ in self.blocks:
+            for optimizer in self._optimizers[rows]:
+                for group, stacked in zip(optimizer.param_groups, adamw.param_groups, strict=True):
+                    group["lr"] = stacked["lr"]
 
     @torch.no_grad()
     def step(self) -> Tensor:
         """Clip the gradients of the stacked parameters, make a step, and return the norms before clipping, (K,)."""
-        gradients = [p.grad for group in self.adamw.param_groups for p in group["params"] if p.grad is not None]
-        parts = [part for gradient in gradients for part in gradient.unbind()]
-        norms = torch.stack(torch._foreach_norm(parts)).view(len(gradients), -1)
+        gradients = {name: parameter.grad for name, parameter in self._stacked.items() if parameter.grad is not None}
+        of_models = [gradient for together in gradients.values() for gradient in together.unbind()]
+        norms = torch.stack(torch._foreach_norm(of_models)).view(len(gradients), -1)
         total = torch.linalg.vector_norm(norms, dim=0)
         factors = (self._max_norm / (total + 1e-6)).clamp(max=1.0)  # as torch.nn.utils.clip_grad_norm_
-        for gradient in gradients:
+        for gradient in gradients.values():
             gradient.mul_(factors.view(-1, *(1,) * (gradient.ndim - 1)))
-        self.adamw.step()
+        for rows, adamw, parameters in self.blocks:
+            for name, parameter in parameters.items():
+                parameter.grad = gradients[name][rows] if name in gradients else None
+            adamw.step()
+            adamw.zero_grad()
         return total
+
+
+def _stack_optimizers(
+    rows: slice, optimizers: Sequence[Optimizer], own: Sequence[Mapping[str, Tensor]], stacked: Mapping[str, Tensor]
+) -> Block:
+    """Return the optimiser of the models in some rows, with views of its state in theirs."""
+    names = {parameter: name for name, parameter in own[0].items()}
+    groups, together = [], dict[str, Tensor]()
+    for group in optimizers[0].param_groups:
+        chosen = [names[parameter] for parameter in group["params"]]
+        together |= {name: stacked[name].detach()[rows] for name in chosen}
+        groups.append(group | {"params": [together[name] for name in chosen]})
+    adamw = AdamW(groups, fused=True)
+    for name, parameter in together.items():
+        states = [optimizer.state[parameters[name]] for optimizer, parameters in zip(optimizers, own, strict=True)]
+        if not states[0]:  # no step was made
+            state = {"step": torch.zeros((), device=parameter.device)}
+            state |= {entry: torch.zeros_like(parameter) for entry in ("exp_avg", "exp_avg_sq")}
+        else:
+            state = {entry: torch.stack([one[entry] for one in states]) for entry in ("exp_avg", "exp_avg_sq")}
+            state["step"] = states[0]["step"].clone()
+        adamw.state[parameter] = state
+        for k, one in enumerate(states):
+            one.update({"step": state["step"]} | {entry: state[entry][k] for entry in ("exp_avg", "exp_avg_sq")})
+    return Block(rows, adamw, together)
