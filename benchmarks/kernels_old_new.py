@@ -8,8 +8,8 @@ Each tree has its own process, and the two take turns. Cases are those of the su
 models of six blocks (called, and replayed as a graph). A row of the file is one case on one tree: the median and the single
 values of --runs runs, of the forward pass and of the forward and backward pass; the host's own measure in the same turns, which
 is (x * 2).sum() of 524,288 numbers without and with its gradient; the time of the first forward and backward pass, and of the
-first forward pass after it; the peak of the GPU's memory that a call allocates; the error of y and all gradients of an op against
-the float64 reference. The exit status is 1 if a replayed time is over 1.1 of the old one.
+first forward pass after it; the peak of the GPU's memory that the fourth call allocates; the error of y and all gradients of an
+op against the float64 reference. The exit status is 1 if a replayed time is over 1.1 of the old one.
 --quick runs small shapes without graphs, also in Triton's interpreter. The packages need torch and Triton only.
 """
 
@@ -191,7 +191,10 @@ def build_model(name: str, op: str, sizes: str, dtype: str, calls: dict[str, Cal
 
 
 def first_calls(calls: dict[str, Call]) -> Row:
-    """Return the times of the first calls in seconds, and on a GPU the memory that the second ones allocate at most."""
+    """Return the times of the first calls in seconds, and on a GPU the memory that the fourth ones allocate at most.
+
+    The second call on tensors of some shapes is recorded, with all of its buffers in memory, and the third is repeated.
+    """
     import torch
 
     from op_calls import peak_mib
@@ -204,6 +207,8 @@ def first_calls(calls: dict[str, Call]) -> Row:
             torch.cuda.synchronize()
         row[f"first_{kind}_s"] = time.perf_counter() - start
         if torch.cuda.is_available():
+            for _ in range(2):
+                call()
             row[f"{kind}_peak_mib"] = peak_mib(call)
     return row
 

@@ -4,11 +4,14 @@ import ctypes
 import os
 import threading
 from collections.abc import Callable
+from itertools import combinations, pairwise
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import Tensor
 
 pytest.importorskip("triton", reason="Triton is not installed")
@@ -98,6 +101,41 @@ def test_other_arguments_are_another_call(other: tuple[Any, ...], copy: Copy) ->
     _repeated_calls.forget_calls()
     call(torch.zeros(6), None, True)
     assert len(runs) == 4
+
+
+def test_buffers_that_no_two_launches_need_share_memory(copy: Copy) -> None:
+    """A chain of four buffers, of which each launch needs two: the first and the third may be the same memory."""
+
+    def chain(x: Tensor) -> tuple[Tensor, ...]:
+        buffers, y = [x.new_empty(2, len(x)) for _ in range(4)], torch.empty_like(x)
+        steps = [x, *[buffer[1] for buffer in buffers], y]
+        for source, target in pairwise(steps):
+            copy.launch(source, target, len(x))
+        copy.launch(buffers[0][1], y, 1)  # needs the first one for longer
+        return (y,)
+
+    call, runs = counted(chain)
+    for i in range(4):
+        x = torch.arange(300.0) + i
+        assert torch.equal(call(x)[0], x)
+    assert len(runs) == 2
+    (recorded,) = [x for x in call._calls.values() if isinstance(x, RecordedCall)]
+    assert recorded.workspace == 3 * 5 * 512, "three buffers of 2,400 bytes"
+
+
+@given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 4), st.integers(0, 4)), max_size=8))
+def test_packed_buffers_overlap_only_in_memory_or_in_time(buffers: list[tuple[int, int, int]]) -> None:
+    given_buffers = {
+        _repeated_calls._Buffer(i, size): (size, min(launches), max(launches)) for i, (size, *launches) in enumerate(buffers)
+    }
+    offsets, total = _repeated_calls._pack(given_buffers)
+    assert offsets.keys() == given_buffers.keys()
+    for one, other in combinations(given_buffers, 2):
+        (_, first, last), (_, other_first, other_last) = given_buffers[one], given_buffers[other]
+        in_time = first <= other_last and other_first <= last
+        in_memory = offsets[one] < offsets[other] + other.size and offsets[other] < offsets[one] + one.size
+        assert not (in_time and in_memory and one.size and other.size)
+    assert all(offset + buffer.size <= total for buffer, offset in offsets.items())
 
 
 def test_one_tensor_as_two_inputs_is_told_apart(copy: Copy) -> None:

@@ -136,6 +136,8 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._inputs = [x if isinstance(x, Tensor) else None for x in inputs]
         self._complete = True  # whether the call did nothing but allocate, take views and launch
         self._launches: list[_Launch] = []
+        self._first_use: dict[int, int] = {}  # the number of the first launch that gets a tensor at a place
+        self._last_use: dict[int, int] = {}
         self._places: list[tuple[int | _Buffer, int, torch.dtype]] = []  # the index of an input or a buffer, offset, dtype
         self._zeros: set[_Buffer] = set()
         self._recorded_tensors: list[Tensor | None] = []  # while it records, so that two buffers never have the same address
@@ -152,6 +154,9 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Record a launch, run(*tensors, *others)."""
         self._recorded_tensors.extend(tensors)
         places = [0 if x is None else self._place(x) for x in tensors]
+        for place in places:
+            self._last_use[place] = len(self._launches)
+            self._first_use.setdefault(place, len(self._launches))
         # itemgetter returns a tuple for several indices only
         select = itemgetter(*places) if len(places) > 1 else lambda found: (found[places[0]],)
         self._launches.append(_Launch(run, select, others))
@@ -190,15 +195,43 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             allocated.append(_Result(*kind, zeros, like[0] if like and not zeros else None))
         if not self._complete or not self._launches:
             return None
-        workspace = len(self._inputs) + len(results)
-        sizes = [0, 0]  # of the workspace and of the zeros
-        for buffer in dict.fromkeys(root for root, _, _ in self._places if isinstance(root, _Buffer) and root not in roots):
-            which = int(buffer in self._zeros)
-            roots[buffer] = workspace + which, sizes[which]
-            sizes[which] += -(-buffer.size // ALIGNMENT) * ALIGNMENT
+        workspace, zeros_size = len(self._inputs) + len(results), 0
+        used: dict[_Buffer, tuple[int, int]] = {}  # the first and the last launch that gets a part of a buffer
+        for place, (root, _, _) in enumerate(self._places, start=1):
+            if isinstance(root, _Buffer) and root not in roots:
+                first, last = used.get(root, (len(self._launches), 0))
+                used[root] = min(first, self._first_use[place]), max(last, self._last_use[place])
+        for buffer in used.keys() & self._zeros:
+            roots[buffer] = workspace + 1, zeros_size
+            zeros_size += _aligned(buffer.size)
+        others = {buffer: (_aligned(buffer.size), *used[buffer]) for buffer in used if buffer not in self._zeros}
+        offsets, size = _pack(others)
+        roots |= {buffer: (workspace, offset) for buffer, offset in offsets.items()}
         places = [_Place(roots[root][0], roots[root][1] + offset, dtype) for root, offset, dtype in self._places]
         device = next(x.device for x in self._inputs if x is not None)
-        return RecordedCall(self._launches, [None, *places], allocated, sizes[0], sizes[1], device)
+        return RecordedCall(self._launches, [None, *places], allocated, size, zeros_size, device)
+
+
+def _aligned(size: int) -> int:
+    return -(-size // ALIGNMENT) * ALIGNMENT
+
+
+def _pack(buffers: dict[_Buffer, tuple[int, int, int]]) -> tuple[dict[_Buffer, int], int]:
+    """Return offsets of buffers in a workspace, and its size. Buffers that no two launches need together may overlap.
+
+    buffers: the size of each, and the first and the last launch that needs it. The largest are placed first, each as far to the
+    beginning as possible.
+    """
+    placed: list[tuple[int, int, int, int]] = []  # offset, end, first and last launch
+    offsets: dict[_Buffer, int] = {}
+    for buffer, (size, first, last) in sorted(buffers.items(), key=lambda item: -item[1][0]):
+        offset = 0
+        for begin, end, other_first, other_last in sorted(placed):
+            if first <= other_last and other_first <= last and begin < offset + size:
+                offset = max(offset, end)
+        placed.append((offset, offset + size, first, last))
+        offsets[buffer] = offset
+    return offsets, max((end for _, end, _, _ in placed), default=0)
 
 
 def _buffer(x: Tensor) -> _Buffer:

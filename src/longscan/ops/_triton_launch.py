@@ -50,7 +50,7 @@ TABLE = {
 }
 
 
-SCRATCH = 5 * 2**23  # bytes that kernels of a backward pass may pass to each other; beyond that it runs in slices of time
+SCRATCH = 2**24  # bytes of partial sums of a backward pass; beyond that it runs in slices of time
 MAX_STATES = 1024  # of a channel, which one program computes
 MAX_MATRIX_STATES = 256  # N of a head's state (P, N), which one program computes; its factors are in shared memory
 MAX_WARPS = 16
