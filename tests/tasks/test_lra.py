@@ -15,6 +15,7 @@ from longscan.tasks._images import to_grey
 from longscan.tasks._random import CounterRNG
 from longscan.tasks._store import Ragged, cached_arrays
 from longscan.tasks._text import Alphabet
+from longscan.tasks.base import rows_of_step
 from longscan.tasks.lra import ListOps, LraImage, LraRetrieval, LraText, Pathfinder
 from longscan.tasks.lra._cifar10 import read_batch
 from longscan.tasks.lra._listops import SYMBOLS, ExpressionLimits, generate_expressions
@@ -399,6 +400,20 @@ def test_lra_image_has_the_pixels_of_the_python_batches(folder):
     assert colour.shape == (2, 1024, 3)
     expected = (raw[1, 0, 5] / 255 - [0.4914, 0.4822, 0.4465]) / [0.247, 0.243, 0.261]
     assert torch.allclose(colour[1, 5].double(), torch.from_numpy(expected), atol=1e-6)
+
+
+@pytest.mark.parametrize("folder", ["lra_image"], indirect=True)
+@pytest.mark.parametrize("options", [{}, {"colour": True}, {"pixels": "categorical"}])
+def test_batches_of_lra_image_are_rows_of_its_training_set(folder, options):
+    task = LraImage(data_dir=folder, **options)
+    whole = task.training_set()
+    for step in (0, 1, 7, 8, 11):  # 90 pictures in batches of 12: the eighth is smaller, and a second epoch follows
+        batch, rows = task.batch("train", step, 12, 3), rows_of_step(90, "train", step, 12, 3)
+        assert torch.equal(whole.inputs[rows], batch.inputs)
+        assert whole.inputs.dtype == batch.inputs.dtype
+        assert torch.equal(whole.targets[rows], batch.targets)
+        assert whole.valid is None
+        assert batch.valid is None
 
 
 def test_to_grey_equals_pillow():

@@ -7,16 +7,31 @@ from typing import Any
 import pytest
 import torch
 
+import made_up
 from longscan.layers import _cells
 from longscan.layers._cells import run_fused_valid_steps
 from longscan.models import STANDARD_BLOCKS, SequenceModel
-from longscan.tasks import TASKS, Batch
+from longscan.tasks import TASKS, Batch, Task
+from longscan.tasks.base import Split
+from longscan.tasks.lra import LraImage
 from longscan.training import ModelSettings, Settings, TrainingSettings, train
 from longscan.training.batches import pad_batch, widen_batches
 from longscan.training.evaluate import predict
 from longscan.training.records import result_row
+from longscan.training.trainer import Trainer
 from run_files import have_equal_tensors, read_weights
 from task_variants import make_small
+
+
+def host_makes_no_training_batch(batch: Any) -> Any:
+    """Return a method that makes the batches of a task except those for training after the first one, which checks the data."""
+
+    def checked(task: Task, split: Split, step: int, batch_size: int, seed: int = 0) -> Batch:
+        assert split != "train" or step == 0
+        made: Batch = batch(task, split, step, batch_size, seed)
+        return made
+
+    return checked
 
 
 @pytest.fixture
@@ -165,3 +180,32 @@ def test_a_batch_as_wide_as_the_widest_is_not_padded() -> None:
     widened = list(widen_batches(batches))
     assert [after is before for after, before in zip(widened, batches, strict=True)] == [True, True, True, False]
     assert widened[3].inputs.shape == (2, 5)
+
+
+def with_pictures(settings: Settings, folder: Path, **training: Any) -> Settings:
+    """Return settings of a classifier of the 90 training pictures that `made_up` writes, which make three batches an epoch."""
+    folder.mkdir()
+    made_up.lra_image(folder)
+    model = replace(settings.model, pooling="mean", backend="auto")
+    changed = replace(settings.training, batch_size=40, average=0.0, warmup=0, **training)
+    return replace(settings, task=LraImage(data_dir=str(folder)), model=model, training=changed)
+
+
+def test_examples_of_a_training_set_on_the_device_are_those_of_the_batches(
+    settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An epoch of three batches, the last one smaller, and the beginning of the next."""
+    settings = with_pictures(settings, tmp_path / "data", device="cpu", steps=4, eval_every=4)
+    plain = train(settings, tmp_path / "plain")
+    monkeypatch.setattr(Trainer, "find_training_set", lambda trainer: trainer.task.training_set())
+    monkeypatch.setattr(LraImage, "batch", host_makes_no_training_batch(LraImage.batch))
+    held = train(settings, tmp_path / "held")
+    assert have_equal_tensors(read_weights(held), read_weights(plain))
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_captured_updates_take_pictures_from_the_device(settings: Settings, tmp_path: Path) -> None:
+    settings = with_pictures(settings, tmp_path / "data", steps=24, eval_every=24)
+    captured = train(settings, tmp_path / "captured")
+    plain = train(replace(settings, training=replace(settings.training, capture=False)), tmp_path / "plain")
+    torch.testing.assert_close(read_weights(captured), read_weights(plain), rtol=1e-4, atol=1e-6)

@@ -125,6 +125,7 @@ class Ragged(NamedTuple):
         rows = np.arange(len(self.offsets) - 1) if rows is None else rows
         lengths = self.offsets[rows + 1] - self.offsets[rows]
         table = np.full((len(rows), int(lengths.max()), *self.values.shape[1:]), fill, self.values.dtype)
+        values = np.asarray(self.values)  # a slice of a memory map takes ten times as long as one of an array
         for line, row, length in zip(table, rows.tolist(), lengths.tolist(), strict=True):
-            line[:length] = self.values[self.offsets[row] : self.offsets[row] + length]
+            line[:length] = values[self.offsets[row] : self.offsets[row] + length]
         return table, lengths

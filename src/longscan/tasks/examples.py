@@ -63,7 +63,8 @@ class SequenceClassification(ClassificationTask):
         """Return the sequences with numbers `rows` (None: all) as a batch without targets."""
         table, lengths = sequences.pad(rows, self._padding_value)
         inputs = torch.from_numpy(self._to_inputs(table))
-        if len(np.unique(sequences.lengths)) == 1:
+        all_lengths = sequences.lengths
+        if (all_lengths == all_lengths[0]).all():
             return Batch(inputs)
         return Batch(inputs, valid=torch.from_numpy(np.arange(table.shape[1]) < lengths[:, None]))
 

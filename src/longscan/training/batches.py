@@ -106,6 +106,12 @@ def prefetch_batches(
         pool.shutdown(cancel_futures=True)
 
 
+class RowNumbers(NamedTuple):
+    """The numbers (B,) of the examples in a batch, for updates that take them from the training set on the device."""
+
+    numbers: Tensor
+
+
 def pad_batch(batch: Batch, width: int) -> Batch:
     """Pad a batch on the right to `width` steps."""
     length = batch.inputs.shape[1]

@@ -36,8 +36,16 @@ from longscan.engine import Callback, Engine, NonFiniteLossError, Patience, Step
 from longscan.models.roles import optimizer_groups
 from longscan.ops.dispatch import NATIVE
 from longscan.tasks import Batch
-from longscan.tasks.base import Split
-from longscan.training.batches import LengthSchedule, Share, SharedBatch, prefetch_batches, share_of, widen_batches
+from longscan.tasks.base import Split, rows_of_step
+from longscan.training.batches import (
+    LengthSchedule,
+    RowNumbers,
+    Share,
+    SharedBatch,
+    prefetch_batches,
+    share_of,
+    widen_batches,
+)
 from longscan.training.checkpoint import (
     find_checkpoint,
     generator_states,
@@ -80,6 +88,7 @@ MAY_CHANGE = frozenset(
     f"training.{name}"
     for name in ("steps", "checkpoint_every", "device", "threads", "prefetch", "capture", "shard", "context", "trackers")
 )
+MAX_RESIDENT_BYTES = 2**30  # of a training set that the device holds
 # Names in checkpoints of version 0.1 -> names since.
 RENAMED = {"longest": "max_length", "waited": "patience_used", "solved": "solved_evaluations", "averaged": "n_averaged"}
 
@@ -331,6 +340,7 @@ class Trainer(Callback):
         self.result: dict[str, Any] = {}
         self.received_signals: set[int] = set()
         self._signals = ExitStack()
+        self.training_set: Batch | None = None
         self._start = time.perf_counter()  # start of the training, minus the seconds of earlier processes
         self._seconds_before = 0.0
         self._batch_scores: tuple[int, float, float] = (-1, 0.0, 0.0)
@@ -377,7 +387,8 @@ class Trainer(Callback):
     def run(self, callbacks: Sequence[Callback] = ()) -> None:
         """Train from the last checkpoint, or from the start, to the end, and write result.json and report.html."""
         with self.open(callbacks) as batches, self._stop_on_signals():
-            self.engine.run(batches)
+            self.training_set = self.find_training_set()
+            self.engine.run(batches if self.training_set is None else self.row_numbers(self.training_set))
 
     @contextmanager
     def open(self, callbacks: Sequence[Callback] = ()) -> Iterator[Iterator[Batch]]:
@@ -440,6 +451,31 @@ class Trainer(Callback):
             widens = training.capture and pin and self.settings.model.padding == "masked"
             yield from widen_batches(batches) if widens else batches
 
+    def find_training_set(self) -> Batch | None:
+        """Return the training set on the device if captured updates can take their examples from it, else None.
+
+        Otherwise the host makes and copies each batch, for which small models wait.
+        """
+        training, device = self.training, self.accelerator.device
+        if not training.capture or device.type != "cuda" or self.accelerator.num_processes > 1:
+            return None
+        if training.curriculum.start or training.late_lengths.share:
+            return None
+        whole = self.task.training_set(self.settings.data_seed)
+        if whole is None or sum(x.nbytes for x in whole if x is not None) > MAX_RESIDENT_BYTES:
+            return None
+        if whole.valid is not None and self.settings.model.padding == "read":  # it is padded to another length than a batch
+            return None
+        return whole.to(device)
+
+    def row_numbers(self, training_set: Batch) -> Generator[RowNumbers, None, None]:
+        """Yield the numbers of the examples in the batches of the steps that are left."""
+        training, size = self.training, len(training_set.inputs)
+        for step in range(self.engine.step, self.engine.step if self.progress.stopped_early else training.steps):
+            rows = rows_of_step(size, "train", step // training.batch_repeats, training.batch_size, self.settings.data_seed)
+            numbers = torch.from_numpy(rows)
+            yield RowNumbers(numbers.pin_memory() if self.accelerator.device.type == "cuda" else numbers)
+
     @contextmanager
     def _stop_on_signals(self) -> Iterator[None]:
         """Stop after a checkpoint on SIGINT and SIGTERM, up to `on_train_end`.
@@ -479,9 +515,13 @@ class Trainer(Callback):
         index, processes = self.accelerator.process_index // context, self.accelerator.num_processes // context
         return share_of(batch, self.task, self.training.loss_reduction, index, processes)
 
-    def compute_loss(self, batch: Batch | SharedBatch) -> tuple[Tensor, StepOutputs]:
+    def compute_loss(self, batch: Batch | SharedBatch | RowNumbers) -> tuple[Tensor, StepOutputs]:
         """Return the loss of this process's rows of a batch, times their factor, and what callbacks need of the step."""
         training, accelerator = self.training, self.accelerator
+        if isinstance(batch, RowNumbers):
+            assert self.training_set is not None
+            numbers = batch.numbers.to(accelerator.device)
+            batch = Batch(*(None if part is None else part[numbers] for part in self.training_set))  # type: ignore[arg-type]
         share = batch if isinstance(batch, SharedBatch) else self.share(batch)
         rows = share.rows.to(accelerator.device)
         with accelerator.autocast():

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
 import numpy as np
+import torch
 
 from longscan._errors import setting_error
 from longscan._types import Doc
@@ -25,6 +26,13 @@ _FOLDERS = ("", "cifar-10-batches-py", "CIFAR-10-images", "cifar10")
 _BATCHES = [f"data_batch_{number}" for number in range(1, 6)]
 _RGB_MEAN, _RGB_STD = np.array([0.4914, 0.4822, 0.4465]), np.array([0.247, 0.243, 0.261])
 _GREY_MEAN, _GREY_STD = 122.6 / 255, 61 / 255
+
+
+@lru_cache
+def _standardised(mean: float, std: float) -> np.ndarray:
+    """Return the input for each of the 256 shades, (256,) float32: a table is faster than arithmetic on all pixels of a batch."""
+    shades: np.ndarray = ((np.arange(256) / 255 - mean) / std).astype(np.float32)
+    return shades
 
 
 @TASKS.register("lra_image")
@@ -68,12 +76,21 @@ class LraImage(SequenceClassification):
     def _data(self) -> LabelledSequences:
         return _load(self.data_dir, self.colour, self.valid_fraction, self.split_seed)
 
+    def training_set(self, seed: int = 0) -> Batch:  # noqa: ARG002
+        """Return all training pictures, 45,000 with 12 KiB each if they are in colour."""
+        data = self._data()
+        rows = data.rows["train"]
+        return self._to_batch(data.sequences, rows)._replace(targets=torch.from_numpy(data.targets[rows].astype(np.int64)))
+
     def _to_inputs(self, table: np.ndarray) -> np.ndarray:
         if self.pixels == "categorical":
             return table.astype(np.int64)
-        if self.colour:
-            return ((table / 255 - _RGB_MEAN) / _RGB_STD).astype(np.float32)
-        return ((table[..., None] / 255 - _GREY_MEAN) / _GREY_STD).astype(np.float32)
+        if not self.colour:
+            return _standardised(_GREY_MEAN, _GREY_STD)[table][..., None]
+        inputs = np.empty(table.shape, np.float32)
+        for channel, (mean, std) in enumerate(zip(_RGB_MEAN, _RGB_STD, strict=True)):
+            inputs[..., channel] = _standardised(mean, std)[table[..., channel]]
+        return inputs
 
     def describe(self, batch: Batch, row: int = 0) -> str:
         """Return an example as text: a line of the picture in characters, its size, its class."""
