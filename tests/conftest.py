@@ -3,14 +3,17 @@
 import gc
 import os
 import shutil
+import subprocess
 import tempfile
 from collections import defaultdict
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
+from fork_server import ForkedPython
 from interpreter import speed_up_interpreter
 from longscan.ops import chunks
 
@@ -70,6 +73,15 @@ def pytest_collection_finish() -> None:
 @pytest.fixture(autouse=True)
 def _seed() -> None:
     torch.manual_seed(0)
+
+
+@pytest.fixture
+def forked_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Start the processes of `run_jobs` by the fork server: a new process imports for seconds what training needs."""
+    from longscan.training import processes
+
+    names = {name: getattr(subprocess, name) for name in ("PIPE", "STDOUT", "TimeoutExpired")}
+    monkeypatch.setattr(processes, "subprocess", SimpleNamespace(Popen=ForkedPython, **names))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

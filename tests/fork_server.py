@@ -2,7 +2,11 @@
 
 import multiprocessing
 import os
+import subprocess
+import sys
 import threading
+from multiprocessing.connection import Connection
+from typing import IO, Any
 
 PROCESSES = multiprocessing.get_context("forkserver")
 PROCESSES.set_forkserver_preload(
@@ -32,3 +36,48 @@ def act_at_step(step: int, signal_number: int | None = None) -> None:
                 os.kill(os.getpid(), signal_number)
 
     RunLog.on_log = on_log_and_act
+
+
+def run_python(code: str, arguments: list[str], environment: dict[str, str], log: str, stdin: Connection) -> None:
+    """Do in this process what `python -c CODE ARGUMENTS` does, in a process group of its own."""
+    os.setpgid(0, 0)
+    os.environ.clear()
+    os.environ.update(environment)
+    output = os.open(log, os.O_WRONLY | os.O_APPEND)
+    for source, target in ((stdin.fileno(), 0), (output, 1), (output, 2)):
+        os.dup2(source, target)
+    sys.argv = ["-c", *arguments]
+    exec(compile(code, "<string>", "exec"), {"__name__": "__main__"})
+
+
+class ForkedPython:
+    """The part of subprocess.Popen that `run_jobs` uses, for `[sys.executable, "-c", CODE, ...]`, by the fork server."""
+
+    def __init__(self, command: list[str], *, stdout: IO[bytes], env: dict[str, str], **options: Any) -> None:
+        assert command[:2] == [sys.executable, "-c"], command
+        assert options == {"stdin": subprocess.PIPE, "stderr": subprocess.STDOUT, "process_group": 0}, options
+        stdin, self.stdin = PROCESSES.Pipe(duplex=False)
+        self.process = PROCESSES.Process(target=run_python, args=(command[2], command[3:], env, stdout.name, stdin))
+        self.process.start()
+        stdin.close()
+
+    @property
+    def returncode(self) -> int | None:
+        return self.process.exitcode
+
+    def poll(self) -> int | None:
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int | None:
+        self.process.join(timeout)
+        if self.returncode is None:
+            raise subprocess.TimeoutExpired("python -c", timeout or 0.0)
+        return self.returncode
+
+    def send_signal(self, number: int) -> None:
+        if self.returncode is None:
+            assert self.process.pid is not None
+            os.kill(self.process.pid, number)
+
+    def kill(self) -> None:
+        self.process.kill()

@@ -44,6 +44,7 @@ def row(tmp_path: Path) -> PublishedRow:
     return PublishedRow(id="aussm/table1/parity/ma", published="r036", recipe=str(recipe), updates=3, seeds=2, constant=0.01)
 
 
+@pytest.mark.usefixtures("forked_jobs")
 def test_runs_are_recorded_once_and_compared(row: PublishedRow, tmp_path: Path) -> None:
     out, lines = tmp_path / "out", list[str]()
     assert reproduce([row], out, archive=tmp_path / "archive", echo=lines.append) == []
@@ -96,6 +97,7 @@ def test_candidates_that_differ_in_the_rate_alone_share_a_process() -> None:
     assert len({process.name for process in processes}) == len(processes)
 
 
+@pytest.mark.usefixtures("forked_jobs")
 def test_stacked_seeds_give_the_same_records(row: PublishedRow, tmp_path: Path) -> None:
     """The records of a process with both seeds are those of two processes, except for times and the rounding of the scores."""
     records = {}
@@ -185,6 +187,7 @@ def test_failed_seeds_and_earlier_recipes_do_not_change_what_is_compared(row: Pu
     assert verdict_of(*finished, failed, common | {"seed": 3}) == ("reproduced", 3)
 
 
+@pytest.mark.usefixtures("forked_jobs")
 def test_report_shows_updates_per_second_beside_the_replayed_rate(row: PublishedRow, tmp_path: Path) -> None:
     assert reproduce([row], tmp_path / "out") == []
     path = tmp_path / "out" / "runs" / "aussm.jsonl"
@@ -328,6 +331,7 @@ def test_an_archive_that_could_become_too_large_is_refused_before_the_runs(
     assert not (tmp_path / "packed").exists()
 
 
+@pytest.mark.usefixtures("forked_jobs")
 def test_size_of_checkpoints_is_that_of_their_tensors(row: PublishedRow, tmp_path: Path) -> None:
     out = tmp_path / "out"
     assert reproduce([row], out, seeds=1) == []

@@ -37,6 +37,7 @@ def test_read_plan_gives_names_programs_and_arguments(tmp_path: Path) -> None:
         side_by_side.read_plan(write_plan(tmp_path, "a train --task parity", "a train"), [])
 
 
+@pytest.mark.usefixtures("forked_jobs")
 def test_finished_and_failed_runs_of_a_plan_are_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write_plan(tmp_path, f"good train {SMALL} --training.steps 2", "bad train --task parity --training.steps 0")
     out = tmp_path / "out"
