@@ -1,7 +1,6 @@
 """The elementary functions of csrc/simd.h against float64 (float) and extended precision (double)."""
 
 import ctypes
-import os
 import re
 import shutil
 import subprocess
@@ -93,26 +92,36 @@ def test_functions_of_nan_infinity_and_overflow(run: Run, dtype: type) -> None:
     assert np.isnan(run("cos", x)[:3]).all()
 
 
-def load_native_module(isa: str) -> subprocess.CompletedProcess[str]:
-    """Load the compiled module without the package, in a process whose environment names the instruction set.
+# torch comes first: the module uses its OpenMP library. Importing it takes seconds, so that one process does it for all sets.
+LOAD = """
+import os, sys, torch
+for isa in sys.argv[1:]:
+    if not (child := os.fork()):
+        os.environ["LONGSCAN_CPU_ISA"] = isa
+        try:
+            import _native
+            print(isa, _native.isa(), flush=True)
+        except ImportError as error:
+            print(isa, error, flush=True)
+        os._exit(0)
+    os.waitpid(child, 0)
+"""
 
-    torch comes first: the module uses its OpenMP library.
-    """
-    return subprocess.run(
-        [sys.executable, "-c", "import torch, _native; print(_native.isa())"],
-        cwd=Path(_native.__file__).parent, env={**os.environ, "LONGSCAN_CPU_ISA": isa}, capture_output=True, text=True,
-    )  # fmt: skip
+
+@pytest.fixture(scope="module")
+def loaded() -> dict[str, str]:
+    """Load the compiled module without the package, with each name in the environment: its instruction set, or its error."""
+    command = [sys.executable, "-c", LOAD, *ISAS, "z80"]
+    done = subprocess.run(command, cwd=Path(_native.__file__).parent, capture_output=True, text=True, check=True)
+    return dict(line.split(" ", 1) for line in done.stdout.splitlines())
 
 
 @pytest.mark.parametrize("isa", ISAS)
-def test_environment_variable_chooses_the_instruction_set(isa: str) -> None:
-    result = load_native_module(isa)
-    if "this processor or build has no" in result.stderr:
+def test_environment_variable_chooses_the_instruction_set(loaded: dict[str, str], isa: str) -> None:
+    if "this processor or build has no" in loaded[isa]:
         pytest.skip(f"this processor or build has no {isa}")
-    assert result.stdout.strip() == isa
+    assert loaded[isa] == isa
 
 
-def test_unknown_instruction_set_raises() -> None:
-    result = load_native_module("z80")
-    assert result.returncode != 0
-    assert "LONGSCAN_CPU_ISA: got 'z80'" in result.stderr
+def test_unknown_instruction_set_raises(loaded: dict[str, str]) -> None:
+    assert "LONGSCAN_CPU_ISA: got 'z80'" in loaded["z80"]

@@ -175,8 +175,15 @@ def test_lengths_share_one_graph(graphs: list[torch.fx.GraphModule]) -> None:
     assert len(graphs) == 4  # forward and backward, of the first length and of all others
 
 
-@pytest.mark.parametrize("masked", [False, True])
-@pytest.mark.parametrize("op", _native_op.TRACED_OPS)
+# With masks an op runs the code that it runs without them, and more; a trace takes seconds.
+@pytest.mark.parametrize(
+    ("op", "masked"),
+    [
+        pytest.param(op, masked, marks=() if masked or op in ("linear_scan", "short_conv") else pytest.mark.slow)
+        for op in _native_op.TRACED_OPS
+        for masked in (False, True)
+    ],
+)
 def test_open_batches_and_lengths_stay_open(op: str, masked: bool, graphs: list[torch.fx.GraphModule]) -> None:
     """A size that became a constant is an error of `mark_dynamic`."""
     scan = OPS[op].function

@@ -90,29 +90,46 @@ def test_same_number_of_threads_gives_the_same_bits(set_num_threads, monkeypatch
     assert_close(first, single, 1e-12)
 
 
-IN_ANOTHER_PROCESS = """
-import sys, torch
-from longscan.ops import _native
-from test_unitary_native import make_inputs, run_with_gradients
-results = {dtype: run_with_gradients(make_inputs((2, 90, 19, 7), dtype)) for dtype in (torch.float32, torch.float64)}
-torch.save((_native.isa(), results), sys.argv[1])
+# The module chooses the instruction set when it is loaded. What takes longest to import is imported once for all of them.
+IN_OTHER_PROCESSES = """
+import os, sys
+import numpy, pytest, torch
+folder, *isas = sys.argv[1:]
+for isa in isas:
+    if child := os.fork():
+        os.waitpid(child, 0)
+        continue
+    os.environ["LONGSCAN_CPU_ISA"] = isa
+    from longscan.ops import _native
+    from test_unitary_native import make_inputs, run_with_gradients
+    results = {dtype: run_with_gradients(make_inputs((2, 90, 19, 7), dtype)) for dtype in (torch.float32, torch.float64)}
+    torch.save((_native.isa(), results), f"{folder}/{isa}.pt")
+    sys.exit()
 """
+ISAS = ["baseline", "avx2", "avx512"]
 
 
-@pytest.mark.parametrize("isa", ["baseline", "avx2", "avx512"])
-def test_instruction_sets_give_close_results(isa, tmp_path):
-    saved = tmp_path / "results.pt"
-    run = subprocess.run(
-        [sys.executable, "-c", IN_ANOTHER_PROCESS, str(saved)],
-        env={**os.environ, "LONGSCAN_CPU_ISA": isa, "PYTHONPATH": os.pathsep.join(sys.path)},
+@pytest.fixture(scope="module")
+def results_of_isas(tmp_path_factory):
+    """Return the folder with the results of each instruction set, and what the processes printed."""
+    folder = tmp_path_factory.mktemp("isas")
+    done = subprocess.run(
+        [sys.executable, "-c", IN_OTHER_PROCESSES, str(folder), *ISAS],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
         capture_output=True,
         text=True,
         check=False,
     )
-    if "this processor or build has no" in run.stderr:
+    return folder, done.stderr
+
+
+@pytest.mark.parametrize("isa", ISAS)
+def test_instruction_sets_give_close_results(isa, results_of_isas):
+    folder, errors = results_of_isas
+    if f"this processor or build has no {isa}" in errors:
         pytest.skip(f"no {isa} here")
-    assert run.returncode == 0, run.stderr
-    used, results = torch.load(saved)
+    assert (folder / f"{isa}.pt").exists(), errors
+    used, results = torch.load(folder / f"{isa}.pt")
     assert used == isa
     for dtype, tolerance in ((torch.float32, 1e-5), (torch.float64, 1e-13)):
         assert_close(results[dtype], run_with_gradients(make_inputs((2, 90, 19, 7), dtype)), tolerance)
