@@ -13,7 +13,7 @@ import torch
 from longscan.cli import main
 from longscan.cli.fitting import _print_baselines
 from longscan.tasks.series import labelled
-from longscan.training import Run
+from longscan.training import Run, trainer
 from longscan.training.evaluate import error_quantiles
 from made_up import labelled_series, table_to_forecast
 
@@ -69,6 +69,7 @@ def test_what_was_understood_comes_first(table, tmp_path, capsys, monkeypatch):
     ("higher", "value", "said"),
     [
         (True, 0.9, None),
+        (True, 0.7999999, None),  # 0.8 as float32 may have it
         (True, 0.7, "on these test data ridge is better than the model"),
         (False, 0.9, "on these test data season and ridge are better than the model"),
         (False, 0.6, "on these test data season is better than the model"),
@@ -93,6 +94,25 @@ def test_show_draws_a_file_and_a_run(run, table, tmp_path, capsys):
         picture = tmp_path / f"{number}.png"
         assert main(["show", *argv, "--out", str(picture), "--count", "2"]) == 0
         assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_run_continues_with_its_kind_of_labels_only(run, table, capsys):
+    argv = ["train", str(table), "--label", "kind", *COLUMNS, "--resume", "--out", run, "--label-kind"]
+    assert main([*argv, "class"]) == 0
+    capsys.readouterr()
+    assert main([*argv, "number"]) == 2
+    assert "with finite numbers; one value is 'a'" in capsys.readouterr().err
+
+
+def test_score_that_is_not_finite_is_an_error_of_one_line(table, tmp_path, capsys, monkeypatch):
+    def evaluate(model, task, split, **options):
+        scores = evaluate_model(model, task, split, **options)
+        return scores._replace(values=dict.fromkeys(scores.values)) if split == "test" else scores
+
+    evaluate_model = trainer.evaluate
+    monkeypatch.setattr(trainer, "evaluate", evaluate)
+    assert main(["train", str(table), "--label", "kind", *COLUMNS, *QUICK, "--out", str(tmp_path / "run")]) == 1
+    assert capsys.readouterr().err.splitlines()[-1].startswith("no test accuracy, as answers are not finite; the report is")
 
 
 def test_run_continues_and_refuses_changed_data(table, tmp_path, capsys):

@@ -1,6 +1,7 @@
 """The commands that train: `longscan train` and `longscan sweep`."""
 
 import os
+from math import isclose
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -60,6 +61,7 @@ def train(
     if resume:
         stored = read_yaml(Run(str(out)).folder / SETTINGS)
         given = {} if file is None else {"path": str(Path(file).resolve()), **options}
+        given |= {} if label_kind is None else {"name": own_data.KINDS[label_kind]}
         parsed = parse_settings(settings, merge(stored, {"task": given}))
     elif file is not None:
         parsed = own_data.own_settings(file, options, label_kind, settings)
@@ -79,6 +81,10 @@ def train(
     if result["status"] == "failed":
         echo_error(f"failed: {result['failure']}; the report is {run.folder / 'report.html'}", style="red")
         return 1
+    if result["value"] is None:
+        reason = "as answers are not finite"
+        echo_error(f"no test {result['metric']}, {reason}; the report is {run.folder / 'report.html'}", style="red")
+        return 1
     echo(f"test {result['metric']}: {result['value']:.4f} (scaled {result['scaled']:.4f}, weights: {result['selected']})")
     echo(f"best constant predictor: {result['constant']:.4f} (scaled {result['constant_scaled']:.4f})")
     if file is not None:
@@ -92,7 +98,9 @@ def _print_baselines(task: "Task", value: float) -> None:
     scores = dict(list(task.baselines("test").items())[1:])
     for name, score in scores.items():
         echo(f"{name}: {score:.4f}")
-    better = [name for name, score in scores.items() if (score > value if task.higher_is_better else score < value)]
+    sign = 1 if task.higher_is_better else -1
+    different = {name: score for name, score in scores.items() if not isclose(score, value, rel_tol=1e-5)}  # value is of float32
+    better = [name for name, score in different.items() if sign * score > sign * value]
     if better:
         echo(f"on these test data {' and '.join(better)} {'is' if len(better) == 1 else 'are'} better than the model")
 
