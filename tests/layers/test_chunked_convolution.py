@@ -1,5 +1,6 @@
 """The convolution of a diagonal system in chunks, which S4D uses on a GPU; here it runs on the CPU."""
 
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -91,6 +92,23 @@ def test_chunks_and_their_number_are_near_the_root_of_the_length(length: int) ->
 def test_chunks_are_used_on_a_gpu_by_default(device: str, length: int, backend: str, expected: bool) -> None:
     u: Any = SimpleNamespace(device=torch.device(device), numel=lambda: 2 * length)
     assert uses_chunks(u, length, backend) is expected
+
+
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")
+@pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
+@pytest.mark.parametrize("trace", [torch.export.export, partial(torch.jit.trace, check_trace=False)])
+def test_graphs_have_no_chunks(trace: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    decisions = []
+
+    def decide(u: Tensor, length: int, backend: str) -> bool:
+        on_gpu: Any = SimpleNamespace(device=torch.device("cuda"), numel=u.numel)
+        decisions.append(uses_chunks(on_gpu, length, backend))
+        return False
+
+    monkeypatch.setattr(s4d, "uses_chunks", decide)
+    trace(S4D(3, d_state=4), (torch.randn(2, 20, 3),))
+    assert decisions
+    assert not any(decisions)
 
 
 @pytest.mark.parametrize("trained_B", [False, True])

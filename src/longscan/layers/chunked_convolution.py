@@ -25,11 +25,14 @@ MAX_LENGTH = 2**14  # steps, beyond which chunks would have more than 256
 
 
 def uses_chunks(u: Tensor, length: int, backend: str) -> bool:
-    """Return whether `chunked_convolution` takes the place of the FFT: on a GPU, outside of compiled graphs.
+    """Return whether `chunked_convolution` takes the place of the FFT: on a GPU, outside of graphs.
 
     u: (B, L, D). backend: that of the layer; "eager" and "reference" name the algorithms of `longscan.ops.long_conv`.
     """
-    if u.device.type != "cuda" or backend not in ("auto", *NATIVE) or torch.compiler.is_compiling():
+    if u.device.type != "cuda" or backend not in ("auto", *NATIVE):
+        return False
+    is_traced = torch.jit.is_tracing()  # type: ignore[attr-defined, no-untyped-call]
+    if torch.compiler.is_compiling() or is_traced:  # the number of chunks would be a constant of the graph
         return False
     return not is_symbolic(length) and 0 < length <= MAX_LENGTH and u.numel() > 0
 

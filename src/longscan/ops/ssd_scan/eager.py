@@ -10,7 +10,9 @@ A graph that is compiled contains the operations of every call of `_chunks`, and
 all chunks are computed by one call, with the chunks as rows of the batch and an associative scan of their states.
 """
 
+from collections.abc import Sequence
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -76,13 +78,25 @@ def _chunks(
     """Return y and the final state of `count` consecutive chunks of the same number of steps; arguments as in `reference`."""
     x, dt, B, C, z, input_scale, own_scale, angle = zero_invalid(flags, x, dt, B, C, z, input_scale, own_scale, angle)
     batch, length, heads, width = x.shape
-    if angle is not None or B_bias is not None or C_bias is not None:
-        B, C = repeat_for_heads(B, heads, B_bias), repeat_for_heads(C, heads, C_bias)
     cumulative_angle = None
     if angle is not None:  # in the rotating frame of the state only B and C are rotated
         first_angle, angle = _split_first_angle(angle, flags)
         state = rotate_pairs(state, first_angle.unsqueeze(2))
         cumulative_angle = running_sum(angle.to(carry_dtype(angle)), reset_mask(flags, packed, 4))
+    last_angle = None if cumulative_angle is None else cumulative_angle[:, -1]
+    reset = reset_mask(flags, packed, 2)
+    rows, steps = batch * count, length // count
+    if count > 1:  # the chunks become rows of the batch
+        per_step = (x, dt, B, C, input_scale, own_scale, cumulative_angle, reset)
+        x, dt, B, C, input_scale, own_scale, cumulative_angle, reset = _rows_of_chunks(per_step, rows, steps)
+        # A row has its own copy of what all steps share, so that gradients are summed within chunks first. One sum over all
+        # steps has larger rounding errors.
+        A = A.expand(rows, 1, *A.shape)
+        D, B_bias, C_bias = (None if part is None else part.expand(rows, 1, *part.shape) for part in (D, B_bias, C_bias))
+
+    if angle is not None or B_bias is not None or C_bias is not None:
+        B, C = repeat_for_heads(B, heads, B_bias), repeat_for_heads(C, heads, C_bias)
+    if cumulative_angle is not None:
         B, C = (rotate_pairs(part, -cumulative_angle) for part in (B, C))
     groups = B.shape[2]
     drive = x * (dt if input_scale is None else input_scale).unsqueeze(-1)
@@ -90,13 +104,7 @@ def _chunks(
     if own_scale is not None:
         c_dot_b = (C * B).sum(-1).repeat_interleave(heads // groups, 2)
         y = (c_dot_b * own_scale).unsqueeze(-1) * x
-
-    reset = reset_mask(flags, packed, 2)
     log_decay = dt * A
-    rows, steps = batch * count, length // count
-    if count > 1:  # the chunks become rows of the batch
-        B, C, drive, log_decay = (part.reshape(rows, steps, *part.shape[2:]) for part in (B, C, drive, log_decay))
-        reset = None if reset is None else reset.reshape(rows, steps)
     B, C, drive, log_decay = (part.transpose(1, 2) for part in (B, C, drive, log_decay))  # (rows, heads or groups, steps, .)
     decay, from_start, is_earlier, included, in_first, in_last = chunk_decay(log_decay, reset)
     to_end = decay[..., -1, :]
@@ -117,13 +125,18 @@ def _chunks(
     y_carried = zero_unless(in_first, C) @ states.transpose(2, 3)  # (rows, G, steps, heads of a group * P)
     y_carried = y_carried.reshape(rows, groups, steps, heads // groups, width).transpose(2, 3).flatten(1, 2)
     y_scan = (y_chunk + zero_unless(in_first, y_carried * from_start.unsqueeze(-1))).transpose(1, 2)
-    y_scan = y_scan if count == 1 else y_scan.reshape(batch, length, heads, width)
     y = y_scan if y is None else y_scan + y
-    if cumulative_angle is not None:
-        state = rotate_pairs(state, cumulative_angle[:, -1].unsqueeze(2))
     y = y if D is None else y + D.unsqueeze(-1) * x
+    y = y if count == 1 else y.reshape(batch, length, heads, width)
     y = y if z is None else y * silu(z)
+    if last_angle is not None:
+        state = rotate_pairs(state, last_angle.unsqueeze(2))
     return y if flags is None else torch.where(flag_masks(flags, 4)[0], 0, y), state
+
+
+def _rows_of_chunks(per_step: Sequence[Tensor | None], rows: int, steps: int) -> list[Any]:
+    """Return tensors (B, L, ...) as (rows, steps, ...): each chunk of `steps` steps is a row."""
+    return [None if x is None else x.reshape(rows, steps, *x.shape[2:]) for x in per_step]
 
 
 def ssd_scan(
