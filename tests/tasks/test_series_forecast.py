@@ -1,5 +1,6 @@
 """Forecasts of a user's table: splits in time, levels, baselines, dates of answers, gaps and calendars."""
 
+import json
 from dataclasses import replace
 
 import numpy as np
@@ -10,6 +11,7 @@ import torch
 from longscan.tasks.series import SeriesForecast
 from longscan.training.parsing import make_settings
 from longscan.training.run import build_model
+from longscan.training.trainer import train
 from made_up import table_to_forecast
 
 
@@ -264,6 +266,16 @@ def test_dates_with_and_without_offsets_are_not_mixed(tmp_path):
         single(tmp_path / "a.csv", dates).size("train")
 
 
+@pytest.mark.parametrize(("rows", "valid", "test"), [(108, 12, 22), (60, 12, 12)])
+def test_parts_of_short_tables_have_at_least_the_horizon(tmp_path, rows, valid, test):
+    months = pd.date_range("2015-01-31", periods=rows, freq="ME")
+    task = SeriesForecast(
+        path=write(tmp_path / "a.csv", pd.DataFrame({"date": months, "x": np.sin(np.arange(rows))})), horizon=12, target=("x",)
+    )
+    assert (task.size("valid"), task.size("test")) == (valid - 11, test - 11)
+    assert task._data.ranges.tolist() == [[0, rows - valid - test]]
+
+
 @pytest.mark.parametrize(("end", "part"), [(300, "training"), (230, "test")])
 def test_a_target_that_does_not_vary_is_refused(tmp_path, end, part):
     x = np.sin(np.arange(300.0))
@@ -282,3 +294,16 @@ def test_a_new_model_forecasts_what_the_regression_does(tmp_path, level, starts,
     with torch.no_grad():
         forecast = build_model(settings)(batch.inputs)
     assert (forecast.abs().max() == 0) == starts
+
+
+def test_training_that_makes_forecasts_worse_ends_with_the_regression(tmp_path):
+    training = {"steps": 4, "batch_size": 4, "lr": 10.0, "eval_every": 2, "select": "best", "device": "cpu"}
+    task = {"name": "series_forecast", **table_to_forecast(tmp_path)}
+    settings = make_settings({"task": task, "model": {"spec": "s4d", "d_model": 4}, "training": training})
+    run = train(settings, tmp_path / "run", progress=False, command="")
+    rows = [json.loads(line) for line in (run.folder / "metrics.jsonl").read_text().splitlines()]
+    first, *later = (row for row in rows if row["split"] == "valid")
+    assert first["step"] == 0
+    assert all(row["loss"] > first["loss"] for row in later)
+    assert run.result["selected"] == "best"
+    assert run.result["value"] == pytest.approx(settings.task.baselines("test")["ridge"], rel=1e-5)

@@ -419,6 +419,9 @@ class Trainer(Callback):
                 batches = cast("Generator[Batch, None, None]", shares)
             self._start = time.perf_counter() - self._seconds_before
             try:
+                # Training from another forecast, such as that of a regression, must not end with a worse one.
+                if not self.engine.step and training.select == "best" and self.task.starts_at_zero:
+                    self.validate()
                 yield batches
             except NonFiniteLossError as error:
                 self.result |= {"status": "failed", "failure": str(error)}

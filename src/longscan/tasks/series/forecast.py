@@ -42,6 +42,7 @@ FIT_WINDOWS = 20_000  # largest number of training windows of the ridge regressi
 FIT_ROWS = 200_000  # largest number of training rows of the effect of what is known ahead
 PENALTIES = (1e-1, 1e1, 1e2, 1e3, 1e4)
 SMALLEST_GAIN = 0.005  # relative gain in the squared error on valid from which on columns that are known ahead are used
+LEAST_HORIZONS = 4  # in a series from which on valid and test have at least the horizon each
 DAY = 86_400  # seconds
 PREDICTED = Literal["future", "windows"]
 
@@ -100,7 +101,8 @@ class SeriesForecast(SeriesFile, RegressionTask):
     for each step, with a column of dates or numbers at equal steps and, for several series, a column of ids. All channels are
     inputs; those of `target` are forecast.
 
-    The last part of each series is test, the part before it valid; the context of a window may contain rows of the part before.
+    The last part of each series is test, the part before it valid, each at least as long as the horizon in series of four
+    horizons and more; the context of a window may contain rows of the part before.
     Channels are standardised by the training rows, and errors are of standardised values. The inputs are the context and
     `horizon` empty steps, which a channel marks and whose outputs are the forecast. From context and targets the `level` is
     subtracted, which further channels contain. The last channels are those that are `known` ahead and the `calendar`, with
@@ -370,7 +372,11 @@ class SeriesForecast(SeriesFile, RegressionTask):
             ("errors", f"divided by the standard deviation of the training rows, {units}"),
             *known,
             ("season", f"{data.season} steps" if data.season > 1 else "none known (`--task.season`)"),
-            ("split", f"in time: the last {test:.0%} of each series is test, {valid:.0%} before it valid; windows: {parts}"),
+            (
+                "split",
+                f"in time: the last {test:.0%} of each series is test, {valid:.0%} before it valid, each at least the horizon; "
+                f"windows: {parts}",
+            ),
         ]
 
 
@@ -466,8 +472,9 @@ def _load(task: SeriesForecast) -> ForecastData:
     ranges, tests = [], []
     for first, last in zip(store.offsets[:-1].tolist(), store.offsets[1:].tolist(), strict=True):
         steps = last - first
-        test = last - round(steps * task.test_fraction)
-        valid = test - round(steps * task.valid_fraction)
+        least = task.horizon if steps >= LEAST_HORIZONS * task.horizon else 0
+        test = last - max(least, round(steps * task.test_fraction))
+        valid = test - max(least, round(steps * task.valid_fraction))
         ranges.append((first, valid))
         tests.append((test, last))
         for part, low, high in (("train", first, valid), ("valid", valid - context, test), ("test", test - context, last)):
