@@ -29,7 +29,7 @@ from longscan.estimators.features import (
     calibrated_features,
     choose_outputs,
 )
-from longscan.estimators.ridge import fit_ridge, fit_scores, fit_values
+from longscan.estimators.ridge import fit_ridge, fit_scores, fit_values, regression_seconds
 from longscan.estimators.series import StandardisedSeries
 
 DEFAULT = {"device": "cpu", "random_state": 0}
@@ -322,17 +322,27 @@ def test_outputs_are_reduced_to_the_time_that_is_left(monkeypatch):
 
     monkeypatch.setattr(StateFeatures, "__init__", record)
     series = StandardisedSeries(np.random.default_rng(0).normal(size=(4, 50, 1)).astype(np.float32), np.full(4, 50), None)
-    for seconds, expected in (
-        (20.0, [OUTPUTS]),
-        (19.0, [OUTPUTS, int(0.8 * OUTPUTS * 8.5 / 20)]),
-        (19.9, [OUTPUTS, int(0.8 * OUTPUTS * 9.4 / 20)]),
-        (11.0, [OUTPUTS, FEWEST_OUTPUTS]),
+    for seconds, regression, kinds, expected in (
+        (20.0, 0.0, SHAPE_KINDS, [OUTPUTS]),
+        (19.0, 0.0, SHAPE_KINDS, [OUTPUTS, int(0.8 * OUTPUTS * 8.5 / 20)]),
+        (19.9, 0.0, SHAPE_KINDS, [OUTPUTS, int(0.8 * OUTPUTS * 9.4 / 20)]),
+        (11.0, 0.0, SHAPE_KINDS, [OUTPUTS, FEWEST_OUTPUTS]),
+        (30.0, 10.0, SHAPE_KINDS, [OUTPUTS]),
+        (30.0, 30.0, SHAPE_KINDS, [OUTPUTS, int(0.8 * OUTPUTS * 19.5 / 50)]),
+        (30.0, 10.0, KINDS, [OUTPUTS, int(0.8 * OUTPUTS * 19.5 / 40)]),  # which fits two regressions
     ):
+        left = iter([regression, 0.0])
+        monkeypatch.setattr(features_module, "regression_seconds", lambda *_, left=left: next(left))
         times = iter([0, 10, 10.5, 11, 11.1])  # 10 seconds for all series, for which 20 seconds are expected; then little
         monkeypatch.setattr(features_module, "monotonic", lambda times=times: next(times))
         tried.clear()
-        calibrated_features(series, CPU, np.random.RandomState(0), seconds=seconds)
+        calibrated_features(series, CPU, np.random.RandomState(0), seconds=seconds, kinds=kinds)
         assert tried == expected
+
+
+def test_a_regression_takes_longer_for_more_series_and_features():
+    few, series, both = (regression_seconds(*sizes) for sizes in ((100, 1000), (2000, 1000), (2000, 20_000)))
+    assert few < series < both
 
 
 def test_features_of_a_seed_match_the_record():

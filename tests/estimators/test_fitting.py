@@ -10,7 +10,6 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from longscan.estimators import SSMClassifier, SSMForecaster, SSMRegressor, fitting, forecaster
 from longscan.estimators.classifier import class_labels
 from longscan.estimators.fitting import check_settings, minimise, seeded
-from longscan.estimators.forecaster import _window_starts
 from longscan.estimators.regressor import convert_targets
 from longscan.estimators.series import pad_arrays
 
@@ -481,8 +480,7 @@ def test_series_with_different_steps_raise(minimise_arguments):
 
 def test_windows_of_a_collection_have_values_and_gaps():
     collection = pad_arrays([np.arange(4.0)[:, None], np.arange(2.0)[:, None], 10 + np.arange(3.0)[:, None]])
-    starts = _window_starts(collection.lengths, 3)
-    assert starts.tolist() == [[0, 0], [0, 1], [2, 0]]
+    starts = np.array([[0, 0], [0, 1], [2, 0]])
     mean, scale = np.zeros(1), np.ones(1)
     windows = collection.standardise(mean, scale, 1.0, "X").windows(starts[1:], 3)
     assert windows.values[..., 0].tolist() == [[1, 2, 3], [10, 11, 12]]

@@ -4,6 +4,7 @@ import tracemalloc
 from itertools import product
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 
@@ -15,15 +16,19 @@ from longscan.estimators.linear import (
     FOLDS,
     PENALTIES,
     SMALLEST_UNIT,
+    WINDOWS,
     Regression,
     _combine,
     _Fold,
     _folds,
     _regress,
     _units,
+    find_season,
     fit_early_and_whole,
     fit_linear,
     fold_shares,
+    repeat_last,
+    usable_members,
     usable_windows,
     window_sums,
 )
@@ -65,6 +70,30 @@ def test_sums_over_windows_are_those_of_the_table():
     for start, end in ((0, 10), (10, 54), (3, 4)):
         table = np.array([[1, *x[first : first + 7]] for first in range(start, end)])
         np.testing.assert_allclose(window_sums(x, 7, start, end), table.T @ table, atol=1e-9)
+
+
+@pytest.mark.parametrize("reference", ["last", "constant"])
+@pytest.mark.parametrize("lag", [1, 5])
+def test_regressions_of_differences_are_those_of_the_table_of_differences(reference, lag):
+    """A window of 12 steps has 12 - lag differences, and the step ahead is compared with the last step of its phase."""
+    x = make_waves(300)[:, 0]
+    sums = window_sums(x, 16 + 7, 0, 300 - 16 - 7 + 1)
+    coefficients = _regress(sums, 16, Regression(12, reference, 0.1, True, lag), 0.0)
+    starts = range(4, 300 - 12 - 7 + 1)
+    windows = np.stack([x[start : start + 12] for start in starts])
+    before = windows[:, 12 - lag + np.arange(7) % lag]
+    ahead = np.stack([x[start + 12 : start + 19] for start in starts]) - before
+    differences = windows[:, lag:] - windows[:, :-lag]
+    if reference == "last":
+        level, offset, means = differences[:, -1:], 0.0, 0.0
+    else:
+        level, offset, means = 0.0, ahead.mean(0), differences.mean(0)
+    features, targets = differences - level - means, ahead - level - offset
+    covariance = features.T @ features
+    penalised = covariance + 0.1 * np.trace(covariance) / (12 - lag) * np.eye(12 - lag)
+    expected = before + level + offset + features @ np.linalg.solve(penalised, features.T @ targets)
+    found = coefficients[0] + np.pad(windows, ((0, 0), (4, 0))) @ coefficients[1:]
+    np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-9)
 
 
 @pytest.mark.parametrize("reference", ["last", "mean", "constant"])
@@ -225,6 +254,47 @@ def test_short_series_have_no_usable_window():
     assert usable_windows(np.array([4000]), 24) == [12, 24, 96, 336, 720]
 
 
+def test_short_series_are_forecast_by_differences():
+    assert usable_members(np.array([4000]), 24, 24) == (list(WINDOWS), [], True)
+    assert usable_members(np.array([54]), 12, 12) == ([], [(13, 12)], True)
+    assert usable_members(np.array([54]), 12, 1) == ([1], [(2, 1)], True)
+    assert usable_members(np.array([13]), 6, 1) == ([], [], True)
+    assert usable_members(np.array([14]), 6, 1) == ([1], [], True)
+
+
+def test_two_overlapping_parts_of_a_short_series_reach_to_its_end():
+    """Of 54 steps with a horizon of 12, less than five: the first part begins two horizons before the end."""
+    shares = fold_shares(54, 12, 1)
+    assert _folds(54, 0, 13, 12, shares) == [(range(6), range(17, 30)), (range(12), range(23, 30))]
+    assert fold_shares(54, 12, 3) == fold_shares(60, 12, 1) == FEW_FOLDS
+
+
+@pytest.mark.parametrize("dated", [True, False])
+def test_few_years_of_months_are_forecast_as_well_as_by_the_seasonal_naive_forecast(dated):
+    """Four and a half years with a trend: without the trend, the last year would be wrong by 3."""
+    months = np.arange(66)
+    y = pd.Series(100 + 0.25 * months + 20 * np.sin(months * np.pi / 6) + np.random.default_rng(0).normal(size=66))
+    y.index = pd.date_range("2019-01-01", periods=66, freq="MS") if dated else y.index
+    forecast = SSMForecaster(12, device="cpu", random_state=0).fit(y[:54]).predict()
+    assert np.abs(forecast - y[54:]).mean() < 2 < np.abs(y[42:54].to_numpy() - y[54:]).mean()
+    assert forecast.index.equals(y.index[54:])
+
+
+def test_the_last_step_is_repeated_if_nothing_can_be_compared():
+    model = SSMForecaster(3, device="cpu", random_state=0).fit(np.array([2.0, 5.0, 4.0, 7.0]))
+    np.testing.assert_allclose(model.predict(), 7.0, rtol=1e-6)
+    np.testing.assert_allclose(model.predict(np.array([1.0, 9.0])), 9.0, rtol=1e-6)
+    assert repeat_last(2).widened(3).forecast(np.array([[[1.0], [2.0], [4.0]]])).tolist() == [[[4.0], [4.0]]]
+
+
+def test_seasons_are_peaks_of_the_autocorrelation():
+    noise = np.random.default_rng(0).normal(size=(60, 2))
+    waves = np.sin(np.arange(60)[:, None] * np.pi / 6) + 0.2 * noise
+    assert find_season([waves + 0.1 * np.arange(60)[:, None]]) == 12
+    assert find_season([noise]) == find_season([np.ones((30, 1))]) == find_season([waves[:3]]) == 1
+    assert find_season([waves[:30]]) == 1, "twelve steps occur less than three times"
+
+
 def make_walk(length: int) -> np.ndarray:
     """Return a linear process, of which blocks cannot forecast more than the regression does."""
     noise, x = np.random.default_rng(0).normal(size=length), np.zeros(length)
@@ -239,8 +309,10 @@ def test_linear_forecast_alone_is_used_where_the_blocks_do_not_help():
     assert model.n_epochs_ == 0
     assert len(model.validation_curve_) > 1  # the blocks were trained, whose errors at this learning rate vary with rounding
     assert min(model.validation_curve_) > (1 - BLOCK_GAIN) * model.validation_curve_[0]
-    windows = usable_windows(np.array([480]), 3)  # before the part that is held back
-    linear = fit_linear([((y - model.mean_) / model.scale_)[:, None]], 3, windows)
+    series = [((y - model.mean_) / model.scale_).astype(np.float32).astype(np.float64)[:, None]]
+    members = usable_members(np.array([600]), 3, find_season(series))
+    assert members.differences, "the series is too short for windows of 336 steps"
+    linear = fit_linear(series, 3, *members)
     past = (y[-model.window_ :] - model.mean_) / model.scale_
     mean = past.mean()
     expected = mean * (1 + linear.level[0]) + linear.weight[0] @ (past - mean) + linear.bias[0]
@@ -288,12 +360,26 @@ def test_many_short_series_are_forecast_by_the_regression_of_all():
         for level, size, shift in zip(random.normal(size=40), random.uniform(1, 3, 40), random.integers(12, size=40), strict=True)
     ]
     model = SSMForecaster(12, d_model=4, d_state=2, epochs=1, device="cpu", random_state=0).fit([y[:30] for y in series])
-    assert model.validation_curve_ is None, "one series of 30 months has 18 before the part that is held back"
+    assert model.n_epochs_ == 0, "one series of 30 months has 18 before the part that is held back"
     model.fit([y[:36] for y in series])
-    assert model.window_ == 12
+    assert model.window_ == 24
     assert model.validation_curve_[0] < 0.05
     errors = [np.abs(model.predict(y[:30]) - y[30:]).mean() for y in series]
     assert np.mean(errors) < 0.2
+
+
+def test_series_of_different_sizes_are_forecast_alike():
+    """Seven series of 138 steps with a season of 12, whose sizes and levels differ by powers of ten."""
+    random = np.random.default_rng(0)
+    series = [10.0**size * (2 + np.sin(np.arange(150) * np.pi / 6) + 0.05 * random.normal(size=150)) for size in range(7)]
+    model = SSMForecaster(12, d_model=4, d_state=2, device="cpu", random_state=0).fit([y[:-12] for y in series])
+    assert model.own_scales_
+    errors = [np.abs(forecast - y[-12:]).mean() for forecast, y in zip(model.predict(), series, strict=True)]
+    assert max(error / 10.0**size for size, error in enumerate(errors)) < 0.08, "twice the mean size of the noise"
+    other = model.predict([7e8 * y[:-12] - 3e9 for y in series[:2]])
+    for forecast, changed in zip(model.predict([y[:-12] for y in series[:2]]), other, strict=True):
+        np.testing.assert_allclose(7e8 * forecast - 3e9, changed, rtol=1e-4)
+    assert not SSMForecaster(12, d_model=4, d_state=2, epochs=1, device="cpu").fit([series[0], 2 * series[0]]).own_scales_
 
 
 def test_one_window_to_forecast_in_each_part_is_enough():

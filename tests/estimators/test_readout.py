@@ -5,7 +5,7 @@ import pytest
 
 from longscan.estimators import SSMForecaster, readout
 from longscan.estimators.linear import LinearForecast, fit_linear
-from longscan.estimators.readout import MAX_CHANNELS, ReadoutChoice, StateReadout, choose_readout, fit_readout, forecast_linear
+from longscan.estimators.readout import MAX_CHANNELS, ReadoutChoice, StateReadout, choose_readout, fit_readout
 
 SMALL = {"d_model": 4, "d_state": 2, "epochs": 1, "device": "cpu", "random_state": 0}
 
@@ -79,7 +79,7 @@ def test_gains_by_chance_are_not_used(monkeypatch):
     missed = np.zeros_like(added)
     largest = np.abs(added[:, 0, 1]).argmax()
     missed[largest] = 5 * added[largest]
-    ahead = forecast_linear(linear, past, np.array([0])) + missed
+    ahead = linear.forecast(past, np.array([0])) + missed
     assert choose_readout([y], linear, past, ahead, 20) is None
     monkeypatch.setattr(readout, "STANDARD_ERRORS", 0.0)
     assert choose_readout([y], linear, past, ahead, 20) is not None
@@ -111,7 +111,7 @@ def test_weights_are_those_of_a_table_of_windows():
     states = np.stack([np.einsum("w,nwc->nc", kernel / kernel.sum(), past) for kernel in kernels], 1)
     features = (states[:, :-1] - states[:, 1:]).reshape(len(past), -1)
     features /= np.sqrt(np.square(features).mean(0))
-    missed = (ahead - forecast_linear(linear, past, np.arange(3))).reshape(len(past), -1)
+    missed = (ahead - linear.forecast(past)).reshape(len(past), -1)
     inner = features.T @ features
     weight = np.linalg.solve(inner + choice.penalty * np.trace(inner) / 4 * np.eye(4), features.T @ missed)
     expected = (features @ weight).reshape(ahead.shape) * choice.factors

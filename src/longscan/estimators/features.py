@@ -38,7 +38,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from longscan.estimators.ridge import RidgeFit
+from longscan.estimators.ridge import RidgeFit, regression_seconds
 from longscan.estimators.series import StandardisedSeries
 from longscan.ops.linear_scan import linear_scan
 
@@ -391,8 +391,8 @@ def calibrated_features(
 ) -> StateFeatures:
     """Return features for series, with scales and thresholds from some of them.
 
-    seconds: time in which the features of all series are to be computed. None: no limit, and a result that does not depend on the
-    speed.
+    seconds: time in which the features of all series are to be computed and the regression is to be fitted. None: no limit, and a
+    result that does not depend on the speed.
     """
     count, length, channels = series.values.shape
     outputs = choose_outputs(count, length)
@@ -405,6 +405,9 @@ def calibrated_features(
         features = StateFeatures(channels, length, outputs, own, kinds).to(device)
         features.calibrate(*sample.batch(np.arange(len(sample.lengths)), device), own)
         expected = (monotonic() - start) * (1 + 1 / share)
+        if seconds is not None:
+            fits = 2 if len(features.kinds) == len(KINDS) else 1  # of the kinds that are linear in the outputs, and of all
+            expected += fits * regression_seconds(count, features.n_features)
         if seconds is None or expected <= seconds or outputs == FEWEST_OUTPUTS:
             return features
         seconds -= monotonic() - start

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from time import monotonic
-from typing import Any, Self, cast
+from typing import Any, NamedTuple, Self, cast
 
 import numpy as np
 import pandas as pd
@@ -38,10 +38,20 @@ from longscan.estimators.forecast_series import (
     usual_step,
 )
 from longscan.estimators.limits import fill_codes, find_codes, find_limits
-from longscan.estimators.linear import FOLDS, WINDOWS, LinearForecast, fit_early_and_whole, fit_linear, usable_windows
+from longscan.estimators.linear import (
+    FOLDS,
+    LinearForecast,
+    Members,
+    find_season,
+    fit_early_and_whole,
+    fit_linear,
+    repeat_last,
+    usable_members,
+    usable_windows,
+)
 from longscan.estimators.quantiles import Calibration, calibrate, pinball_loss
 from longscan.estimators.reading import FittedChannels, Layout, copy_input, times_presence_error
-from longscan.estimators.readout import MAX_CHANNELS, StateReadout, choose_readout, fit_readout
+from longscan.estimators.readout import MAX_CHANNELS, StateReadout, choose_readout, exceeds_chance, fit_readout
 from longscan.estimators.saving import SavedEstimator
 from longscan.estimators.series import Collection, StandardisedSeries, check_predictions, cut_windows
 from longscan.estimators.threads import choose_threads, limited_threads
@@ -51,6 +61,7 @@ HELD_BACK = 0.2  # of each series, to choose the number of epochs
 PATIENCE = 3  # epochs without an improvement
 CALIBRATION_VALUES = 4_000_000  # windows x horizon x channels, by which quantiles are corrected
 SMALLEST_UNIT = 1e-2  # added to the standard deviation of a window, in units of the channel's
+LARGEST_RATIO = 3.0  # of the deviations of series that are standardised together
 FORECAST_BATCH = 256  # windows that are forecast together
 FLOAT32_ROUNDING = 1e-5  # bound for the values of a channel, in units of its standard deviation
 SEARCH_TIME = 0.4  # of `minutes`, for the number of epochs; the final training on all steps takes up to 1.25 times as long
@@ -76,7 +87,8 @@ class SSMForecaster(SavedEstimator):
     are trained on windows of the series, by the mean absolute error in units of each window's own standard deviation. At first
     the last fifth of each series is held back, or the last `horizon` steps if these are more: the blocks are trained for as many
     epochs as give the lowest mean squared error there, and what they add is multiplied by the factor from 0 to 1 of lowest error.
-    They are left out unless the error is 10 % lower than that of the linear forecast, and not trained if fewer than ten
+    They are left out unless the error is lower than that of the linear forecast by 10 % and by two standard errors of the
+    difference, and not trained if fewer than ten
     forecasts without common steps fit into the part, as that tells too little.
 
     With 2 to 32 channels, diagonal state space systems of up to five time constants read all of them, and a ridge regression from
@@ -84,8 +96,14 @@ class SSMForecaster(SavedEstimator):
     that is held back by 5 % and by two standard errors, where ten forecasts without common steps fit into that part, see
     `longscan.estimators.readout`.
 
-    Then everything is fitted to the whole series. With `times`, or if the series are too short to hold back a part, the
-    blocks forecast alone and are trained for all `epochs`.
+    Then everything is fitted to the whole series. Series that are too short for windows of 336 steps are forecast by regressions
+    of their differences as well, from one season to the next, or from step to step. Their season is that of the clock, or without
+    dates the lag of the highest autocorrelation. If a series is too short for any comparison, its last value is repeated. With
+    `times`, or if `window` is set to more steps than can be compared, the blocks forecast alone and are trained for all `epochs`.
+
+    Of several series, one with large values would decide what is fitted. If the deviations of a channel in two series differ by
+    more than a factor of three, each series is therefore standardised by its own mean and deviation, and the regressions have no
+    constants, so that the forecast of a series does not depend on its unit.
 
     The index of a Series or a frame is its clock, and forecasts are indexed by the time stamps that follow: an hourly
     series until noon gives a forecast indexed from 13:00 on, in its time zone. Clocks are numbers, dates, periods or durations.
@@ -104,7 +122,8 @@ class SSMForecaster(SavedEstimator):
         horizon: steps of a forecast.
         window: largest number of steps that are read before the forecast, by the linear forecast and by the blocks. If the series
             of `fit` are shorter than `window` and `horizon` together, the window is shorter and a warning is logged. None: the
-            largest of 12, 24, 96, 336 and 720 for which the series have enough steps, or at most 96 without a linear forecast.
+            largest of 12, 24, 96, 336 and 720 for which the series have enough steps, fewer for short ones, or at most 96 with
+            `times`.
         spec: the blocks, by name or as a list, as in `longscan.SequenceModel.from_spec`; all must be causal.
         d_model: width of the stack.
         d_state: state size of the layers.
@@ -132,6 +151,7 @@ class SSMForecaster(SavedEstimator):
         validation_curve_: mean squared error in the last fifth, in units of the channels' variance, of the linear forecast, with
             `state_readout_` if it is used, and after each epoch; None without a linear forecast.
         mean_, scale_: of the channels.
+        own_scales_: whether each series is standardised by its own mean and deviation.
         time_unit_: the median time between steps.
         window_: the window that was used.
         time_zone_: of the dates of `fit`; "naive" where these have none, None without dates.
@@ -147,6 +167,7 @@ class SSMForecaster(SavedEstimator):
     """
 
     state_readout_: StateReadout | None = None  # of files that an earlier version saved
+    own_scales_ = False  # also of these
 
     def __init__(
         self,
@@ -229,6 +250,7 @@ class SSMForecaster(SavedEstimator):
                 )
         collection = fill_codes(collection, self.missing_codes_, np.zeros(collection.channels))
         self.mean_, self.scale_ = collection.statistics()
+        self.own_scales_ = len(collection) > 1 and _scales_differ(collection)
         self.limits_ = find_limits(collection, FLOAT32_ROUNDING * self.scale_)
         self.time_unit_ = collection.time_unit()
         self.n_covariates_ = 0 if collection.covariates is None else int(collection.covariates.shape[2])
@@ -237,22 +259,31 @@ class SSMForecaster(SavedEstimator):
         standardised = self._standardise(collection)
         seed = int(random.randint(2**31 - 1))
         early = _first_part(standardised, self.horizon)
-        candidates = WINDOWS if self.window is None else (self.window,)
-        windows = [] if self.has_times_ else usable_windows(early.lengths, self.horizon, candidates)
+        if self.quantiles and early.lengths.max() <= self.horizon:
+            raise ValueError(
+                f"`y` must have a series of more than {2 * self.horizon} steps, twice the horizon, for quantiles, as a part "
+                f"is held back, got at most {longest}"
+            )
+        members = Members([], []) if self.has_times_ else self._members(early)
         linear: LinearForecast | None = None
         final: LinearForecast | None = None
-        if windows and self.n_covariates_:
-            linear = fit_linear(list(early.trimmed()), self.horizon, windows)
-        elif windows:
+        if members.largest and self.n_covariates_:
+            linear = fit_linear(list(early.trimmed()), self.horizon, *members)
+        elif members.largest and (self.window is not None or not members.differences):
             whole, first = list(standardised.trimmed()), list(early.trimmed())
-            linear, final = fit_early_and_whole(whole, first, self.horizon, windows)
+            constants = members.constants
+            linear, final = fit_early_and_whole(whole, first, self.horizon, members.windows, constants=constants)
+        elif self.window is None and not self.has_times_ and not self.n_covariates_:
+            linear = self._fit_short(early)
+            final = self._fit_short(standardised).widened(linear.window)
+            linear = linear.widened(final.window)
         if self.n_covariates_:
             if linear is None:
                 raise ValueError(
                     f"`y` must have a series long enough for a linear forecast with a horizon of {self.horizon} and covariates, "
                     f"got series of at most {longest} steps"
                 )
-            standardised, early, linear = self._choose_effect(collection, standardised, early, linear, windows)
+            standardised, early, linear = self._choose_effect(collection, standardised, early, linear, members)
         window = self._longest_window(longest, early) if linear is None else linear.window
         self.window_: int = window
         held = _later_starts(standardised.lengths, early.lengths, window, self.horizon)
@@ -282,24 +313,26 @@ class SSMForecaster(SavedEstimator):
                 chosen = choose_readout(list(early.trimmed()), linear, past, validation.true, independent)
             if chosen is not None:
                 self.state_readout_ = chosen[0]
-            epochs = self.epochs if enough and chosen is None else 0
+            has_windows = int(early.lengths.max()) >= window + self.horizon
+            epochs = self.epochs if enough and has_windows and chosen is None else 0
+            # Without an epoch only the model is made, also where the first part has no window.
             partial_model, losses = self._train(
-                early, linear, epochs, seed, copy.deepcopy(random), validation.evaluate, seconds=limit
+                early if epochs else standardised, linear, epochs, seed, copy.deepcopy(random), validation.evaluate, seconds=limit
             )
             spent = 0.0 if limit is None else min(1.0, (monotonic() - begin) / max(limit, 1e-9))
             schedule = self.epochs if spent == 0 else max(1, min(self.epochs, round(len(losses) / spent)))
             self.validation_curve_ = validation.curve
-            best = validation.best_epoch()
+            best = validation.best_epoch(independent)
             if self.quantiles:
                 if best == 0:
-                    partial_model, _ = self._train(early, linear, 0, seed, copy.deepcopy(random))
+                    partial_model, _ = self._train(standardised, linear, 0, seed, copy.deepcopy(random))
                 partial_model.scale_blocks(validation.shares[best])
                 self._calibrate(partial_model, standardised, held)
             if self.covariate_effect_ is not None:
                 self.covariate_effect_ = fit_effect(collection, collection.lengths)
                 standardised = self._standardise(collection)
             if final is None:
-                final = fit_linear(list(standardised.trimmed()), self.horizon, windows)
+                final = fit_linear(list(standardised.trimmed()), self.horizon, *members)
             if chosen is not None:
                 self.state_readout_ = fit_readout(list(standardised.trimmed()), final, self.horizon, chosen[1])
             self.model_, self.loss_curve_ = self._train(
@@ -314,7 +347,7 @@ class SSMForecaster(SavedEstimator):
         standardised: StandardisedSeries,
         early: StandardisedSeries,
         linear: LinearForecast,
-        windows: list[int],
+        members: Members,
     ) -> tuple[StandardisedSeries, StandardisedSeries, LinearForecast]:
         """Set the effect of the covariates if it lowers the error of the linear forecast; return what is left of the series.
 
@@ -323,7 +356,7 @@ class SSMForecaster(SavedEstimator):
         Args:
             collection: the series with their covariates. standardised: as the model reads them. early: their first part.
             linear: the linear forecast of `early` without covariates.
-            windows: of the linear forecast.
+            members: of the linear forecast.
 
         Returns:
             `standardised`, `early` and `linear`, without the effect if it is used.
@@ -331,7 +364,7 @@ class SSMForecaster(SavedEstimator):
         before = np.floor(FOLDS[0] * early.lengths).astype(int)
         self.covariate_effect_ = fit_effect(collection, before if before.any() else early.lengths)
         compared = self._standardise(collection)._replace(lengths=early.lengths)
-        found = fit_linear(list(compared.trimmed()), self.horizon, windows)
+        found = fit_linear(list(compared.trimmed()), self.horizon, *members)
         if found.error >= (1 - SMALLEST_GAIN) * linear.error:
             self.covariate_effect_ = None
             _log.info("covariates: they lower the squared error by less than %g %% and are left out", 100 * SMALLEST_GAIN)
@@ -339,17 +372,29 @@ class SSMForecaster(SavedEstimator):
         self.covariate_effect_ = fit_effect(collection, early.lengths)
         standardised = self._standardise(collection)
         early = standardised._replace(lengths=early.lengths)
-        return standardised, early, fit_linear(list(early.trimmed()), self.horizon, windows)
+        return standardised, early, fit_linear(list(early.trimmed()), self.horizon, *members)
+
+    def _members(self, series: StandardisedSeries) -> Members:
+        """Return what the linear forecast of series reads, at most `window` steps if it is set."""
+        if self.window is not None:
+            members = Members(usable_windows(series.lengths, self.horizon, (self.window,)), [])
+        else:
+            members = usable_members(series.lengths, self.horizon, season_of(self.step_))
+            if members.differences and not isinstance(self.step_, pd.offsets.BaseOffset):
+                members = usable_members(series.lengths, self.horizon, find_season(list(series.trimmed())))
+        if not self.own_scales_:
+            return members
+        return members._replace(constants=False, differences=[one for one in members.differences if one.lag > 1])
+
+    def _fit_short(self, series: StandardisedSeries) -> LinearForecast:
+        """Return the linear forecast of short series, that of the last step if nothing else can be fitted."""
+        members = self._members(series)
+        return fit_linear(list(series.trimmed()), self.horizon, *members) if members.largest else repeat_last(self.horizon)
 
     def _longest_window(self, longest: int, early: StandardisedSeries) -> int:
         """Return the window for series of at most `longest` steps without a linear forecast; log it if it is shorter than set."""
         if self.quantiles:
             longest = int(early.lengths.max())
-            if longest <= self.horizon:
-                raise ValueError(
-                    f"`y` must have a series of more than {2 * self.horizon} steps, twice the horizon, for quantiles, as a part "
-                    f"is held back, got at most {longest + self.horizon}"
-                )
         wanted = 96 if self.window is None else self.window
         window = min(wanted, longest - self.horizon)
         if self.window is not None and window < wanted:
@@ -388,7 +433,7 @@ class SSMForecaster(SavedEstimator):
             schedule_epochs: number of epochs of the learning rate's schedule, None for `self.epochs`.
         """
         device, window = find_device(self.device), self.window_
-        starts = _window_starts(series.lengths, window + self.horizon)
+        shown = _Windows.between(np.zeros_like(series.lengths), series.lengths - window - self.horizon)
         n_threads = choose_threads(self.n_jobs, self.batch_size * window * self.d_model)
         with seeded(seed), limited_threads(n_threads):
             model = Forecaster.from_spec(
@@ -409,7 +454,7 @@ class SSMForecaster(SavedEstimator):
             model = model.to(device)
 
             def loss_of(chosen: np.ndarray) -> Tensor:
-                windows = series.windows(starts[chosen], window + self.horizon)
+                windows = series.windows(shown.starts(chosen), window + self.horizon)
                 values, _, elapsed = windows.batch(np.arange(len(chosen)), device)
                 past, future = values[:, :window], values[:, window:]
                 before, ahead = (None, None) if elapsed is None else (elapsed[:, :window], elapsed[:, window:])
@@ -422,10 +467,10 @@ class SSMForecaster(SavedEstimator):
 
             stride = max(1, self.horizon // 4)
             # An epoch shows every part of the series a few times, not every window.
-            count = min(math.ceil(len(starts) / stride), EPOCH_WINDOWS)
+            count = min(math.ceil(shown.total / stride), EPOCH_WINDOWS)
 
             def order(random: np.random.RandomState) -> np.ndarray:
-                return random.choice(len(starts), count, replace=False)
+                return random.choice(shown.total, count, replace=False)
 
             if evaluate is not None and seconds is None:  # with a limit, `minimise` evaluates the model to measure the time
                 evaluate(model)
@@ -666,9 +711,19 @@ class SSMForecaster(SavedEstimator):
 
     def _standardise(self, series: Collection) -> StandardisedSeries:
         """Return the series without codes of missing values and without the effect of covariates, in units of each channel."""
+        return self._standardise_with_scales(series)[0]
+
+    def _standardise_with_scales(self, series: Collection) -> tuple[StandardisedSeries, np.ndarray, np.ndarray]:
+        """Return the standardised series, and the means and scales of their channels, (n, C)."""
         filled = fill_codes(series, self.missing_codes_, self.mean_)
         filled = filled if self.covariate_effect_ is None else self.covariate_effect_.remove(filled)
-        return filled.standardise(self.mean_, self.scale_, self.time_unit_, "y")
+        if not self.own_scales_:
+            mean, scale = (np.broadcast_to(part, (len(series), series.channels)) for part in (self.mean_, self.scale_))
+            return filled.standardise(self.mean_, self.scale_, self.time_unit_, "y"), mean, scale
+        mean, scale = filled.own_statistics()
+        own = (filled.values - mean[:, None]) / scale[:, None]
+        zeros, ones = np.zeros(series.channels), np.ones(series.channels)
+        return replace(filled, values=own * filled.valid[..., None]).standardise(zeros, ones, self.time_unit_, "y"), mean, scale
 
     def _forecast(
         self, collection: Collection, ends: np.ndarray, gaps: np.ndarray | None, ahead: np.ndarray | None
@@ -678,7 +733,7 @@ class SSMForecaster(SavedEstimator):
         ends: (n, 2), number of the series and of the steps that are known. gaps: (n, horizon) times between the steps of the
         forecasts, None for equal steps. ahead: (n, horizon, K), the covariates of these steps, None without any.
         """
-        series = self._standardise(collection)
+        series, mean, scale = self._standardise_with_scales(collection)
         forecasts, unit = self._run(self.model_, series, ends, None if gaps is None else gaps / self.time_unit_)
         if self.calibration_ is not None:
             forecasts[..., 1:] = self.calibration_.apply(forecasts[..., 1:], unit)
@@ -687,7 +742,7 @@ class SSMForecaster(SavedEstimator):
         windows = [values[row, end - count : end] for (row, end), count in zip(ends, read, strict=True)]
         smallest, largest = (np.stack([extreme(window, 0) for window in windows]) for extreme in (np.min, np.max))
         with np.errstate(over="ignore"):
-            forecasts = forecasts * self.scale_[:, None] + self.mean_[:, None]
+            forecasts = forecasts * scale[ends[:, 0], None, :, None] + mean[ends[:, 0], None, :, None]
             if self.covariate_effect_ is not None:
                 forecasts = forecasts + self.covariate_effect_.of(cast("np.ndarray", ahead))[..., None]
         return check_predictions(self.limits_.apply(forecasts, smallest, largest), "y")
@@ -736,6 +791,15 @@ class SSMForecaster(SavedEstimator):
         return [stamps_after(clock, usual_step(clock, self.time_unit_), self.horizon) for clock in collection.clocks]
 
 
+def _scales_differ(series: Collection) -> bool:
+    """Return whether the deviations of a channel in two series differ by more than `LARGEST_RATIO`, without constant ones."""
+    deviations = series.own_statistics()[1]
+    parts = zip(series.values, series.lengths, strict=True)
+    constant = np.array([(values[: max(1, length)] == values[0]).all(0) for values, length in parts])
+    smallest = np.where(constant, np.inf, deviations).min(0)
+    return bool((np.where(constant, 0, deviations).max(0) > LARGEST_RATIO * smallest).any())
+
+
 class _Validation:
     """Errors of models on windows that are held back, where what the blocks add is scaled to the lowest squared error.
 
@@ -748,6 +812,7 @@ class _Validation:
         self.linear: np.ndarray | None = None
         self.curve: list[float] = []
         self.shares: list[float] = []
+        self._squares: list[np.ndarray] = []  # errors of the windows, (n,), after each epoch
 
     def evaluate(self, model: Forecaster) -> float:
         """Return the error of a model and append it to the curve."""
@@ -759,18 +824,46 @@ class _Validation:
         added, error = forecast - self.linear, self.true - self.linear
         square = float(np.square(added).sum())
         self.shares.append(min(max(float((added * error).sum()) / square, 0.0), 1.0) if 0 < square < math.inf else 0.0)
-        self.curve.append(float(np.square(error - self.shares[-1] * added).mean()))
+        squares = np.square(error - self.shares[-1] * added)
+        self._squares.append(squares.reshape(len(squares), -1).mean(1))
+        self.curve.append(float(squares.mean()))
         return self.curve[-1]
 
-    def best_epoch(self) -> int:
-        """Return the number of epochs of lowest error; 0, the linear forecast, without a gain of `BLOCK_GAIN`."""
+    def best_epoch(self, independent: int) -> int:
+        """Return the number of epochs of lowest error; 0, the linear forecast, without a gain of `BLOCK_GAIN` beyond chance.
+
+        independent: how many of the windows have no common steps.
+        """
         best = int(np.nanargmin(self.curve))  # the error of the linear forecast is always a number
-        return best if self.curve[best] < (1 - BLOCK_GAIN) * self.curve[0] else 0
+        if not self.curve[best] < (1 - BLOCK_GAIN) * self.curve[0]:
+            return 0
+        return best if exceeds_chance(self._squares[0] - self._squares[best], independent) else 0
 
 
-def _window_starts(lengths: np.ndarray, length: int) -> np.ndarray:
-    """Return series number and first step of every window of a length, (count, 2)."""
-    return np.array([(i, first) for i, size in enumerate(lengths) for first in range(size - length + 1)])
+class _Windows(NamedTuple):
+    """Windows that begin at each step of a range of every series, numbered series by series, without a table of them.
+
+    first: (n,), the first of these steps. end: (n,), how many windows there are in a series and in those before it.
+    """
+
+    first: np.ndarray
+    end: np.ndarray
+
+    @classmethod
+    def between(cls, first: np.ndarray, last: np.ndarray) -> "_Windows":
+        """Return those that begin at the steps `first` to `last` (n,), none where last < first."""
+        return cls(first, np.cumsum(np.maximum(last - first + 1, 0)))
+
+    @property
+    def total(self) -> int:
+        """Number of windows."""
+        return int(self.end[-1])
+
+    def starts(self, numbers: np.ndarray) -> np.ndarray:
+        """Return number of the series and first step of the windows of these numbers (m,), (m, 2)."""
+        series = np.searchsorted(self.end, numbers, side="right")
+        before = np.concatenate([[0], self.end])[series]
+        return np.stack([series, self.first[series] + numbers - before], 1)
 
 
 def _first_part(series: StandardisedSeries, horizon: int) -> StandardisedSeries:
@@ -781,12 +874,8 @@ def _first_part(series: StandardisedSeries, horizon: int) -> StandardisedSeries:
 
 def _later_starts(lengths: np.ndarray, early: np.ndarray, window: int, horizon: int) -> np.ndarray:
     """Return series number and first step of at most `COMPARED` windows whose forecasts lie after the first part, (count, 2)."""
-    starts = [
-        (i, first)
-        for i, (size, begin) in enumerate(zip(lengths, early, strict=True))
-        for first in range(max(0, begin - window), size - window - horizon + 1)
-    ]
-    return np.array(starts)[:: math.ceil(len(starts) / COMPARED)]
+    windows = _Windows.between(np.maximum(early - window, 0), lengths - window - horizon)
+    return windows.starts(np.arange(0, windows.total, math.ceil(windows.total / COMPARED)))
 
 
 def _count_independent(starts: np.ndarray, horizon: int) -> np.ndarray:

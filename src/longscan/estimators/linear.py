@@ -11,28 +11,42 @@ parts of the series, each forecast from the steps before it, plus a penalty on u
 of that of repeating the last step there, so that parts in which a series varies more do not count more. The combination is a
 linear map of the longest window again.
 
+Series that are too short for a window of `LONG_WINDOW` steps have further members: the same regressions of the differences of
+steps one season apart, x_t - x_{t-m}, or if these are too short as well, of single steps (m = 1). The forecast is then
+y_k = x_{k-m} + the forecast of the difference, so that the members include the seasonal naive forecast and the mean change from
+step to step. Series of less than five horizons are forecast in two parts that overlap, see `fold_shares`. If no regression can be
+fitted and compared, `repeat_last` is the forecast.
+
 All of this needs only the sums of products x_s x_t over windows (`window_sums`): the regressions, their squared errors on other
 windows, and the products of the errors of two members, which give the squared error of any combination. There is no table of
 windows.
 """
 
+import math
 from collections.abc import Iterable, Sequence
+from itertools import pairwise
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
+import torch
 from scipy.linalg import cho_factor, cho_solve
 from scipy.optimize import nnls
 from scipy.signal import correlate
 
+from longscan.models.forecaster import apply_linear_forecast
+
 WINDOWS = (12, 24, 96, 336, 720)  # candidates: up to a month of hours
+LONG_WINDOW = 336  # with which regressions of differences are no longer needed
 PENALTIES = (1e-4, 1e-3, 1e-2, 1e-1, 1.0, 10.0)  # in units of the mean variance of the features
 FOLDS = (0.6, 0.7, 0.8, 0.9)  # shares of each series before the parts that are forecast
 FEW_FOLDS = (0.6, 0.8)  # if the longest series has fewer than `HORIZONS` horizons
 HORIZONS = 20
+FEWEST_HORIZONS = 5  # in a series that is divided by `FEW_FOLDS`
 COMPARED_STEPS = 24  # of the horizon, evenly spaced, on which members are compared
 SMALLEST_UNIT = 0.1  # of the error of repeating the last step in a part, in units of its mean over the parts
 EVENNESS = 0.2  # penalty on the sum of the squared weights, in units of the error of the best member
 SMALLEST_WEIGHT = 0.01  # of a member
+LEAST_CORRELATION = 0.5  # of steps one season apart, where no calendar tells the season
 MAX_OWN = 32  # channels of series whose channels may have separate regressions; bounds the time
 ROUNDING = 1e-11  # bound of the rounding errors of the sums of products, relative to the sum of the squares of all steps
 
@@ -58,14 +72,56 @@ class LinearForecast(NamedTuple):
         """Number of steps that the forecast reads, W."""
         return int(self.weight.shape[2])
 
+    def widened(self, window: int) -> "LinearForecast":
+        """Return the same forecast as one that reads at least `window` steps."""
+        added = max(0, window - self.window)
+        # The steps of a window of another mean have the same weights, and the level follows from these.
+        return self._replace(weight=np.pad(self.weight, ((0, 0), (0, 0), (added, 0))))
+
+    def forecast(self, past: Array, steps: Steps | None = None) -> Array:
+        """Return forecasts (n, S, C) after windows (n, L, C) of L <= W steps. steps: (S,) of the horizon, None for all."""
+        chosen = slice(None) if steps is None else steps
+        weight, level, bias = (torch.from_numpy(part[:, chosen]) for part in self[:3])
+        windows = torch.from_numpy(past)
+        mean = windows.mean(1, keepdim=True)
+        weight = weight[..., self.window - windows.shape[1] :]
+        return np.asarray(apply_linear_forecast(windows - mean, mean, weight, level, bias).numpy())
+
 
 class Regression(NamedTuple):
-    """A ridge regression from a window. shared: whether it is fitted to all channels together."""
+    """A ridge regression from a window.
+
+    shared: whether it is fitted to all channels together. lag: of the differences that it forecasts, 0 for the steps themselves.
+    """
 
     window: int
     reference: Reference
     penalty: float
     shared: bool
+    lag: int = 0
+
+
+class Difference(NamedTuple):
+    """Regressions of differences x_t - x_{t-lag}, from a window of more than `lag` steps."""
+
+    window: int
+    lag: int
+
+
+class Members(NamedTuple):
+    """What the regressions of a linear forecast read: windows of steps, and differences.
+
+    constants: whether regressions have a constant; without, the forecast does not depend on the unit of a series.
+    """
+
+    windows: list[int]
+    differences: list[Difference]
+    constants: bool = True
+
+    @property
+    def largest(self) -> int:
+        """The longest window, 0 without any."""
+        return max((*self.windows, *(one.window for one in self.differences)), default=0)
 
 
 class _Fold(NamedTuple):
@@ -76,40 +132,109 @@ class _Fold(NamedTuple):
     rounding: float
 
 
-def fold_shares(length: int, horizon: int) -> tuple[float, ...]:
-    """Return the shares of each series before the parts that are forecast, for a longest series of `length` steps."""
-    return FOLDS if length >= HORIZONS * horizon else FEW_FOLDS
+def fold_shares(length: int, horizon: int, count: int = 3) -> tuple[float, ...]:
+    """Return the shares of each series before the parts that are forecast, for a longest of `count` series of `length` steps.
+
+    One or two series of less than `FEWEST_HORIZONS` horizons have two parts which reach to the end and overlap: the first begins
+    two horizons before it, but after more than one horizon. Three and more series of this length take turns instead.
+    """
+    if length >= HORIZONS * horizon:
+        return FOLDS
+    first = max(length - 2 * horizon, horizon + 2)
+    if count > len(FEW_FOLDS) or length >= FEWEST_HORIZONS * horizon or first > length - horizon:
+        return FEW_FOLDS
+    return first / length, (first + length - horizon) / 2 / length
 
 
 def usable_windows(lengths: Array, horizon: int, candidates: Sequence[int] = WINDOWS) -> list[int]:
     """Return the candidates for which series of these lengths have enough windows to fit and to compare regressions."""
-
-    shares = fold_shares(int(lengths.max(initial=0)), horizon)
-
-    def is_usable(window: int) -> bool:
-        long_enough = [int(length) for length in lengths if length >= window + horizon]
-        ranges = [_folds(length, number, window, horizon, shares) for number, length in enumerate(long_enough)]
-        fitted, forecast = np.array([[[len(part) for part in fold] for fold in folds] for folds in ranges]).sum(0).T
-        return bool(fitted.min() >= window and forecast.min() > 0)
-
-    return [window for window in candidates if lengths.max(initial=0) >= window + horizon and is_usable(window)]
+    return [window for window in candidates if _is_usable(lengths, horizon, window, window)]
 
 
-def fit_linear(series: Sequence[Array], horizon: int, windows: Sequence[int]) -> LinearForecast:
+def usable_members(lengths: Array, horizon: int, season: int) -> Members:
+    """Return what the regressions for series of these lengths read, with seasons of `season` steps, 1 for none.
+
+    Series that are too short for `LONG_WINDOW` have differences as well. Windows of one step, and differences of single steps
+    from two, are for series that have no season, or are too short for its differences.
+    """
+    windows = usable_windows(lengths, horizon)
+    if LONG_WINDOW in windows:
+        return Members(windows, [])
+
+    def usable_differences(lag: int, candidates: Iterable[int]) -> list[Difference]:
+        longer = (window for window in candidates if window > lag)
+        return [Difference(window, lag) for window in longer if _is_usable(lengths, horizon, window, window - lag)]
+
+    differences = usable_differences(1, WINDOWS)
+    seasonal = usable_differences(season, sorted({season + 1, *WINDOWS})) if season > 1 else []
+    if seasonal:
+        return Members(windows, [*differences, *seasonal])
+    return Members([*usable_windows(lengths, horizon, (1,)), *windows], [*usable_differences(1, (2,)), *differences])
+
+
+def _is_usable(lengths: Array, horizon: int, window: int, features: int) -> bool:
+    """Return whether there are at least `features` windows to fit to in each fold, and one to forecast."""
+    long_enough = [int(length) for length in lengths if length >= window + horizon]
+    if not long_enough:
+        return False
+    shares = fold_shares(int(lengths.max()), horizon, len(long_enough))
+    ranges = [_folds(length, number, window, horizon, shares) for number, length in enumerate(long_enough)]
+    fitted, forecast = np.array([[[len(part) for part in fold] for fold in folds] for folds in ranges]).sum(0).T
+    return bool(fitted.min() >= features and forecast.min() > 0)
+
+
+def find_season(series: Sequence[Array]) -> int:
+    """Return the lag of the highest peak of the autocorrelation of series (L_i, C), a median over these and channels; 1 for none.
+
+    A peak must be above `LEAST_CORRELATION`, beyond the first lag below it, and occur three times in a series.
+    """
+    found = []
+    for values in series:
+        length = len(values)
+        most = length // 3
+        for x in values.T if most > 1 else ():
+            changes = x - np.linspace(x[0], x[-1], length)
+            changes = changes - changes.mean()
+            products = correlate(changes, changes, mode="full")[length - 1 : length + most + 1]
+            if products[0] <= ROUNDING * max(float(x @ x), 1e-30):
+                found.append(1)
+                continue
+            correlation = products / products[0] * length / (length - np.arange(most + 2))
+            low = np.flatnonzero(correlation < LEAST_CORRELATION)
+            lags = np.arange(max(2, low[0]), most + 1) if len(low) else np.zeros(0, int)
+            peaks = lags[(correlation[lags] >= correlation[lags - 1]) & (correlation[lags] >= correlation[lags + 1])]
+            peaks = peaks[correlation[peaks] > LEAST_CORRELATION]
+            found.append(int(peaks[correlation[peaks].argmax()]) if len(peaks) else 1)
+    return int(np.median(found)) if found else 1
+
+
+def repeat_last(horizon: int) -> LinearForecast:
+    """Return the forecast of the last step for all channels."""
+    return LinearForecast(np.ones((1, horizon, 1)), np.zeros((1, horizon)), np.zeros((1, horizon)), math.nan)
+
+
+def fit_linear(
+    series: Sequence[Array],
+    horizon: int,
+    windows: Sequence[int],
+    differences: Sequence[Difference] = (),
+    constants: bool = True,
+) -> LinearForecast:
     """Fit a linear forecast to series (L_i, C): the combination of members of lowest error, as the module's docstring describes.
 
     Series that are too short to be divided in time take turns: of three, with two parts to forecast, the first is only fitted to,
     and each other is forecast from the rest. Channels have separate combinations, of regressions fitted to the channel and to all
-    channels, unless there are more than `MAX_OWN`. windows: as returned by `usable_windows`; the forecast reads the longest.
+    channels, unless there are more than `MAX_OWN`. windows and differences: as returned by `usable_members`; the forecast reads
+    the longest window.
     """
-    largest = max(windows)
-    series = [values for values in series if len(values) >= largest + horizon]
-    shares = fold_shares(max(map(len, series)), horizon)
-    return _fit(series, [series], [len(shares)], horizon, windows, shares)[0]
+    members = Members(list(windows), list(differences), constants)
+    series = [values for values in series if len(values) >= members.largest + horizon]
+    shares = fold_shares(max(map(len, series)), horizon, len(series))
+    return _fit(series, [series], [len(shares)], horizon, members, shares)[0]
 
 
 def fit_early_and_whole(
-    series: Sequence[Array], early: Sequence[Array], horizon: int, windows: Sequence[int]
+    series: Sequence[Array], early: Sequence[Array], horizon: int, windows: Sequence[int], *, constants: bool = True
 ) -> tuple[LinearForecast, LinearForecast]:
     """Fit one linear forecast to the first steps of each series, `early`, and one to all steps.
 
@@ -118,12 +243,12 @@ def fit_early_and_whole(
     """
     largest = max(windows)
     pairs = [pair for pair in zip(series, early, strict=True) if len(pair[0]) >= largest + horizon]
-    shares = fold_shares(max(len(values) for values, _ in pairs), horizon)
+    shares = fold_shares(max(len(values) for values, _ in pairs), horizon, len(pairs))
     n_parts = min(_count_parts(len(values), len(first), largest, horizon, shares) for values, first in pairs)
     if n_parts == 0:
-        return fit_linear(early, horizon, windows), fit_linear(series, horizon, windows)
+        return fit_linear(early, horizon, windows, (), constants), fit_linear(series, horizon, windows, (), constants)
     long, first_steps = [values for values, _ in pairs], [first for _, first in pairs]
-    first, whole = _fit(long, [first_steps, long], [n_parts, len(shares)], horizon, windows, shares)
+    first, whole = _fit(long, [first_steps, long], [n_parts, len(shares)], horizon, Members(list(windows), [], constants), shares)
     return first, whole
 
 
@@ -132,29 +257,29 @@ def _fit(
     ranges: Sequence[Sequence[Array]],
     n_parts: Sequence[int],
     horizon: int,
-    windows: Sequence[int],
+    members: Members,
     shares: Sequence[float],
 ) -> list[LinearForecast]:
     """Return a linear forecast for each of `ranges`, which is fitted to these series and chosen by the first `n_parts` parts.
 
     series: whose parts are forecast; shares: of each before a part.
     """
-    largest, channels = max(windows), series[0].shape[1]
+    largest, channels = members.largest, series[0].shape[1]
+    steps = _compared_steps(horizon)
     grouped = 1 < channels <= MAX_OWN
     total = _add(_fold_sums(series, channel, largest, horizon, shares) for channel in range(channels))
-    solved = _solve_candidates(total, largest, windows, shared=True)
+    solved = _solve_candidates(total, largest, members, steps, shared=True)
     shared = [_best_regressions(solved, total[:count], largest) for count in n_parts]
     plans: list[list[dict[Regression, float]]] = [[] for _ in n_parts]
     errors = [0.0] * len(n_parts)
     for folds in (_fold_sums(series, channel, largest, horizon, shares) for channel in range(channels)) if grouped else (total,):
-        solved = _solve_candidates(folds, largest, windows, shared=False) if grouped else {}
+        solved = _solve_candidates(folds, largest, members, steps, shared=False) if grouped else {}
         for number, count in enumerate(n_parts):
-            members = shared[number] | _best_regressions(solved, folds[:count], largest)
-            plan, error = _combine(members, folds[:count], largest)
+            best = shared[number] | _best_regressions(solved, folds[:count], largest)
+            plan, error = _combine(best, folds[:count], largest)
             plans[number].append(plan)
             errors[number] += error
-    steps = len(_compared_steps(horizon))
-    counts = [sum(fold.forecast[0, 0] for fold in total[:count]) * steps for count in n_parts]
+    counts = [sum(fold.forecast[0, 0] for fold in total[:count]) * len(steps) for count in n_parts]
     fitted = zip(ranges, plans, errors, counts, strict=True)
     return [_solve(values, horizon, largest, chosen, error / count) for values, chosen, error, count in fitted]
 
@@ -200,18 +325,22 @@ def _folds(length: int, number: int, window: int, horizon: int, shares: Sequence
     """Return for each fold the first steps of the windows of a series to fit and of those to forecast.
 
     number: of the series; one too short to be divided is forecast as a whole in fold `number % (1 + folds) - 1`, and else fitted
-    to. shares: of the series before each part to forecast.
+    to. shares: of the series before each part to forecast. A part of less than a horizon reaches to the end of the series.
     """
     if _takes_turns(length, window, horizon, shares):
         turn, every, none = number % (1 + len(shares)) - 1, range(length - window - horizon + 1), range(0)
         return [(none, every) if turn == fold else (every, none) for fold in range(len(shares))]
     cuts = _cuts(length, shares)
     fitted = [range(cut - window - horizon + 1) for cut in cuts[:-1]]
-    return [(part, range(cuts[i] - window, cuts[i + 1] - window - horizon + 1)) for i, part in enumerate(fitted)]
+    ends = [end if end - cut >= horizon else length for cut, end in pairwise(cuts)]
+    return [(part, range(cuts[i] - window, ends[i] - window - horizon + 1)) for i, part in enumerate(fitted)]
 
 
 def _takes_turns(length: int, window: int, horizon: int, shares: Sequence[float]) -> bool:
     """Return whether a series is too short to be divided in time."""
+    if shares not in (FOLDS, FEW_FOLDS):
+        first, *_, last, _ = _cuts(length, shares)
+        return first < window + horizon + 1 or length - last < horizon
     return shares[0] * length < window + 2 * horizon or (1 - shares[-1]) * length < horizon
 
 
@@ -258,23 +387,29 @@ class _Candidate(NamedTuple):
 
 
 def _solve_candidates(
-    folds: Sequence[_Fold], largest: int, windows: Sequence[int], *, shared: bool
+    folds: Sequence[_Fold], largest: int, members: Members, steps: Steps, *, shared: bool
 ) -> dict[Regression, _Candidate]:
-    """Return the regressions of all windows, references and penalties."""
+    """Return the regressions of all windows and differences, references and penalties. steps: those ahead, (K,)."""
     found: dict[Regression, _Candidate] = {}
-    references: tuple[Reference, ...] = ("last", "mean", "constant")
-    for window in windows:
+    for window, lag in [*((window, 0) for window in members.windows), *members.differences]:
+        references: tuple[Reference, ...] = ("last", "mean", "constant") if not lag else ("last", "constant")
+        if lag == 1:  # relative to the last step or to the last change, as with lag 0 or a longer window
+            references = ("constant",)
+        if not members.constants:
+            references = tuple(reference for reference in references if reference != "constant")
         ahead, read = slice(1 + largest, None), np.r_[0, 1 + largest - window : 1 + largest]
         for fitted, forecast, rounding in folds:
             # The members of a fold are multiplied by the sums of its windows together.
             sums, crossed, square = forecast[np.ix_(read, read)], forecast[read, ahead], float(np.trace(forecast[ahead, ahead]))
             for reference in references:
-                equations = _normal_equations(fitted, largest, window, reference, rounding)
-                solved = np.stack([equations.solve(penalty) for penalty in PENALTIES], axis=1)  # (1 + window, penalties, K)
+                equations = _equations(fitted, largest, window, lag, steps, reference, rounding)
+                # The shape of the stacked coefficients is (1 + window, penalties, K).
+                solved = np.stack([_of_steps(equations.solve(penalty), lag, steps) for penalty in PENALTIES], axis=1)
                 products = (sums @ solved.reshape(len(read), -1)).reshape(solved.shape) - 2 * crossed[:, None]
                 errors = square + np.einsum("npk,npk->p", solved, products)
                 for number, penalty in enumerate(PENALTIES):
-                    candidate = found.setdefault(Regression(window, reference, penalty, shared), _Candidate([], []))
+                    regression = Regression(window, reference, penalty, shared, lag)
+                    candidate = found.setdefault(regression, _Candidate([], []))
                     candidate.coefficients.append(solved[:, number])
                     candidate.errors.append(float(errors[number]))
     return found
@@ -283,15 +418,15 @@ def _solve_candidates(
 def _best_regressions(
     candidates: dict[Regression, _Candidate], folds: Sequence[_Fold], largest: int
 ) -> dict[Regression, list[Array]]:
-    """Return for each window and reference the regression of the penalty that is best in these folds, the first ones.
+    """Return for each window, reference and lag the regression of the penalty that is best in these folds, the first ones.
 
     The values are its coefficients (1 + largest, K) in each fold.
     """
     units = _units(folds, largest)
-    best: dict[tuple[int, Reference], tuple[float, Regression]] = {}
+    best: dict[tuple[int, Reference, int], tuple[float, Regression]] = {}
     for regression, (_, errors) in candidates.items():
         error = float(sum(own / unit for own, unit in zip(errors, units, strict=False)))
-        case = regression.window, regression.reference
+        case = regression.window, regression.reference, regression.lag
         if case not in best or error < best[case][0]:
             best[case] = error, regression
     chosen = (regression for _, regression in best.values())
@@ -334,6 +469,35 @@ class _Equations(NamedTuple):
         return coefficients
 
 
+def _equations(
+    sums: Array, largest: int, window: int, lag: int, steps: Steps, reference: Reference, rounding: float
+) -> _Equations:
+    """Return the equations for windows, or for the differences in them, see `_normal_equations`. steps: those ahead, (K,)."""
+    if not lag:
+        return _normal_equations(sums, largest, window, reference, rounding)
+    past = np.arange(1 + largest - window, 1 + largest)
+    # 1, the differences in a window, and those of the steps ahead to the steps of the same phase at its end.
+    plus = np.r_[0, past[lag:], 1 + largest + np.arange(len(steps))]
+    minus = np.r_[past[:-lag], past[window - lag + steps % lag]]
+    columns = sums[:, plus]
+    columns[:, 1:] -= sums[:, minus]
+    products = columns[plus]
+    products[1:] -= columns[minus]
+    return _normal_equations(products, window - lag, window - lag, reference, 4 * rounding)
+
+
+def _of_steps(coefficients: Array, lag: int, steps: Steps) -> Array:
+    """Return the coefficients (1 + window, K) of the steps of a window from those of differences, (1 + window - lag, K)."""
+    if not lag:
+        return coefficients
+    found = np.zeros((len(coefficients) + lag, len(steps)))
+    found[0] = coefficients[0]
+    found[1 + lag :] += coefficients[1:]
+    found[1 : len(coefficients)] -= coefficients[1:]
+    found[len(coefficients) + steps % lag, np.arange(len(steps))] += 1
+    return found
+
+
 def _normal_equations(sums: Array, largest: int, window: int, reference: Reference, rounding: float) -> _Equations:
     """Return the equations for windows relative to a reference, from the sums of products over windows of `largest` steps."""
     past, ahead = slice(1 + largest - window, 1 + largest), slice(1 + largest, None)
@@ -355,8 +519,9 @@ def _normal_equations(sums: Array, largest: int, window: int, reference: Referen
 
 def _regress(sums: Array, largest: int, member: Regression, rounding: float) -> Array:
     """Return the coefficients (1 + largest, K) of the constant and of the steps of a regression."""
-    equations = _normal_equations(sums, largest, member.window, member.reference, rounding)
-    return _pad(equations.solve(member.penalty), largest)
+    steps = np.arange(len(sums) - 1 - largest)
+    equations = _equations(sums, largest, member.window, member.lag, steps, member.reference, rounding)
+    return _pad(_of_steps(equations.solve(member.penalty), member.lag, steps), largest)
 
 
 def _units(folds: Sequence[_Fold], largest: int) -> Array:

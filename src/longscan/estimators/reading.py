@@ -327,7 +327,8 @@ def _values(source: str, part: Any) -> np.ndarray:
         array = part.to_numpy(dtype=np.float64, na_value=np.nan) if pandas else np.asarray(part)
         converted = array.astype(np.float64) if array.dtype.kind not in "cmM" else None
     except (TypeError, ValueError) as error:
-        raise ValueError(f"{source} must contain only real numbers, got a value that is no number ({error})") from None
+        advice = "; get_dummies of pandas turns classes into numbers"
+        raise ValueError(f"{source} must contain only real numbers, got a value that is no number ({error}){advice}") from None
     if converted is None:
         raise _dtype_error(source, array.dtype)
     array = converted

@@ -57,6 +57,15 @@ class ReadoutChoice(NamedTuple):
     factors: Array
 
 
+class _Moments(NamedTuple):
+    """Kernels (T, W), scale (F,) of the features, sums of their products (F, F) and of those with what is missed (F, K C)."""
+
+    kernels: Array
+    scale: Array
+    inner: Array
+    crossed: Array
+
+
 def choose_readout(
     first: Sequence[Array], linear: LinearForecast, past: Array, ahead: Array, independent: int
 ) -> tuple[StateReadout, ReadoutChoice] | None:
@@ -76,7 +85,7 @@ def choose_readout(
         return None
     kernels, scale, inner, crossed = moments
     features = _features(past, kernels) / scale
-    missed = ahead[:, steps] - forecast_linear(linear, past, steps)
+    missed = ahead[:, steps] - linear.forecast(past, steps)
     squares = np.square(missed)
     gains, choice = np.full(len(past), -math.inf), ReadoutChoice(PENALTIES[0], np.zeros(missed.shape[2]))
     for penalty in PENALTIES:
@@ -85,32 +94,38 @@ def choose_readout(
         own = (squares - np.square(missed - factors * added)).sum((1, 2))
         if own.sum() > gains.sum():
             gains, choice = own, ReadoutChoice(penalty, factors)
-    means = np.array([part.mean() for part in np.array_split(gains, independent)])
-    standard_error = float(means.std(ddof=1)) / math.sqrt(independent)
-    if not (gains.sum() > READOUT_GAIN * squares.sum() and means.mean() > STANDARD_ERRORS * standard_error):
+    if not (gains.sum() > READOUT_GAIN * squares.sum() and exceeds_chance(gains, independent)):
         return None
-    return fit_readout(first, linear, horizon, choice), choice
+    others = np.setdiff1d(np.arange(horizon), steps)
+    more = _moments(first, linear, horizon, others) if len(others) else None
+    of_all = np.zeros((len(scale), horizon, missed.shape[2]))
+    of_all[:, steps] = crossed.reshape(len(scale), len(steps), -1)
+    if more is not None:
+        of_all[:, others] = more.crossed.reshape(len(scale), len(others), -1)
+    return _solve_readout(moments._replace(crossed=of_all.reshape(len(scale), -1)), choice, horizon), choice
+
+
+def exceeds_chance(gains: np.ndarray, independent: int) -> bool:
+    """Return whether the mean of gains (n,) on successive windows exceeds `STANDARD_ERRORS` of its standard errors.
+
+    independent: how many of the windows have no common steps, from 2 to n.
+    """
+    means = np.array([part.mean() for part in np.array_split(gains, independent)])
+    return bool(means.mean() > STANDARD_ERRORS * means.std(ddof=1) / math.sqrt(independent))
 
 
 def fit_readout(series: Sequence[Array], linear: LinearForecast, horizon: int, choice: ReadoutChoice) -> StateReadout:
     """Fit the regression to all steps of the horizon. linear: the linear forecast fitted to the series (L_i, C)."""
     moments = _moments(series, linear, horizon, np.arange(horizon))
     assert moments is not None, "called for series that have windows"
-    kernels, scale, inner, crossed = moments
-    weight = _solve(inner, crossed, choice.penalty).reshape(len(scale), horizon, -1) * choice.factors
+    return _solve_readout(moments, choice, horizon)
+
+
+def _solve_readout(moments: _Moments, choice: ReadoutChoice, horizon: int) -> StateReadout:
+    """Return the regression of a choice from the moments of all steps of the horizon."""
+    weight = _solve(moments.inner, moments.crossed, choice.penalty).reshape(len(moments.scale), horizon, -1) * choice.factors
     # In the order in which files have it, as sums depend on it.
-    return StateReadout(kernels, scale, np.ascontiguousarray(weight))
-
-
-def forecast_linear(linear: LinearForecast, past: Array, steps: np.ndarray) -> Array:
-    """Return the linear forecasts (n, K, C) of some steps of the horizon (K,) after windows (n, W, C)."""
-    mean = past.mean(1)
-    forecasts = []
-    for channel in range(past.shape[2]):
-        weight, level, bias = (part[channel if len(part) > 1 else 0][steps] for part in linear[:3])
-        own = mean[:, channel, None]
-        forecasts.append(own * (1 + level) + (past[:, :, channel] - own) @ weight.T + bias)
-    return np.stack(forecasts, 2)
+    return StateReadout(moments.kernels, moments.scale, np.ascontiguousarray(weight))
 
 
 def _features(windows: Array, kernels: Array) -> Array:
@@ -128,18 +143,13 @@ def _kernels(window: int) -> Array:
     return np.stack([state / state.sum() for state in states])
 
 
-def _moments(
-    series: Sequence[Array], linear: LinearForecast, horizon: int, steps: np.ndarray
-) -> tuple[Array, Array, Array, Array] | None:
-    """Return kernels, scale of the features, and the sums of their products (F, F) and of those with what is missed (F, K C).
-
-    None if there are no windows.
-    """
+def _moments(series: Sequence[Array], linear: LinearForecast, horizon: int, steps: np.ndarray) -> _Moments | None:
+    """Return the moments for some steps of the horizon, None if there are no windows."""
     kernels = _kernels(linear.window)
     count, inner, crossed = 0, np.zeros((0, 0)), np.zeros((0, 0))
     for past, ahead in _windows(series, linear.window, horizon, steps):
         features = _features(past, kernels)
-        missed = ahead - forecast_linear(linear, past, steps)
+        missed = ahead - linear.forecast(past, steps)
         products, with_missed = features.T @ features, features.T @ missed.reshape(len(past), -1)
         inner, crossed = (inner + products, crossed + with_missed) if count else (products, with_missed)
         count += len(past)
@@ -147,7 +157,7 @@ def _moments(
         return None
     scale = np.sqrt(np.diag(inner) / count)
     scale = np.where(scale > 1e-6 * scale.max(), scale, scale.max() + 1e-30)  # a constant channel has features of 0
-    return kernels, scale, inner / np.outer(scale, scale), crossed / scale[:, None]
+    return _Moments(kernels, scale, inner / np.outer(scale, scale), crossed / scale[:, None])
 
 
 def _windows(series: Sequence[Array], window: int, horizon: int, steps: np.ndarray) -> Iterator[tuple[Array, Array]]:

@@ -13,6 +13,7 @@ in learning with several kernels.
 """
 
 from collections.abc import Callable
+from time import monotonic
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -28,6 +29,8 @@ STEPS, RATE, PRIOR = 60, 0.15, 0.2  # of the search for these shares
 START = 3.0  # logarithm of the first ratio of kernel and penalty
 SHARPNESS, SHARPEST = 2.0, 4.0  # logarithms of the first and the largest factor of scores in the cross-entropy
 BLOCK = 512  # features that are standardised together, where they are more than the examples
+EIGEN_WORK, SEARCH_WORK = 40, 20  # of an eigendecomposition and of a step of the search, in units of a cube of their size
+TIMED_SIZE = 512  # of the matrix by whose product the time of a fit is estimated
 TIE = 1e-5  # errors that differ by less are equal; the largest penalty is then chosen
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
@@ -167,6 +170,17 @@ def choose_factors(
         optimizer.step()
     found = shares().detach().numpy()
     return np.asarray(np.sqrt(found / found.sum() / sizes * len(families))[of_feature])
+
+
+def regression_seconds(examples: int, features: int) -> float:
+    """Return about how long `fit_scores` takes, from the time of a matrix product."""
+    small, large = sorted((examples, features))
+    compared = min(examples, COMPARED)
+    work = 2 * small**2 * large + EIGEN_WORK * small**3 + 2 * compared**2 * features + STEPS * SEARCH_WORK * compared**3
+    matrix = np.ones((TIMED_SIZE, TIMED_SIZE))
+    start = monotonic()
+    matrix @ matrix
+    return work * (monotonic() - start) / (2 * TIMED_SIZE**3)
 
 
 def fit_scores(

@@ -93,6 +93,13 @@ class Collection:
         deviation = np.sqrt(average(lambda values: (values - mean) ** 2)) * unit
         return mean * unit, np.where(deviation > 1e-8 * np.maximum(largest, 1e-30), deviation, 1.0)
 
+    def own_statistics(self) -> tuple[np.ndarray, np.ndarray]:
+        """Return mean and standard deviation of each channel of each series, (n, C); the latter is 1 for a constant channel."""
+        mean, deviation = np.zeros((2, len(self), self.channels))
+        for row, length in enumerate(self.lengths):
+            mean[row], deviation[row] = mean_and_deviation(self.values[row, :length]) if length else (0.0, 0.0)
+        return mean, np.where(deviation > 1e-8 * np.maximum(np.abs(self.values).max(1), 1e-30), deviation, 1.0)
+
     def standardise(self, mean: np.ndarray, deviation: np.ndarray, unit: float, argument: str) -> "StandardisedSeries":
         """Return the series less `mean` (C,), divided by `deviation` (C,), and the times between steps in units of `unit`.
 

@@ -275,10 +275,8 @@ class Forecaster(PretrainedModel):
         past, mask = _last_steps(x, valid, window)
         count = mask.sum(1, keepdim=True).clamp(min=1)
         mean = past.sum(1, keepdim=True) / count
-        centred = (past - mean) * mask
-        weight = self.linear_weight[..., window - past.shape[1] :].expand(x.shape[-1], -1, -1)
-        change = torch.einsum("btc,cht->bhc", centred, weight)
-        return mean * (1 + self.linear_level.T) + self.linear_bias.T + change
+        weight = self.linear_weight[..., window - past.shape[1] :]
+        return apply_linear_forecast((past - mean) * mask, mean, weight, self.linear_level, self.linear_bias)
 
     def _last(self, y: Tensor, valid: Tensor | None) -> Tensor:
         """Return the last `horizon` valid steps of y (B, L, d_input)."""
@@ -300,6 +298,20 @@ class Forecaster(PretrainedModel):
         mean = (x * mask).sum(1, keepdim=True) / count
         variance = ((x - mean).square() * mask).sum(1, keepdim=True) / count
         return mean, (variance + EPSILON).sqrt()
+
+
+def apply_linear_forecast(centred: Tensor, mean: Tensor, weight: Tensor, level: Tensor, bias: Tensor) -> Tensor:
+    """Return the linear forecast (B, K, C) of windows of T steps, see `Forecaster.set_linear`.
+
+    Args:
+        centred: the windows less their mean, (B, T, C), 0 at steps before the first one.
+        mean: of the windows, (B, 1, C).
+        weight: (maps, K, T), where maps is 1 or C.
+        level: (maps, K).
+        bias: (maps, K).
+    """
+    change = torch.einsum("btc,cht->bhc", centred, weight.expand(centred.shape[-1], -1, -1))
+    return mean * (1 + level.T) + bias.T + change
 
 
 def _last_steps(x: Tensor, valid: Tensor | None, window: int) -> tuple[Tensor, Tensor]:
