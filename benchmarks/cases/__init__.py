@@ -11,6 +11,7 @@ from cases import (
     ops,
     regression,
     scaling,
+    short_series,
     survival,
     systems,
 )
@@ -28,4 +29,5 @@ CASES = (
     *classification.CASES,
     *long_series.CASES,
     *regression.CASES,
+    *short_series.CASES,
 )

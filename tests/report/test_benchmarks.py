@@ -18,7 +18,7 @@ import harness
 import page
 import run as command
 import stack_share
-from cases import CASES, blocks, classification, forecasts, loaders, long_series, regression, systems
+from cases import CASES, blocks, classification, forecasts, loaders, long_series, regression, short_series, systems
 
 ROOT = Path(__file__).parents[2]
 
@@ -219,6 +219,21 @@ def test_forecasts_have_a_row_for_each_case_and_are_not_measured_twice(monkeypat
     assert list(forecasts.rows_of(options, name="constant")) == ["OT", "all"]
     assert forecasts.tables(replaced + rows) == forecasts.tables(rows)
     assert forecasts.tables(replaced) == forecasts.tables([])
+
+
+def test_errors_on_short_series_are_those_of_the_better_naive_forecast(monkeypatch, tmp_path):
+    months = np.arange(40)
+    series = [short_series.Series(0.2 * months + 9 * np.sin(months * np.pi / 6), 12), short_series.Series(2.0 * np.arange(30), 1)]
+    monkeypatch.setattr(short_series, "READERS", {"R": lambda: [*series, short_series.Series(np.ones(50), 1)]})
+    names = ["short_series/last_value", "short_series/seasonal_naive", "short_series/mean_change"]
+    assert run(monkeypatch, tmp_path / "short_series", "--only", *names) == 0
+    found = {row["model"]: row["ratios"] for row in read_records(tmp_path / "short_series" / "short_series.jsonl")}
+    assert found["seasonal naive"] == [1, 1]
+    assert found["last value"][0] > 1
+    assert found["last value"][1] == 1
+    assert found["mean change"][1] == 0
+    assert "| R | 2 |" in (tmp_path / "short_series" / "short_series.md").read_text("utf-8")
+    assert 0 < short_series.error("SSMForecaster", series[0]) < short_series.error("seasonal naive", series[0])
 
 
 def test_page_of_forecasts_has_the_recorded_rows():

@@ -219,6 +219,34 @@ class ForecastRecord(Provenance):
 
 
 @dataclass(frozen=True, kw_only=True)
+class ShortSeriesRecord(Provenance):
+    """A row of results/short_series/*.jsonl: a model fitted to each series of a group, and its errors in their last parts.
+
+    Attributes:
+        set: name of the group.
+        model: name of the model.
+        series: number of series.
+        ratios: mean absolute error in each series, in units of the smaller one of the last value and the seasonal naive forecast.
+        ratio: their geometric mean.
+        largest: the largest of them.
+        above_1_2: how many of them are above 1.2.
+        seconds: time of all fits and forecasts.
+        threads: number of threads of torch.
+    """
+
+    set: NonEmptyStr
+    model: NonEmptyStr
+    series: PositiveInt
+    ratios: list[NonNegativeFloat]
+    ratio: NonNegativeFloat
+    largest: NonNegativeFloat
+    above_1_2: NonNegativeInt
+    seconds: NonNegativeFloat
+    threads: PositiveInt
+    torch: NonEmptyStr
+
+
+@dataclass(frozen=True, kw_only=True)
 class ClassificationRecord(Provenance):
     """A row of results/classification/*.jsonl: a method fitted to the training part of a set, and its score on the test part.
 

@@ -15,12 +15,14 @@ from longscan.report.record_types import (
     RegressionRecord,
     RunRecord,
     SeedsRecord,
+    ShortSeriesRecord,
     SweepRecord,
 )
 
 Record = dict[str, Any]
 
-_FOLDERS = ("automata", "bench", "classification", "forecasts", "regression", "runs")  # whose rows have the kind of this name
+# Whose rows have the kind of this name.
+_FOLDERS = ("automata", "bench", "classification", "forecasts", "regression", "runs", "short_series")
 _TYPES: dict[str, type[RecordType]] = {
     "automata": AutomataRecord,
     "bench": BenchRecord,
@@ -29,6 +31,7 @@ _TYPES: dict[str, type[RecordType]] = {
     "regression": RegressionRecord,
     "runs": RunRecord,
     "seeds": SeedsRecord,
+    "short_series": ShortSeriesRecord,
     "sweep": SweepRecord,
 }
 _MAX_ERRORS = 8  # fields that a message names
@@ -37,7 +40,8 @@ _MAX_ERRORS = 8  # fields that a message names
 def check_record(kind: str, row: Record) -> None:
     """Raise ValueError naming the fields of a row that do not match the type of its kind, their values and what was needed.
 
-    Kinds: `runs`, `bench`, `classification`, `regression`, `forecasts`, `automata` for rows; `sweep`, `seeds` for whole files.
+    Kinds: `runs`, `bench`, `classification`, `regression`, `forecasts`, `short_series`, `automata` for rows; `sweep`, `seeds` for
+    whole files.
     """
     _, errors = parse_value(row, _TYPES[kind])
     if errors:
