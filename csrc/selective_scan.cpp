@@ -11,8 +11,7 @@
 // restarts at t + 1:
 //   dC_t = sum_d k gy_t conj(h_t)        dB_t = sum_d g_t dt_t u_t        d(dt_t u_t) = sum_n Re(g_t conj(B_t))
 //   dA   = sum_t w_t dt_t                d(dt_t) += sum_n Re(w_t conj(A)),  w_t = g_t conj(moved_t) = dL/d(dt_t A)
-// Sums over channels (dB, dC, d dt_scale) go over the blocks of a group lane by lane, then over lanes, then over groups, always
-// in this order; sums over the batch (dA, dD, d dt_bias) go over rows in order. No result depends on the number of threads.
+// Sums over channels (dB, dC, d dt_scale) go over the blocks of a group, then over lanes, then over groups, always in this order; sums over the batch (dA, dD, d dt_bias) go over rows in order. No result depends on the number of threads.
 //
 // An invalid step becomes dt = 0, u = 0, B = C = 0, z = 0 when its chunk is loaded: it leaves the state as it is, and
 // nothing of what the inputs hold there, NaN included, reaches a result.
@@ -239,16 +238,31 @@ template <class Num> void forward(const SelectiveScan& a) {
 constexpr int GROUP = 8;
 template <class Num> constexpr int BACK_BATCH = VECTOR_BYTES == 64 ? (Num::PARTS == 1 ? 4 : 2) : (Num::PARTS == 1 ? 2 : 1);
 
-// What a step of one state of a block keeps between the two passes over a chunk, and sums over the blocks of a group.
+// What a step of one state of a block keeps between the two passes over a chunk.
 template <class Num> struct Tape {
   static constexpr int WIDTH = Num::PARTS * lanes<typename Num::value_type>;
-  typename Num::value_type decay[WIDTH], moved[WIDTH], dB[WIDTH], dC[WIDTH];
+  typename Num::value_type decay[WIDTH], moved[WIDTH];
 };
+
+// The sums of dB and dC of a step over the blocks of a group, with the lanes of all states of a batch folded into one vector: with
+// vectors of their own, the arrays of a chunk would leave the first-level cache.
+template <class T> struct GroupSums {
+  T dB[lanes<T>], dC[lanes<T>];
+};
+// Adds NB numbers to such a sum.
+template <class Num, int NB, class T = typename Num::value_type> INLINE void add_folded(T* sums, const Num* x) {
+  Vec<T> parts[NB * Num::PARTS];
+  for (int i = 0; i < NB; i++) {
+    parts[i * Num::PARTS] = x[i].re;
+    if constexpr (Num::PARTS == 2) parts[i * Num::PARTS + 1] = x[i].im;
+  }
+  store(sums, load(sums) + fold_lanes<T, NB * Num::PARTS>(parts));
+}
 
 // The recurrence again, from the chunk-start state h, onto the tape, with dC; block.y += Re(C h) where with_y.
 template <class Num, int NB, bool with_y, class T = typename Num::value_type>
-void replay(GradStep<T>* block, Tape<Num>* tape, const T* A, const T* start, int64_t start_stride, int count, const T* B,
-            const T* C, int64_t row_size, const Segments& segments) {
+void replay(GradStep<T>* block, Tape<Num>* tape, GroupSums<T>* sums, const T* A, const T* start, int64_t start_stride, int count,
+            const T* B, const T* C, int64_t row_size, const Segments& segments) {
   constexpr int WIDTH = Num::PARTS * lanes<T>;
   Num a[NB], h[NB];
   for (int i = 0; i < NB; i++) {
@@ -263,15 +277,17 @@ void replay(GradStep<T>* block, Tape<Num>* tape, const T* A, const T* start, int
     for (int t = segments.start[segment]; t < segments.start[segment + 1]; t++) {
       Vec<T> dt = load(block[t].dt), dt2 = load(block[t].dt2), du = load(block[t].du), gy = load(block[t].gy);
       Vec<T> y{};
+      Num dC[NB];
       for (int i = 0; i < NB; i++) {
         Num d = decay(dt, dt2, a[i]), moved = d * h[i];
         Tape<Num>& saved = tape[t * NB + i];
         store_number(saved.decay, d);
         store_number(saved.moved, moved);
         h[i] = moved + times(broadcast_number<Num>(B + t * row_size + i * Num::PARTS), du);
-        store_number(saved.dC, load_number<Num>(saved.dC) + times(conj(h[i]), gy));
+        dC[i] = times(conj(h[i]), gy);
         if (with_y) y = add_real_product(y, broadcast_number<Num>(C + t * row_size + i * Num::PARTS), h[i]);
       }
+      add_folded<Num, NB>(sums[t].dC, dC);
       if (with_y) store(block[t].y, load(block[t].y) + y);
     }
   }
@@ -280,8 +296,8 @@ void replay(GradStep<T>* block, Tape<Num>* tape, const T* A, const T* start, int
 // Back over the chunk: `carry` is conj(decay_{t+1}) g_{t+1} after the chunk's last step, and becomes that before its first. It is
 // set to 0 where the state restarts, not multiplied by 0: what is infinite or NaN in one sequence must not reach the one before.
 template <class Num, int NB, class T = typename Num::value_type>
-void sweep(GradStep<T>* block, Tape<Num>* tape, const T* A, T* carry, T* dA, const T* B, const T* C, int64_t row_size,
-           const Segments& segments, Ahead<T> ahead) {
+void sweep(GradStep<T>* block, const Tape<Num>* tape, GroupSums<T>* sums, const T* A, T* carry, T* dA, const T* B, const T* C,
+           int64_t row_size, const Segments& segments, Ahead<T> ahead) {
   constexpr int WIDTH = Num::PARTS * lanes<T>;
   Num a[NB], g[NB], da[NB];
   for (int i = 0; i < NB; i++) {
@@ -294,18 +310,20 @@ void sweep(GradStep<T>* block, Tape<Num>* tape, const T* A, T* carry, T* dA, con
       Vec<T> dt = load(block[t].dt), du = load(block[t].du), gy = load(block[t].gy);
       Vec<T> d_du = load(block[t].d_du), d_dt = load(block[t].d_dt);
       ahead.fetch(t);
+      Num dB[NB];
       for (int i = 0; i < NB; i++) {
-        Tape<Num>& saved = tape[t * NB + i];
+        const Tape<Num>& saved = tape[t * NB + i];
         Num b = broadcast_number<Num>(B + t * row_size + i * Num::PARTS);
         Num c = broadcast_number<Num>(C + t * row_size + i * Num::PARTS), moved = load_number<Num>(saved.moved);
         g[i] = g[i] + times(conj(c), gy);
-        store_number(saved.dB, load_number<Num>(saved.dB) + times(g[i], du));
+        dB[i] = times(g[i], du);
         d_du = add_real_product(d_du, g[i], conj(b));
         Num w = g[i] * conj(moved);
         d_dt = add_real_product(d_dt, w, a[i]);
         da[i] = da[i] + times(w, dt);
         g[i] = conj(load_number<Num>(saved.decay)) * g[i];
       }
+      add_folded<Num, NB>(sums[t].dB, dB);
       store(block[t].d_du, d_du);
       store(block[t].d_dt, d_dt);
     }
@@ -331,15 +349,12 @@ template <class T> struct Span {
 
 // NB states, from n on, of every block of a group in one chunk.
 template <class Num, int NB, class T = typename Num::value_type>
-void group_states(const SelectiveScanGradients& s, const Span<T>& span, const Segments& segments, Tape<Num>* tape, GradStep<T>* blocks,
-                  const T* A, T* carry, T* dA, int64_t n) {
-  constexpr int PARTS = Num::PARTS, WIDTH = PARTS * lanes<T>;
+void group_states(const SelectiveScanGradients& s, const Span<T>& span, const Segments& segments, Tape<Num>* tape, GroupSums<T>* sums,
+                  GradStep<T>* blocks, const T* A, T* carry, T* dA, int64_t n) {
+  constexpr int PARTS = Num::PARTS, WIDTH = PARTS * lanes<T>, FOLDED = lanes<T> / (NB * PARTS);
   const SelectiveScan& a = s.forward;
   const int64_t N = a.states, D = a.channels;
-  for (int i = 0; i < span.steps * NB; i++) {
-    store_number(tape[i].dB, Num{});
-    store_number(tape[i].dC, Num{});
-  }
+  memset(sums, 0, sizeof(GroupSums<T>) * span.steps);
   const T *B = span.B + n * PARTS, *C = span.C + n * PARTS;
   for (int64_t j = span.first; j < span.last; j++) {
     const int64_t d = j * lanes<T>, offset = ((j - span.first) * N + n) * WIDTH;
@@ -347,22 +362,22 @@ void group_states(const SelectiveScanGradients& s, const Span<T>& span, const Se
     const T* start = at<T>(a.chunk_states, (span.chunk * N + n) * PARTS * D + d);
     GradStep<T>* const block = blocks + (j - span.first) * CHUNK;
     if (a.z)
-      replay<Num, NB, true>(block, tape, A + offset, start, D, count, B, C, N * PARTS, segments);
+      replay<Num, NB, true>(block, tape, sums, A + offset, start, D, count, B, C, N * PARTS, segments);
     else
-      replay<Num, NB, false>(block, tape, A + offset, start, D, count, B, C, N * PARTS, segments);
+      replay<Num, NB, false>(block, tape, sums, A + offset, start, D, count, B, C, N * PARTS, segments);
     // While the first states are swept, the rows that the chunk before will read are fetched, then those about to be written.
     const int64_t here = span.row * D + d, next = here - (span.first_chunk ? 0 : CHUNK * D);
     const T* const rows[] = {at<T>(a.u, next), at<T>(a.dt, next), at<T>(s.gy, next), at<T>(a.z ? a.z : s.gy, next),
                              at<T>(s.u, here), at<T>(s.dt, here)};
     const int pair = n < 2 * NB ? 2 * int(n / NB) : 4;
     const Ahead<T> ahead = {rows[pair], rows[pair + 1], D};
-    sweep<Num, NB>(block, tape, A + offset, carry + offset, dA + offset, B, C, N * PARTS, segments, ahead);
+    sweep<Num, NB>(block, tape, sums, A + offset, carry + offset, dA + offset, B, C, N * PARTS, segments, ahead);
   }
   for (int t = 0; t < span.steps; t++)
     for (int i = 0; i < NB * PARTS; i++) {
-      const Tape<Num>& saved = tape[t * NB + i / PARTS];
-      const int64_t to = (t * N + n) * PARTS + i, part = i % PARTS * lanes<T>;
-      T b = sum<T>(load(saved.dB + part)), c = sum<T>(load(saved.dC + part));
+      const int64_t to = (t * N + n) * PARTS + i;
+      T b = 0, c = 0;
+      for (int k = i * FOLDED; k < (i + 1) * FOLDED; k++) b += sums[t].dB[k], c += sums[t].dC[k];
       span.dB[to] = span.add ? span.dB[to] + b : b;
       span.dC[to] = span.add ? span.dC[to] + c : c;
     }
@@ -451,6 +466,7 @@ template <class Num> void backward(const SelectiveScanGradients& s) {
 
   Buffer<GradStep<T>> block_memory(team * GROUP * CHUNK);
   Buffer<Tape<Num>> tape_memory(team * CHUNK * NB);
+  Buffer<GroupSums<T>> sums_memory(team * CHUNK);
   Buffer<T> A_memory(team * group_states_size), carry_memory(team * group_states_size), dA_memory(team * group_states_size);
   Buffer<T> clean_memory(a.flags ? team * 2 * CHUNK * NP : 0), scale_memory(team * CHUNK * lanes<T>);
   Buffer<T> dB_parts(slots > 1 ? slots * rows * NP : 0), dC_parts(slots > 1 ? slots * rows * NP : 0);
@@ -462,6 +478,7 @@ template <class Num> void backward(const SelectiveScanGradients& s) {
     const int64_t slot_first = slot * slot_blocks, slot_last = slot_first + slot_blocks < blocks ? slot_first + slot_blocks : blocks;
     GradStep<T>* const group = block_memory.slice(worker, GROUP * CHUNK);
     Tape<Num>* const tape = tape_memory.slice(worker, CHUNK * NB);
+    GroupSums<T>* const group_sums = sums_memory.slice(worker, CHUNK);
     T* const A = A_memory.slice(worker, group_states_size);
     T* const carry = carry_memory.slice(worker, group_states_size);
     T* const dA = dA_memory.slice(worker, group_states_size);
@@ -503,9 +520,9 @@ template <class Num> void backward(const SelectiveScanGradients& s) {
         }
         int64_t n = 0;
         for (; n + NB <= N; n += NB)
-          group_states<Num, NB>(s, span, segments, tape, group, A, carry, dA, n);
+          group_states<Num, NB>(s, span, segments, tape, group_sums, group, A, carry, dA, n);
         for (; n < N; n++)
-          group_states<Num, 1>(s, span, segments, tape, group, A, carry, dA, n);
+          group_states<Num, 1>(s, span, segments, tape, group_sums, group, A, carry, dA, n);
         memset(d_scale, 0, sizeof(T) * CHUNK * lanes<T>);
         for (int64_t j = first; j < last; j++) {
           const int64_t d = j * lanes<T>;

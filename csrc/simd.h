@@ -94,30 +94,51 @@ template <class T> INLINE void store(T* p, Vec<T> x, int count) {
 }
 #endif
 
-// For complex numbers as interleaved pairs (re, im): the parts exchanged; re or im in both places.
+// Lane k of the result is lane i(k) of x and y, one after the other.
 #if defined(__clang__)
-#define LONGSCAN_SHUFFLE(x, i)                                                                                            \
+#define LONGSCAN_SHUFFLE(x, y, i)                                                                                         \
   if constexpr (sizeof(V) / sizeof(x[0]) == 2)                                                                            \
-    return __builtin_shufflevector(x, x, i(0), i(1));                                                                     \
+    return __builtin_shufflevector(x, y, i(0), i(1));                                                                     \
   else if constexpr (sizeof(V) / sizeof(x[0]) == 4)                                                                       \
-    return __builtin_shufflevector(x, x, i(0), i(1), i(2), i(3));                                                         \
+    return __builtin_shufflevector(x, y, i(0), i(1), i(2), i(3));                                                         \
   else if constexpr (sizeof(V) / sizeof(x[0]) == 8)                                                                       \
-    return __builtin_shufflevector(x, x, i(0), i(1), i(2), i(3), i(4), i(5), i(6), i(7));                                 \
+    return __builtin_shufflevector(x, y, i(0), i(1), i(2), i(3), i(4), i(5), i(6), i(7));                                 \
   else                                                                                                                    \
-    return __builtin_shufflevector(x, x, i(0), i(1), i(2), i(3), i(4), i(5), i(6), i(7), i(8), i(9), i(10), i(11), i(12), \
+    return __builtin_shufflevector(x, y, i(0), i(1), i(2), i(3), i(4), i(5), i(6), i(7), i(8), i(9), i(10), i(11), i(12), \
                                    i(13), i(14), i(15));
 #else
-#define LONGSCAN_SHUFFLE(x, i)                                     \
+#define LONGSCAN_SHUFFLE(x, y, i)                                  \
   IntVec<decltype(x[0] + x[0])> index;                             \
   for (int k = 0; k < int(sizeof(V) / sizeof(x[0])); k++) index[k] = i(k); \
-  return __builtin_shuffle(x, index);
+  return __builtin_shuffle(x, y, index);
 #endif
+// For complex numbers as interleaved pairs (re, im): the parts exchanged; re or im in both places.
 #define LONGSCAN_EXCHANGED(k) ((k) ^ 1)
 #define LONGSCAN_FIRST(k) ((k) & ~1)
 #define LONGSCAN_SECOND(k) ((k) | 1)
-template <class V> INLINE V swap_pairs(V x) { LONGSCAN_SHUFFLE(x, LONGSCAN_EXCHANGED) }
-template <class V> INLINE V first_of_pairs(V x) { LONGSCAN_SHUFFLE(x, LONGSCAN_FIRST) }
-template <class V> INLINE V second_of_pairs(V x) { LONGSCAN_SHUFFLE(x, LONGSCAN_SECOND) }
+template <class V> INLINE V swap_pairs(V x) { LONGSCAN_SHUFFLE(x, x, LONGSCAN_EXCHANGED) }
+template <class V> INLINE V first_of_pairs(V x) { LONGSCAN_SHUFFLE(x, x, LONGSCAN_FIRST) }
+template <class V> INLINE V second_of_pairs(V x) { LONGSCAN_SHUFFLE(x, x, LONGSCAN_SECOND) }
+
+// The first, or the second, half of every run of `run` lanes of x, then those of y.
+#define LONGSCAN_FIRST_HALVES(k) (2 * (k) - (k) % (run / 2))
+#define LONGSCAN_SECOND_HALVES(k) (2 * (k) - (k) % (run / 2) + run / 2)
+template <int run, class V> INLINE V first_halves(V x, V y) { LONGSCAN_SHUFFLE(x, y, LONGSCAN_FIRST_HALVES) }
+template <int run, class V> INLINE V second_halves(V x, V y) { LONGSCAN_SHUFFLE(x, y, LONGSCAN_SECOND_HALVES) }
+
+// Partial sums of the lanes of `count` vectors (1, 2 or 4) in one: those of x[i] are the lanes from i n on, n = lanes / count.
+template <class T, int count> INLINE Vec<T> fold_lanes(const Vec<T>* x) {
+  constexpr int all = lanes<T>;
+  if constexpr (count == 1) {
+    return x[0];
+  } else if constexpr (count == 2) {
+    return first_halves<all>(x[0], x[1]) + second_halves<all>(x[0], x[1]);
+  } else {
+    static_assert(count == 4 && all >= 4);
+    const Vec<T> pairs[] = {fold_lanes<T, 2>(x), fold_lanes<T, 2>(x + 2)};
+    return first_halves<all / 2>(pairs[0], pairs[1]) + second_halves<all / 2>(pairs[0], pairs[1]);
+  }
+}
 
 // Over the lanes, pairwise: the same order on every call.
 #if defined(__AVX512F__)
