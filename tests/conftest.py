@@ -10,28 +10,20 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
-from hypothesis import HealthCheck, settings
 
 from fork_server import ForkedPython
 from interpreter import speed_up_interpreter
-from longscan.ops import chunks
-
-settings.register_profile(
-    "longscan",
-    max_examples=int(os.environ.get("LONGSCAN_EXAMPLES", "10")),
-    deadline=None,  # a shared machine is slow at times
-    derandomize="LONGSCAN_NEW_CASES" not in os.environ,  # `make soak` draws other cases each time, from a seed that it names
-    database=None,
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.differing_executors],
-)
-settings.load_profile("longscan")
 
 _GENERATED = "generated cases"
 
 
 def _is_xdist_worker(config: pytest.Config) -> bool:
     return hasattr(config, "workerinput")
+
+
+def _is_xdist_controller(config: pytest.Config) -> bool:
+    """Return whether this process starts the workers that run the tests, for which it needs neither torch nor hypothesis."""
+    return not _is_xdist_worker(config) and bool(config.getoption("numprocesses", None))
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -49,6 +41,22 @@ def pytest_configure(config: pytest.Config) -> None:
     root = os.environ.pop("LONGSCAN_DATA", None)
     if root is not None:  # the tests that read real files use this variable
         os.environ.setdefault("LONGSCAN_TEST_DATA", root)
+    if _is_xdist_controller(config):
+        return
+    import torch
+    from hypothesis import HealthCheck, settings
+
+    from longscan.ops import chunks
+
+    settings.register_profile(
+        "longscan",
+        max_examples=int(os.environ.get("LONGSCAN_EXAMPLES", "10")),
+        deadline=None,  # a shared machine is slow at times
+        derandomize="LONGSCAN_NEW_CASES" not in os.environ,  # `make soak` draws other cases each time, from a seed that it names
+        database=None,
+        suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.differing_executors],
+    )
+    settings.load_profile("longscan")
     torch.use_deterministic_algorithms(True)
     torch.utils.deterministic.fill_uninitialized_memory = True
     torch.set_num_threads(1)
@@ -81,6 +89,8 @@ def pytest_collection() -> Any:
 
 @pytest.fixture(autouse=True)
 def _seed() -> None:
+    import torch
+
     torch.manual_seed(0)
 
 
@@ -95,6 +105,8 @@ def forked_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Extend the time limit of property tests with the number of generated cases."""
+    from hypothesis import settings
+
     for item in items:
         if getattr(getattr(item, "obj", None), "is_hypothesis_test", False):
             limit = item.config.getini("timeout")

@@ -1,14 +1,13 @@
 """A fixture that sets the number of threads."""
 
 import pytest
-import torch
-
-from longscan.ops import _repeated_calls
 
 
 @pytest.fixture
 def set_num_threads():
     """Return `torch.set_num_threads`; the number of threads is restored after the test."""
+    import torch
+
     before = torch.get_num_threads()
     yield torch.set_num_threads
     torch.set_num_threads(before)
@@ -17,4 +16,6 @@ def set_num_threads():
 @pytest.fixture(autouse=True)
 def _forget_calls():
     """Calls that a test with other settings has recorded are not repeated."""
+    from longscan.ops import _repeated_calls
+
     _repeated_calls.forget_calls()
