@@ -234,7 +234,7 @@ template <class Num> void forward(const SelectiveScan& a) {
 
 // ---------------------------------------------------------------------------------------------- backward
 
-// Blocks taken together in the backward: dB and dC are summed over them lane by lane before lanes are summed.
+// Blocks taken together in the backward: dB and dC are summed over them before their lanes are summed.
 constexpr int GROUP = 8;
 template <class Num> constexpr int BACK_BATCH = VECTOR_BYTES == 64 ? (Num::PARTS == 1 ? 4 : 2) : (Num::PARTS == 1 ? 2 : 1);
 
