@@ -82,6 +82,14 @@ def test_predictors_that_are_better_than_the_model_are_named(higher, value, said
     assert capsys.readouterr().out.splitlines() == ["season: 0.5000", "ridge: 0.8000", *([] if said is None else [said])]
 
 
+def test_errors_of_a_file_name_the_options_of_the_command(tmp_path, capsys):
+    path = tmp_path / "gap.csv"
+    path.write_text("unit,second,force,kind\n" + "".join(f"u{i // 4},{i % 4},{'' if i == 5 else i},a\n" for i in range(40)))
+    assert main(["train", str(path), "--label", "kind", "--id", "unit", "--time", "second"]) == 2
+    assert "has 1 missing values" in (error := capsys.readouterr().err)
+    assert "`--task.missing` fill interpolates them" in error
+
+
 def test_first_of_several_processes_prints_for_all(table, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("longscan.training.trainer.train", lambda *_, **__: None)
     monkeypatch.setenv("RANK", "1")

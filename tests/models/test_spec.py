@@ -55,6 +55,7 @@ def test_spec_expands_to_blocks(spec, blocks):
         ("feed_forward[s4d]", "the block 'feed_forward' takes no layer"),
         ("sss", r"at position 1, got .*: no layer or block is called 'sss'; in the letters of earlier versions this is 's5\*3'"),
         ("(md)*2", r"at position 2, got .*: .* in the letters of earlier versions this is '\(mamba s4d\)\*2'"),
+        ("mambda", r"no layer or block is called 'mambda'; did you mean mamba or mamba3 or mamba2\?$"),
         ("sd", "did you mean s4d.*in the letters of earlier versions this is 's5 s4d'"),
         ("m|a", r"must have a name, .* at position 2, got '\|'"),
         ("mamba[s4d", r"at position 6, got '\['"),

@@ -50,7 +50,7 @@ def evaluate(
     task = opened.settings.task
     buckets = {name: value for name, value in scores.values.items() if "/" in name}
     if by_length and not buckets:
-        raise SettingError(f"`--by-length` must be left out, as task {task.name} has no scores by length, got it")
+        raise SettingError(f"`--by-length` must be left out, as task {task.name} has no scores by length")
     table = Table("metric", "value", title=f"{run}, {split} split, weights: {checkpoint}")
     table.add_row("loss", f"{scores.loss:.4f}")
     for name, value in scores.values.items():

@@ -15,6 +15,8 @@ from longscan.layers._registry import parameter_names
 from longscan.layers._settings import declared_types
 from longscan.ops.dispatch import Backend
 
+MISTYPED = 0.85  # similarity of two names of which one is a typing error: "mambda" and "mamba" have .91, "sd" and "s4d" .80
+
 
 class BlockSpec(TypedDict):
     """One block of the canonical list: names in LAYERS and BLOCKS, one of which may be None, and the options of both."""
@@ -62,15 +64,20 @@ def _parse_text(spec: str) -> list[tuple[str | None, str | None]]:
         try:
             found.append(find_block(name))
         except KeyError as error:
-            reason = _name_letters(spec, error.args[0])
+            reason = _name_letters(spec, name, error.args[0])
             raise ValueError(f"`spec` must be valid at position {position}, got {spec[:60]!r}: {reason}") from None
     if not found:
         raise ValueError("`spec` must have at least one block, such as 'mamba', got none")
     return found
 
 
-def _name_letters(spec: str, reason: str) -> str:
-    """Return why a name in a spec does not exist, with what to write if the spec is in the letters of version 1."""
+def _name_letters(spec: str, name: str, reason: str) -> str:
+    """Return why a name in a spec does not exist, with what to write if the spec is in the letters of version 1.
+
+    A name that is nearly one of those that exist is a typing error.
+    """
+    if get_close_matches(name.lower(), {*STANDARD_BLOCKS, *LAYERS, *BLOCKS}, 1, MISTYPED):
+        return reason
     try:
         return f"{reason.partition('; there are ')[0]}; in the letters of earlier versions this is {translate_letters(spec)!r}"
     except ValueError:
