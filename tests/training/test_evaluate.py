@@ -51,6 +51,26 @@ def test_of_outputs_with_a_loss_mask_the_scored_steps_are_copied(has_mask: bool)
     assert torch.equal(copied, output * mask.unsqueeze(-1) if has_mask else output)
 
 
+def test_batch_without_scored_answers_changes_no_score(monkeypatch: pytest.MonkeyPatch) -> None:
+    task = TASKS["parity"]()
+    model = SequenceModel.from_spec("lru", d_model=4, pooling="none", vocab_size=task.vocab_size, d_output=task.d_output)
+    expected = evaluate(model, task, "valid", batch_size=100, max_batches=1)
+    kind, batch, masked = type(task), type(task).batch, {1}
+
+    def batch_of(self: Any, split: Any, step: int, *rest: Any) -> Batch:
+        made = batch(self, split, 0, *rest)
+        assert made.loss_mask is not None
+        return made._replace(loss_mask=torch.zeros_like(made.loss_mask)) if step in masked else made
+
+    monkeypatch.setattr(kind, "batch", batch_of)
+    monkeypatch.setattr(kind, "num_batches", lambda *_: 2)
+    assert evaluate(model, task, "valid", batch_size=100) == expected
+    masked.add(0)
+    nothing = evaluate(model, task, "valid", batch_size=100)
+    assert np.isnan(nothing.loss)
+    assert nothing.values["accuracy"] is None
+
+
 class HalfOfInput(nn.Module):
     """A model whose output is half of its input; it must be called without gradients."""
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from math import isfinite
+from math import isfinite, nan
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -148,12 +148,14 @@ class Scorer:
         else:
             output = _copy_scored_steps(output, batch)
         answers = float(scored_answers(batch, self._task))
+        if not answers:  # its mean loss is not a number
+            return
         self._total += float(self._task.loss(output, batch)) * answers
         self._count += answers
         self._task.update(self._metrics, output, batch)
 
     def scores(self) -> Scores:
-        """Return the loss and the metrics over all batches."""
+        """Return the loss and the metrics over all batches; NaN and None if no batch had a scored answer."""
         values: dict[str, float | None] = {}
         tables: dict[str, list[Any]] = {}
         for name, metric in self._metrics.items():
@@ -162,7 +164,7 @@ class Scorer:
                 tables[name] = value.tolist()
             else:
                 values[name] = number(round(value.item(), 7))
-        return Scores(self._total / self._count, values, tables)
+        return Scores(self._total / self._count if self._count else nan, values, tables)
 
 
 def _copy_scored_steps(output: Tensor, batch: Batch) -> Tensor:
