@@ -339,6 +339,8 @@ class SSMForecaster(SavedEstimator):
                 standardised, final, best, seed, random, seconds=seconds(1), schedule_epochs=schedule
             )
             self.model_.scale_blocks(validation.shares[best])
+            # The first forecast of a model stores the form of its states, with which `predict` would change the estimator.
+            self._run(self.model_, standardised, ends[:1], None)
         self.n_epochs_ = len(self.loss_curve_)
 
     def _choose_effect(
