@@ -62,7 +62,7 @@ def test_missing_field_raises(tmp_path, new_bench_row):
 
 
 def test_folder_that_is_no_kind_of_record_raises(tmp_path, new_run_row):
-    folders = "automata or bench or classification or forecasts or regression or runs"
+    folders = "automata or bench or classification or forecasts or regression or runs or short_series"
     with pytest.raises(ValueError, match=rf"`path` must be in a folder {folders}, got "):
         append_record(tmp_path / "rows.jsonl", new_run_row())
 
