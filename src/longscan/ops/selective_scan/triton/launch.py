@@ -324,8 +324,7 @@ def plan_backward(p: Problem, bytes_per_number: int, piece: bool) -> tuple[table
     """Return how the steps are divided into pieces, the programs of a chain, and the pieces of a launch.
 
     piece: whether the gradient of the final state is found between two passes, so that pieces are parallel. If chains have one
-    program, slices of the steps leave the partial sums of dB and dC in `SCRATCH` bytes where possible, in twice as many where
-    pieces are parallel: such calls are short, so that their launches count.
+    program, slices of the steps leave the partial sums of dB and dC in `SCRATCH` bytes where possible.
     """
     parallel, steps = parallel_pieces(p.programs, p.constants["num_warps"], p.device), p.constants["T"]
     programs = ceil_div(programs_to_fill(p.device), parallel)
@@ -338,7 +337,7 @@ def plan_backward(p: Problem, bytes_per_number: int, piece: bool) -> tuple[table
     if chain_length > 1 or p.blocks == 1:
         return split, chain_length, split.splits
     bytes_per_chunk = 2 * p.programs * p.states * p.components * bytes_per_number * p.interval
-    chunks = tables.SCRATCH * tables.smallest(2, parallel) // bytes_per_chunk
+    chunks = tables.SCRATCH // bytes_per_chunk
     split = tables.plan(p.entry, p.length, programs, p.device, tables.largest(1, chunks // parallel), p.interval)
     split = split._replace(parallel=split.parallel or piece)
     together = tables.smallest(split.splits, tables.largest(1, chunks // split.span)) if split.parallel else 1
