@@ -109,7 +109,7 @@ class Difference(NamedTuple):
 
 
 class Members(NamedTuple):
-    """What the regressions of a linear forecast read: windows of steps, and differences.
+    """The inputs of the regressions of a linear forecast: windows of steps, and differences.
 
     constants: whether regressions have a constant; without, the forecast does not depend on the unit of a series.
     """

@@ -278,7 +278,7 @@ def forget_calls() -> None:
 
 
 class Description(NamedTuple):
-    """What a call depends on, the addresses of its tensors (0 for other arguments), and whether some of these must be copied."""
+    """The key of a call, the addresses of its tensors (0 for other arguments), and whether some of these must be copied."""
 
     key: tuple[Any, ...]
     addresses: list[int]

@@ -244,7 +244,7 @@ class Rows(NamedTuple):
 
 
 class Epoch(NamedTuple):
-    """What the updates of an epoch read, on the GPU: one copy for all of them.
+    """The orders of examples and learning rates of all updates of an epoch, copied to the GPU at once.
 
     Attributes:
         first_step: number of the epoch's first update.

@@ -56,7 +56,7 @@ def _inverse(lower: Tensor, mask: Tensor | None) -> Tensor:
 
 
 class _ChunkMaps(NamedTuple):
-    """What the states after and the corrections of chunks depend on; H heads, L steps of a chunk, rows or (B, chunks) first.
+    """The inputs of the states after chunks and of their corrections; H heads, L steps of a chunk, rows or (B, chunks) first.
 
     Attributes:
         corrections: (rows, H, L, P), those of the chunk if the state before it is zero.
