@@ -34,9 +34,17 @@ def parse_known(parser: ArgumentParser, argv: Sequence[str]) -> tuple[Namespace,
         raise SettingError(f"{error.argument_name}: {error.message}") from None
 
 
-def unknown_argument(word: str, names: Iterable[str] = ()) -> SettingError:
-    """Return the error for an argument that no parser knows, with the one of `names` (options without --) that is like it."""
-    name = word.lstrip("-")  # with a section that does not exist, a name's last part may tell which setting is meant
-    near = (nearest(name, names) or nearest(name.rpartition(".")[2], names)) if word.startswith("-") else None
-    hint = f"did you mean --{near}? " if near else ""
-    return SettingError(f"`{word}` is an unknown argument; {hint}`--help` lists the arguments that exist")
+class UnknownArgumentError(SettingError):
+    """An argument that no parser knows; the message has the option that is most like it.
+
+    Args:
+        word: the argument.
+        names: options without -- that it may stand for. Of several that are equally like it, the message has the first one.
+    """
+
+    def __init__(self, word: str, names: Iterable[str] = ()) -> None:
+        self.word, self.names = word, tuple(names)
+        name = word.lstrip("-")  # with a section that does not exist, a name's last part may tell which setting is meant
+        near = (nearest(name, self.names) or nearest(name.rpartition(".")[2], self.names)) if word.startswith("-") else None
+        hint = f"did you mean --{near}? " if near else ""
+        super().__init__(f"`{word}` is an unknown argument; {hint}`--help` lists the arguments that exist")

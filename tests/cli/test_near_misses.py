@@ -22,6 +22,11 @@ from longscan.cli import main
         ("train --out x --task parity --distributed.context 2", "did you mean --training.context?"),
         ("train --out x --task parity --distributed.shard=true", "did you mean --training.shard?"),
         ("train --out x --task parity --context-parallel-size 2", "did you mean --training.context?"),
+        (f"train {__file__} --labl worn", "did you mean --label?"),  # an option of the command, before settings of a task
+        (f"train {__file__} --horizn 3", "did you mean --horizon?"),
+        (f"show {__file__} --labl worn", "did you mean --label?"),
+        ("train --out x --task uea --task.labl 3", "the settings are "),
+        ("train --resum --out x --task parity", "did you mean --resume?"),
         ("tasks --setings", "did you mean --settings?"),
         ("report --outt x", "did you mean --out?"),
     ],

@@ -125,6 +125,26 @@ def test_a_folder_of_the_other_kind_raises_and_names_the_function_that_reads_it(
         from_transformers(tmp_path / "ours")
 
 
+def test_a_folder_with_pickled_weights_raises_and_its_advice_makes_a_folder_that_is_read(tmp_path):
+    original = make_transformers_model("mamba", SHAPES["mamba"][0])
+    original.save_pretrained(tmp_path / "old")
+    (tmp_path / "old/model.safetensors").unlink()
+    index = tmp_path / "old/pytorch_model.bin.index.json"  # of weights in several files
+    index.touch()
+    for read in (from_transformers, LanguageModel.from_pretrained):
+        with pytest.raises(FileNotFoundError, match=r"pytorch_model\.bin is a pickle and is not read"):
+            read(tmp_path / "old")
+    index.unlink()
+    torch.save(original.state_dict(), tmp_path / "old/pytorch_model.bin")
+    with pytest.raises(FileNotFoundError) as raised:
+        from_transformers(tmp_path / "old")
+    advice = str(raised.value).split("`")[1]
+    names = {"AutoModelForCausalLM": transformers.AutoModelForCausalLM, "NEW_FOLDER": str(tmp_path / "new")}
+    eval(advice, names)
+    tokens = torch.arange(6)[None]
+    torch.testing.assert_close(from_transformers(tmp_path / "new")(tokens), original(tokens).logits, rtol=0, atol=1e-4)
+
+
 @pytest.mark.parametrize("read", [from_transformers, LanguageModel.from_pretrained])
 def test_the_name_of_a_model_on_the_hub_raises_and_says_how_to_get_a_folder(read, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

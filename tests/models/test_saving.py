@@ -135,7 +135,7 @@ def test_configuration_of_a_later_version_raises(tmp_path: Path) -> None:
 def test_weights_in_a_pickle_raise_and_say_how_to_convert_them(read: Callable[[Path], object], tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "mamba"}')
     (tmp_path / "pytorch_model.bin").write_bytes(b"")
-    with pytest.raises(FileNotFoundError, match=r"pytorch_model\.bin is not read: save the model with transformers again"):
+    with pytest.raises(FileNotFoundError, match=r"pytorch_model\.bin is a pickle and is not read: transformers writes"):
         read(tmp_path)
 
 

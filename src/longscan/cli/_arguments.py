@@ -19,7 +19,7 @@ from functools import partial
 from shutil import get_terminal_size
 from typing import Any, NamedTuple, get_args
 
-from longscan._argparse import new_parser, option_help, parse_known, unknown_argument
+from longscan._argparse import UnknownArgumentError, new_parser, option_help, parse_known
 from longscan._errors import SettingError
 from longscan._types import checked_value, find_doc, matches_type, type_hints
 from longscan.cli._console import MAX_WIDTH
@@ -95,13 +95,17 @@ def run_command(name: str, command: Command, argv: Sequence[str]) -> int:
             rest = [*task_arguments(first[0], vars(given)), *rest]
         _print_help(name, command, rest if takes_settings else None)
         return 0
+    options = [one.word.lstrip("-") for one in arguments if not one.is_positional]
     if rest and not takes_settings:
-        raise unknown_argument(rest[0].partition("=")[0], [one.word.lstrip("-") for one in arguments if not one.is_positional])
+        raise UnknownArgumentError(rest[0].partition("=")[0], options)
     texts = vars(given) | dict(zip([one.name for one in positional], first, strict=False))
     values = {one.name: one.convert(texts.get(one.name)) for one in arguments}
     if COMMAND_LINE in parameters:
         values[COMMAND_LINE] = shlex.join(["longscan", name, *argv])
-    return command(*(values.pop(one.name) for one in positional), *(rest if takes_settings else ()), **values)
+    try:
+        return command(*(values.pop(one.name) for one in positional), *(rest if takes_settings else ()), **values)
+    except UnknownArgumentError as error:  # of the parser of settings, which does not know the options of the command
+        raise UnknownArgumentError(error.word, [*options, *error.names]) from error
 
 
 def _parser(arguments: Sequence[Argument]) -> ArgumentParser:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from longscan.blocks.residual import EPSILON
 from longscan.models.language_model import LanguageModel
-from longscan.models.saving import NO_DOWNLOAD, PICKLE, PICKLE_NOT_READ, SHARDS
+from longscan.models.saving import NO_DOWNLOAD, SHARDS, pickle_advice
 from longscan.ops.dispatch import Backend
 
 Settings = Mapping[str, Any]
@@ -136,8 +136,7 @@ def _read(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     for path in (folder / "config.json", index if index.is_file() else single):
         if not path.is_file():
             text = f"{path} does not exist; a checkpoint is a folder with config.json and model.safetensors"
-            if (folder / PICKLE).is_file():
-                text += PICKLE_NOT_READ
+            text += pickle_advice(folder)
             raise FileNotFoundError(text if folder.is_dir() else text + NO_DOWNLOAD)
     shards = set(json.loads(index.read_text())["weight_map"].values()) if index.is_file() else {single.name}
     tensors = {name: tensor for shard in sorted(shards) for name, tensor in load_file(folder / shard).items()}

@@ -12,11 +12,8 @@ from torch import Tensor
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 SHARDS = "model.safetensors.index.json"  # the index of transformers' checkpoints in several files
-PICKLE = "pytorch_model.bin"  # the weights of older checkpoints, a pickle, which can run code when it is read
-PICKLE_NOT_READ = (
-    f"; {PICKLE} is not read: save the model with transformers again, which writes {WEIGHTS}, and pass the new folder to "
-    "longscan.models.from_transformers"
-)
+# The weights of older checkpoints of transformers, or the index of several files: pickles, which can run code when they are read.
+PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json")
 RUN_SETTINGS = "settings.yaml"  # the file of settings in the folder of a run
 HEADER = "longscan"  # entry in the header of the weights, with the configuration and the checksum
 NO_DOWNLOAD = (
@@ -58,6 +55,16 @@ def write_model(folder: Path, config: dict[str, Any], tensors: dict[str, Tensor]
         partial_weights.unlink(missing_ok=True)
 
 
+def pickle_advice(folder: Path) -> str:
+    """Return the end of an error about missing weights for a folder with pickled ones: how to write them as safetensors."""
+    if not any((folder / name).is_file() for name in PICKLES):
+        return ""
+    return (
+        f"; {PICKLES[0]} is a pickle and is not read: transformers writes {WEIGHTS} by `AutoModelForCausalLM.from_pretrained("
+        f"{str(folder)!r}).save_pretrained(NEW_FOLDER)`, and longscan.models.from_transformers(NEW_FOLDER) reads it"
+    )
+
+
 def tensor_checksum(tensors: dict[str, Tensor]) -> int:
     """Return the CRC-32 of the names, dtypes, shapes and bytes of contiguous tensors on the CPU."""
     total = 0
@@ -87,8 +94,7 @@ def read_model(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
             text = f"{folder / name} does not exist; a saved model is a folder with {CONFIG} and {WEIGHTS}"
             if (folder / SHARDS).is_file():
                 text += "; longscan.models.from_transformers reads a checkpoint of transformers in several files"
-            if (folder / PICKLE).is_file():
-                text += PICKLE_NOT_READ
+            text += pickle_advice(folder)
             if (folder / RUN_SETTINGS).is_file():
                 text += f"; longscan.training.Run({str(folder)!r}).model() reads the model of a run"
             raise FileNotFoundError(text if folder.is_dir() else text + NO_DOWNLOAD)

@@ -13,7 +13,7 @@ from inspect import getdoc
 from pathlib import Path
 from typing import Any
 
-from longscan._argparse import new_parser, option_help, parse_known, unknown_argument
+from longscan._argparse import UnknownArgumentError, new_parser, option_help, parse_known
 from longscan._errors import SettingError, nearest, one_line, setting_error, unknown_setting
 from longscan._specs import upgrade_settings
 from longscan._types import (
@@ -222,7 +222,7 @@ def _unknown_option(option: str, argv: Sequence[str], task: type[Task], names: S
     if option == _SHORT_OPTIONS["task.data_dir"]:
         value = argv[0].partition("=")[2] or (argv[1] if len(argv) > 1 else "")
         return setting_error(option, value, f"left out, as task {task.name} has no setting data_dir")
-    return unknown_argument(option, names)
+    return UnknownArgumentError(option, names)
 
 
 def settings_help(argv: Sequence[str]) -> list[ArgumentParser]:
