@@ -1,11 +1,12 @@
-"""Atomic writing of text files."""
+"""Atomic writing of files."""
 
+import os
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from longscan._files import write_text
+from longscan._files import write_text, write_user_file
 
 
 def test_several_writers_of_one_file_do_not_disturb_each_other(tmp_path: Path) -> None:
@@ -28,3 +29,20 @@ def test_failed_writing_leaves_the_file_and_no_temporary_one(tmp_path: Path) -> 
         write_text(path, "\ud800")
     assert path.read_text("utf-8") == "whole"
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_file_of_a_user_is_replaced_behind_a_link_and_a_pipe_is_written(tmp_path: Path) -> None:
+    path, link, pipe = tmp_path / "file.png", tmp_path / "link.png", tmp_path / "pipe"
+    path.write_bytes(b"former")
+    link.symlink_to(path)
+    os.mkfifo(pipe)
+    with path.open("rb") as opened, ThreadPoolExecutor(1) as pool:
+        assert write_user_file(link, b"new") == link
+        assert opened.read() == b"former", "a reader of the former file never sees an incomplete one"
+        reader = pool.submit(pipe.read_bytes)
+        write_user_file(pipe, b"through")
+        assert reader.result() == b"through"
+    assert link.is_symlink()
+    assert path.read_bytes() == b"new"
+    assert pipe.is_fifo()
+    assert sorted(tmp_path.iterdir()) == [path, link, pipe]

@@ -2,6 +2,8 @@
 
 import os
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -49,10 +51,27 @@ def write_text(path: Path, text: str) -> Path:
 
     The temporary name is that of the process and thread: of several that write the file, the last one to end counts.
     """
+    with _replacing(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+    return path
+
+
+def write_user_file(path: Path, content: bytes) -> Path:
+    """Write a file of a name that a user gave as `write_text` does, behind a symbolic link too; devices and pipes in place."""
+    if path.exists() and not path.is_file():  # renaming would replace /dev/null by a file
+        path.write_bytes(content)
+        return path
+    with _replacing(path.resolve()) as temporary:
+        temporary.write_bytes(content)
+    return path
+
+
+@contextmanager
+def _replacing(path: Path) -> Iterator[Path]:
+    """Yield a temporary name in the folder of `path`; rename the file to `path` at the end, or remove it after an error."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}.writing")
     try:
-        temporary.write_text(text, encoding="utf-8")
+        yield temporary
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
-    return path

@@ -97,7 +97,12 @@ def test_random_words_avoid_sinks_on_request():
 
 def test_command_compiles_saves_and_draws(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    assert main(["automata", "(ab)*", "--save", "model", "--word", "abab"]) == 0
+    Path("model").mkdir()
+    Path("model/automaton.png").write_text("former")
+    with open("model/automaton.png") as former:
+        assert main(["automata", "(ab)*", "--save", "model", "--word", "abab"]) == 0
+        assert former.read() == "former", "a new file takes its place, so that no reader sees an incomplete picture"
+    assert Path("model/automaton.png").read_bytes().startswith(b"\x89PNG")
     output = capsys.readouterr().out
     expected = ("star-free", "blocks mmmm, d_model 14, 3,206 parameters", "certified for words of every length", "automaton.dot")
     for text in (*expected, "a       1      reject"):

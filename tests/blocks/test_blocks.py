@@ -122,6 +122,9 @@ def test_residual_normalises_input_and_adds_it_to_output():
     assert parameter_options(residual.norm.weight).role == "norm"
     y, state = residual.step(x[:, 0], residual.initial_state(2), active=torch.tensor([True, False]))
     torch.testing.assert_close(y[0], residual(x)[0, 0])
+    torch.testing.assert_close(y[1], torch.zeros(4, dtype=torch.float64))
+    residual.checks_inputs = False  # as inside a model
+    y, _ = residual.step(x[:, 0], residual.initial_state(2), active=torch.tensor([True, False]))
     torch.testing.assert_close(y[1], x[1, 0])
     assert torch.equal(state.ssm[1], torch.zeros_like(state.ssm[1]))
 
@@ -198,6 +201,30 @@ def test_fused_step_checks_its_arguments():
         y, new_state = block.step(torch.where(active.unsqueeze(1), x, float("nan")), state, active=active)
     assert torch.equal(y[1], torch.zeros(6))
     assert torch.equal(new_state.conv[1], state.conv[1])
+
+
+@pytest.mark.parametrize("norm", ["rms", "layer", "batch", "post"])
+@pytest.mark.parametrize("build", [MambaBlock, S5Block])
+@pytest.mark.parametrize("grad_enabled", [False, True])
+def test_step_of_a_residual_branch_checks_its_arguments(norm, build, grad_enabled):
+    """Mamba's block computes the whole branch in one call without gradients."""
+    residual = Residual(build(6), norm).eval()
+    x, state, active = torch.randn(2, 6), residual.initial_state(2), torch.tensor([True, False])
+    with torch.set_grad_enabled(grad_enabled):
+        for wrong, options, message in (
+            ((x[:, 1:], state), {}, r"`x` must have shape .*, got \(2, 1, 5\)"),
+            ((x, residual.initial_state(3)), {}, "`state` must have tensors of shapes"),
+            ((x, residual.initial_state(1)), {}, "`state` must have tensors of shapes"),
+            ((x, state), {"elapsed": torch.tensor([1.0, float("nan")])}, "`elapsed` must be finite times"),
+            ((x, state), {"active": torch.ones(3, dtype=torch.bool)}, "`valid` must have shape"),
+        ):
+            with pytest.raises(ValueError, match=message):
+                residual.step(*wrong, **options)
+        with pytest.raises(TypeError, match="`x` must have the dtype"):
+            residual.step(x.double(), state)
+        y, _ = residual.step(torch.where(active.unsqueeze(1), x, float("nan")), state, active=active)
+        whole = residual(x.unsqueeze(1), valid=active.unsqueeze(1)).squeeze(1)
+    torch.testing.assert_close(y, whole)
 
 
 def test_a_module_changes_the_length_if_one_of_its_children_does():

@@ -200,7 +200,10 @@ def test_predict_writes_a_table(run_command: Callable[..., str], run: Path, tmp_
     rows = list(csv.DictReader(io.StringIO(run_command("predict", run, examples))))
     assert [row["question"] for row in rows] == ["1 0 1", "0 0"]
     assert all(row["answer"] in "01" and 0.5 <= float(row["probability"]) <= 1 for row in rows)
-    assert run_command("predict", run, examples, "--out", tmp_path / "table.csv") == ""
+    (tmp_path / "table.csv").write_text("former")
+    with (tmp_path / "table.csv").open() as former:
+        assert run_command("predict", run, examples, "--out", tmp_path / "table.csv") == ""
+        assert former.read() == "former", "a new file takes its place, so that no reader sees an incomplete table"
     with (tmp_path / "table.csv").open() as file:
         assert list(csv.DictReader(file)) == rows
 

@@ -7,6 +7,7 @@ state in the commit message why something else is shown.
 
 import json
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -122,7 +123,11 @@ def saved_figures(draw: Any) -> list[dict[str, Any]]:
     def save(figure: Any, *_: Any, **options: Any) -> None:
         found.append(describe_figure(figure, options))
 
-    with mock.patch.object(Figure, "savefig", save), mock.patch("PIL.Image.open"), mock.patch.object(Path, "mkdir"):
+    with ExitStack() as patches:
+        patches.enter_context(mock.patch.object(Figure, "savefig", save))
+        patches.enter_context(mock.patch.object(Path, "mkdir"))
+        for name in ("PIL.Image.open", "longscan.tasks.pictures.write_user_file", "longscan.training.pictures.write_user_file"):
+            patches.enter_context(mock.patch(name))
         draw()
     return found
 

@@ -88,6 +88,29 @@ def test_at_most_four_shapes_are_captured(events: list[Any]) -> None:
     assert events.count("replay") == 8
 
 
+@pytest.mark.parametrize("setting", ["deterministic", "precision"])
+def test_a_graph_is_not_replayed_after_a_change_of_the_kernels(events: list[Any], setting: str) -> None:
+    """A graph has the kernels that torch chose at the capture."""
+    graphed = GraphedStep(lambda batch: batch.inputs, torch.device("cpu"))
+    for _ in range(5):
+        graphed(Pair(torch.zeros(2)))
+    assert events.count("replay") == 2
+    deterministic, precision = torch.are_deterministic_algorithms_enabled(), torch.backends.cuda.matmul.fp32_precision
+    warns_only = torch.is_deterministic_algorithms_warn_only_enabled()
+    try:
+        if setting == "deterministic":
+            torch.use_deterministic_algorithms(not deterministic)
+        else:
+            torch.backends.cuda.matmul.fp32_precision = "tf32"
+        graphed(Pair(torch.zeros(2)))
+        assert events.count("replay") == 2
+    finally:
+        torch.use_deterministic_algorithms(deterministic, warn_only=warns_only)
+        torch.backends.cuda.matmul.fp32_precision = precision
+    graphed(Pair(torch.zeros(2)))
+    assert events.count("replay") == 3, "the first graph is kept"
+
+
 def test_some_replays_are_timed_on_the_device(events: list[Any]) -> None:
     graphed = GraphedStep(lambda batch: batch.inputs, torch.device("cpu"))
     before = Event.n_records

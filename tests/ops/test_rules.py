@@ -1,8 +1,12 @@
 """The rule of allowed errors, the choice of a backend, and sizes of chunks and of memory on huge pages, on known values."""
 
+import json
 import math
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
+from threading import Barrier, BrokenBarrierError
 from typing import Any
 
 import pytest
@@ -227,6 +231,24 @@ def test_verdicts_make_their_folder_and_keep_the_others(tmp_path: Path, monkeypa
     assert dispatch.failed_doctor("c", "cpu", CPU) is None
     dispatch.failed_doctor.cache_clear()
     assert dispatch.verdicts_key(CPU).startswith("cpu, longscan ")
+
+
+def test_verdicts_of_simultaneous_checks_are_all_stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two threads read the file at the same time unless it is locked; they stand for two processes of `longscan doctor`."""
+    monkeypatch.setattr(dispatch, "verdicts_path", lambda: tmp_path / "doctor.json")
+    both_have_read, read = Barrier(2), dispatch.read_verdicts
+
+    def read_and_wait() -> Any:
+        found = read()
+        with suppress(BrokenBarrierError):
+            both_have_read.wait(0.3)
+        return found
+
+    monkeypatch.setattr(dispatch, "read_verdicts", read_and_wait)
+    with ThreadPoolExecutor(2) as threads:
+        list(threads.map(lambda op: dispatch.write_verdicts(CPU, {op: {"cpu": "passed"}}), ("a", "b")))
+    monkeypatch.undo()
+    assert json.loads((tmp_path / "doctor.json").read_text())[dispatch.verdicts_key(CPU)].keys() == {"a", "b"}
 
 
 def test_missing_kernels_are_explained(monkeypatch: pytest.MonkeyPatch) -> None:

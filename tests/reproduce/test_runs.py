@@ -264,9 +264,30 @@ def test_run_that_the_limit_stops_has_not_failed(
 
     monkeypatch.setattr(runs, "run_jobs", run_jobs)
     lines: list[str] = []
-    (left,) = reproduce([row], tmp_path / "out", seeds=1, echo=lines.append)
+    failed: list[str] = []
+    (left,) = reproduce([row], tmp_path / "out", seeds=1, echo=lines.append, on_failure=failed.append)
     assert len(lines) == 1
     assert lines[0].startswith(f"{left.name}: {text}")
+    assert failed == ([left.name] if "ended with code" in text else [])
+
+
+@pytest.mark.parametrize("module", ["runs.reproduce", "state_tracking.run"])
+@pytest.mark.parametrize("fails", [False, True])
+def test_exit_code_is_that_of_the_runs_whatever_their_lines_say(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, module: str, fails: bool
+) -> None:
+    """A run is not taken for one that failed, nor the other way round, because of the text of its line."""
+
+    def run(*_: Any, echo: Any, on_failure: Any, **__: Any) -> list[Any]:
+        echo("a line without those words" if fails else "a/b: a package whose log says: failed, and x: ended with code 2")
+        if fails:
+            on_failure("a/b")
+        return []
+
+    monkeypatch.setattr(f"longscan.reproduce.{module}", run)
+    monkeypatch.setattr("longscan.cli.reproduction._runnable", lambda *_: [])
+    target = "state-tracking" if module == "state_tracking.run" else "aussm/table1"
+    assert main(["reproduce", target, "--out", str(tmp_path)]) == int(fails)
 
 
 def test_archive_keeps_the_run_with_more_updates(row: PublishedRow, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

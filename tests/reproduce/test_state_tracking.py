@@ -14,6 +14,7 @@ from longscan.report.records import read_records
 from longscan.reproduce import state_tracking, word_problems
 from longscan.reproduce.state_tracking import MAX_PARAMETERS, MODELS, RECORDS, Training, _error_line, find_targets, report_lines
 from longscan.reproduce.word_problems import random_words, word_problem
+from longscan.training.processes import Ended
 
 ORDERS = {"Z2": 2, "Z5": 5, "S3": 6, "A4": 12, "S4": 24, "A5": 60, "S5": 120}
 OWN = [name for name, entry in MODELS.items() if entry.package is None]
@@ -132,6 +133,21 @@ def test_a_process_trains_a_model_and_its_row_is_reported(
     monkeypatch.setattr(sys, "executable", "no such program")  # nothing is trained twice
     assert main(argv) == 0
     assert len(read_records(tmp_path / RECORDS)) == 1
+
+
+@pytest.mark.parametrize(("status", "was_asked", "fails"), [(0, False, False), (3, False, True), (-9, True, False)])
+def test_a_training_whose_process_fails_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, status: int, was_asked: bool, fails: bool
+) -> None:
+    def run_jobs(jobs: Any, *others: Any) -> None:
+        jobs[0].log.parent.mkdir(parents=True)
+        jobs[0].log.write_text("last\n")
+        others[-1](Ended(jobs[0].name, status, 1.0, was_asked))
+
+    monkeypatch.setattr(state_tracking, "run_jobs", run_jobs)
+    failed: list[str] = []
+    (left,) = state_tracking.run([("Z2", "gru")], tmp_path, seeds=1, on_failure=failed.append)
+    assert failed == ([left.name] if fails else [])
 
 
 def test_the_table_has_the_range_of_seeds_that_differ() -> None:

@@ -347,6 +347,7 @@ def test_batch_of_a_validation_set_is_the_layout_of_its_examples():
 
 def test_a_stream_has_no_training_set():
     assert Parity().training_set() is None
+    assert Parity().training_set_bytes() == 0
 
 
 def test_splits_of_few_parity_questions_are_disjoint_and_not_empty():

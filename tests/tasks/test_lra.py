@@ -407,6 +407,7 @@ def test_lra_image_has_the_pixels_of_the_python_batches(folder):
 def test_batches_of_lra_image_are_rows_of_its_training_set(folder, options):
     task = LraImage(data_dir=folder, **options)
     whole = task.training_set()
+    assert task.training_set_bytes() == whole.nbytes == whole.inputs.nbytes + whole.targets.nbytes
     for step in (0, 1, 7, 8, 11):  # 90 pictures in batches of 12: the eighth is smaller, and a second epoch follows
         batch, rows = task.batch("train", step, 12, 3), rows_of_step(90, "train", step, 12, 3)
         assert torch.equal(whole.inputs[rows], batch.inputs)

@@ -2,7 +2,8 @@
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
@@ -18,6 +19,7 @@ from longscan.training import ModelSettings, Settings, TrainingSettings, train
 from longscan.training.batches import pad_batch, widen_batches
 from longscan.training.evaluate import predict
 from longscan.training.records import result_row
+from longscan.training.stacked import _Member
 from longscan.training.trainer import Trainer
 from run_files import have_equal_tensors, read_weights
 from task_variants import make_small
@@ -201,6 +203,25 @@ def test_examples_of_a_training_set_on_the_device_are_those_of_the_batches(
     monkeypatch.setattr(LraImage, "batch", host_makes_no_training_batch(LraImage.batch))
     held = train(settings, tmp_path / "held")
     assert have_equal_tensors(read_weights(held), read_weights(plain))
+
+
+@pytest.mark.parametrize("fits", [True, False])
+def test_a_training_set_that_is_too_large_for_the_device_is_not_built(
+    settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fits: bool
+) -> None:
+    settings = with_pictures(settings, tmp_path / "data")
+    task: Any = settings.task
+    size, built = task.training_set_bytes(), []
+    monkeypatch.setattr(LraImage, "training_set", lambda *_: built.append(task))
+    accelerator = SimpleNamespace(device=torch.device("cuda"), num_processes=1)
+    trainer: Any = SimpleNamespace(training=settings.training, accelerator=accelerator, task=task, settings=settings)
+    for module, find in (
+        ("trainer", lambda: Trainer.find_training_set(trainer)),
+        ("stacked", lambda: _Member.training_set(cast("Any", SimpleNamespace(trainer=trainer)))),
+    ):
+        monkeypatch.setattr(f"longscan.training.{module}.MAX_RESIDENT_BYTES", size if fits else size - 1)
+        assert find() is None
+    assert len(built) == (2 if fits else 0)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")

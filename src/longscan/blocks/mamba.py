@@ -18,7 +18,6 @@ from longscan.blocks.gated import GatedBlock, GatedState
 from longscan.blocks.residual import EPSILON
 from longscan.distributed.context import current_split
 from longscan.layers import S6
-from longscan.layers.base import SequenceInfo
 from longscan.layers.state import ScanState, State
 from longscan.ops import mamba_step
 from longscan.ops.dispatch import Backend
@@ -122,10 +121,7 @@ class MambaBlock(GatedBlock):
     ) -> tuple[Tensor, GatedState]:
         """Return y (B, D) and the state by one call of `mamba_step`, which includes the residual branch if a norm is given."""
         if self.checks_inputs:
-            times, valid = (None if part is None else part.unsqueeze(1) for part in (elapsed, active))
-            x, info = self.validate_inputs(x_t.unsqueeze(1), SequenceInfo(times, valid))
-            x_t, elapsed = x.squeeze(1), None if info.elapsed is None else info.elapsed.squeeze(1)
-            self.check_state(state, x_t.shape[0])
+            x_t, elapsed = self.validate_step(x_t, state, elapsed, active)
         if state is None:
             state = self.initial_state(x_t.shape[0])
         layer = cast("S6", self.layer)

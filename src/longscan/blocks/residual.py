@@ -91,7 +91,12 @@ class Residual(SequenceModule):
     def step(
         self, x_t: Tensor, state: State, *, elapsed: Tensor | None = None, active: Tensor | None = None
     ) -> tuple[Tensor, State]:
-        """Return y_t (B, d_model) and the new state for one step x_t (B, d_model); rows that are not active give x_t."""
+        """Return y_t (B, d_model) and the new state for one step x_t (B, d_model).
+
+        Rows that are not active give x_t inside a model, and 0 if this module is called on its own.
+        """
+        if self.checks_inputs:
+            x_t, elapsed = self.validate_step(x_t, state, elapsed, active)
         if self.fuses_step:
             block = cast("ResidualStep", self.block)
             return block.residual_step(x_t, cast("nn.RMSNorm", self.norm), state, elapsed=elapsed, active=active)

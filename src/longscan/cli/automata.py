@@ -1,9 +1,11 @@
 """The command `longscan automata`, and `longscan eval` of a model that it saved."""
 
+import io
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from longscan._errors import SettingError
+from longscan._files import write_user_file
 from longscan._types import Doc
 from longscan.cli._console import echo, print_table
 
@@ -65,8 +67,9 @@ def _write(compiled: "CompiledAutomaton", word: str | list[str], picture: str | 
     folder = None if save is None else Path(save)
     target = Path(picture or ("automaton.png" if folder is None else folder / "automaton.png"))
     target.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(target, dpi=110)
-    echo(f"picture: {target}")
+    content = io.BytesIO()
+    figure.savefig(content, dpi=110, format=target.suffix[1:] or "png")
+    echo(f"picture: {write_user_file(target, content.getvalue())}")
     if folder is not None:
         compiled.save(folder)
         echo(f"model: {folder}; graphs: {write_dot(compiled, folder / 'automaton.dot')}")

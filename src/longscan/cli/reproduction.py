@@ -142,16 +142,12 @@ def _track(
     """Train models of the state-tracking benchmark, print what ended and what is left, and return the exit code."""
     from longscan.reproduce import state_tracking
 
-    failed: list[str] = []
-
-    def show(line: str) -> None:
-        if ": ended with code" in line or ": failed" in line:
-            failed.append(line)
-        echo(line)
-
+    failed: list[str] = []  # names of trainings
     pairs = state_tracking.find_targets(target, names)
     seeds, updates = seeds or state_tracking.SEEDS, updates or state_tracking.UPDATES
-    left = state_tracking.run(pairs, out, seeds=seeds, updates=updates, minutes=minutes, per_device=per_device, echo=show)
+    left = state_tracking.run(
+        pairs, out, seeds=seeds, updates=updates, minutes=minutes, per_device=per_device, echo=echo, on_failure=failed.append
+    )
     if left:
         echo(f"{len(left)} trainings are not over; the same command continues them")
     echo(f"`longscan reproduce report {out}` writes the table")
@@ -172,14 +168,18 @@ def _run(
     from longscan.reproduce.runs import reproduce
 
     rows = _runnable(target, names)
-    failed: list[str] = []
-
-    def show(line: str) -> None:
-        if ": ended with code" in line or ": failed" in line:
-            failed.append(line)
-        echo(line)
-
-    left = reproduce(rows, out, seeds=seeds, minutes=minutes, per_device=per_device, stacking=stacked, archive=pack, echo=show)
+    failed: list[str] = []  # names of runs
+    left = reproduce(
+        rows,
+        out,
+        seeds=seeds,
+        minutes=minutes,
+        per_device=per_device,
+        stacking=stacked,
+        archive=pack,
+        echo=echo,
+        on_failure=failed.append,
+    )
     if left:
         echo(f"{len(left)} runs are not over; the same command continues them" + (f", elsewhere from {pack}" if pack else ""))
     echo(f"`longscan reproduce report {out}` compares {', '.join(dict.fromkeys(row.table for row in rows))} with the papers")

@@ -1,15 +1,17 @@
 """The commands that read runs: eval, predict, inspect, record, baselines and report."""
 
 import csv
+import io
 import sys
 from array import array
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from longscan._errors import SettingError, one_line
+from longscan._files import write_user_file
 from longscan._types import Doc
 from longscan.cli._console import echo, print_table
 
@@ -108,21 +110,18 @@ def _write_table(rows: list[dict[str, str | float]], out: str | None) -> None:
     if out is not None and Path(out).suffix.lower() in PARQUET:
         import pandas as pd
 
-        try:
-            pd.DataFrame(rows).to_parquet(out, index=False)
-        except OSError as error:
-            raise SettingError(f"`--out` must be a file that can be written, got {out} ({error.strerror or error})") from None
+        content = io.BytesIO()
+        pd.DataFrame(rows).to_parquet(content, index=False)
+        _write_out(out, content.getvalue())
         return
-    target = sys.stdout if out is None else _open_table(out)
-    try:
-        writer = csv.DictWriter(target, list(rows[0]), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(
-            {name: _format_number(value) if isinstance(value, float) else value for name, value in row.items()} for row in rows
-        )
-    finally:
-        if out is not None:
-            target.close()
+    table = io.StringIO()
+    writer = csv.DictWriter(sys.stdout if out is None else table, list(rows[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(
+        {name: _format_number(value) if isinstance(value, float) else value for name, value in row.items()} for row in rows
+    )
+    if out is not None:
+        _write_out(out, table.getvalue().encode())
 
 
 def _format_number(value: float) -> str:
@@ -130,9 +129,10 @@ def _format_number(value: float) -> str:
     return f"{value:.9g}" if array("f", [value])[0] == value else f"{value:.15g}"
 
 
-def _open_table(path: str) -> Any:
+def _write_out(path: str, content: bytes) -> None:
+    """Write the file of `--out`, which keeps its former content until the new one is complete."""
     try:
-        return Path(path).open("w", encoding="utf-8", newline="")
+        write_user_file(Path(path), content)
     except OSError as error:
         raise SettingError(f"`--out` must be a file that can be written, got {path} ({error.strerror})") from None
 

@@ -26,6 +26,8 @@ class Capture(NamedTuple):
 class GraphedStep:
     """`step(batch)`, captured as a CUDA graph at the fourth batch of a shape and replayed for each further one of that shape.
 
+    Settings of torch by which it chooses kernels, such as `torch.use_deterministic_algorithms`, count as a part of the shape.
+
     A batch is a NamedTuple of tensors or None. The step must not read values back to the host, and must read whatever changes
     between calls (learning rates) from tensors. After four graphs, batches of other shapes run without one. Each call overwrites
     the tensors that the call before returned. The graphs share the memory of the largest one.
@@ -43,12 +45,13 @@ class GraphedStep:
     def __call__(self, batch: Any) -> Any:
         """Run the step on a batch, which may be on any device."""
         shapes = tuple(None if tensor is None else (tensor.shape, tensor.dtype) for tensor in batch)
-        if shapes not in self._captures:
-            self._n_calls[shapes] += 1
-            if self._n_calls[shapes] <= WARMUP_CALLS or len(self._captures) == MAX_GRAPHS:
+        key = shapes, _kernel_choice()
+        if key not in self._captures:
+            self._n_calls[key] += 1
+            if self._n_calls[key] <= WARMUP_CALLS or len(self._captures) == MAX_GRAPHS:
                 return self._run_on_side_stream(batch)
-            self._captures[shapes] = self._capture(batch)
-        graph, static_batch, outputs = self._captures[shapes]
+            self._captures[key] = self._capture(batch)
+        graph, static_batch, outputs = self._captures[key]
         for static, tensor in zip(static_batch, batch, strict=True):
             if tensor is not None:
                 static.copy_(tensor, non_blocking=True)
@@ -114,6 +117,17 @@ class GraphedStep:
             outputs = self._step(static)
         self._pool = graph.pool()
         return Capture(graph, static, outputs)
+
+
+def _kernel_choice() -> tuple[object, ...]:
+    """Return the settings of torch that decide which kernels an operation runs, and with which precision."""
+    return (
+        torch.are_deterministic_algorithms_enabled(),
+        torch.is_deterministic_algorithms_warn_only_enabled(),
+        torch._C._get_deterministic_fill_uninitialized_memory(),
+        torch.backends.cudnn.deterministic,
+        torch.backends.cuda.matmul.fp32_precision,  # `torch.get_float32_matmul_precision` raises after this one was set
+    )
 
 
 def make_capturable(optimizer: Optimizer, device: torch.device) -> None:

@@ -183,6 +183,15 @@ class SequenceModule(Marked, ABC):
         # A NaN in the padding would reach the gradients of the weights that are multiplied by it.
         return mask_padding(x, info.valid), info._replace(elapsed=elapsed, gate=gate)
 
+    def validate_step(
+        self, x_t: Tensor, state: State, elapsed: Tensor | None, active: Tensor | None
+    ) -> tuple[Tensor, Tensor | None]:
+        """Check the arguments of `step`; return x_t with zeros and elapsed with ones in the rows that are not active."""
+        times, valid = (None if part is None else part.unsqueeze(1) for part in (elapsed, active))
+        x, info = self.validate_inputs(x_t.unsqueeze(1), SequenceInfo(times, valid))
+        self.check_state(state, x_t.shape[0])
+        return x.squeeze(1), None if info.elapsed is None else info.elapsed.squeeze(1)
+
     def check_state(self, state: State, batch: int) -> None:
         """Raise TypeError or ValueError unless `state` is None or a state of this module with `batch` rows.
 

@@ -174,12 +174,19 @@ def read_verdicts() -> Verdicts:
 
 
 def write_verdicts(device: torch.device, verdicts: dict[str, dict[str, str]]) -> None:
-    """Store the verdicts on one device, by op and backend; those on other devices and versions stay."""
-    path, everything = verdicts_path(), read_verdicts()
-    for op, by_backend in verdicts.items():
-        everything.setdefault(verdicts_key(device), {}).setdefault(op, {}).update(by_backend)
+    """Store the verdicts on one device, by op and backend; those on other devices and versions stay.
+
+    The file is locked, so that none of several processes that store verdicts loses those of another.
+    """
+    from filelock import FileLock  # which torch needs as well
+
+    path = verdicts_path()
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_text(path, json.dumps(everything, indent=1))
+    with FileLock(path.with_name(f"{path.name}.lock")):
+        everything = read_verdicts()
+        for op, by_backend in verdicts.items():
+            everything.setdefault(verdicts_key(device), {}).setdefault(op, {}).update(by_backend)
+        write_text(path, json.dumps(everything, indent=1))
     failed_doctor.cache_clear()
 
 

@@ -196,6 +196,7 @@ def reproduce(
     stacking: Stacking = "auto",
     archive: str | Path | None = None,
     echo: Callable[[str], object] = lambda _: None,
+    on_failure: Callable[[str], object] = lambda _: None,
 ) -> list[Planned]:
     """Run rows of the papers' tables in parallel and record the runs that are over; return the runs that are not.
 
@@ -209,6 +210,7 @@ def reproduce(
             `longscan.reproduce.stacks.is_stacked`.
         archive: folder whose archive is unpacked into `out` before, and written again after the runs.
         echo: called with a line for each run that ends.
+        on_failure: called with the name of each run that ends without a score, or whose process ends with an error before it.
 
     Raises SettingError if the folder is of another version or recipe, if data are missing, if the limit leaves no time, or if the
     archive could become too large;
@@ -243,7 +245,10 @@ def reproduce(
             process = by_name[ended.name]
             for one in process.runs:
                 _add_device_seconds(one.folder, ended.device_seconds / len(process.runs))
-                echo(_record(one, out, recorded) or _unfinished_line(one, ended, process.log))
+                row = _record(one, out, recorded)
+                if ended.has_failed if row is None else row["value"] is None:
+                    on_failure(one.name)
+                echo(_unfinished_line(one, ended, process.log) if row is None else _result_line(one, row))
 
         for one in plan:  # runs that ended while this process was gone
             _record(one, out, recorded)
@@ -308,8 +313,8 @@ def _identity(record: Record) -> tuple[Any, ...]:
     return record.get("row"), record["seed"], record["date"]
 
 
-def _record(one: Planned, out: Path, recorded: set[tuple[Any, ...]]) -> str | None:
-    """Append the record of a run that is over, unless its identity is in `recorded`, and return a line on it; else None."""
+def _record(one: Planned, out: Path, recorded: set[tuple[Any, ...]]) -> Record | None:
+    """Return the record of a run that is over, after appending it unless its identity is in `recorded`; else None."""
     if not progress_of(one.folder).is_over:
         return None
     row = result_row(Run(one.folder)) | {
@@ -324,6 +329,11 @@ def _record(one: Planned, out: Path, recorded: set[tuple[Any, ...]]) -> str | No
     if _identity(row) not in recorded:
         recorded.add(_identity(row))
         append_record(out / "runs" / f"{one.row.id.partition('/')[0]}.jsonl", row)
+    return row
+
+
+def _result_line(one: Planned, row: Record) -> str:
+    """Return a line on a run that is over, from its record."""
     value = "failed" if row["value"] is None else f"{row['metric']} {row['value']:.4f}"
     limit = row.get("replayed_updates_per_second")
     rate = f"{row['updates_per_second']} updates a second" + ("" if limit is None else f" ({limit} replayed)")

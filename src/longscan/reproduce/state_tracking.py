@@ -407,6 +407,7 @@ def run(
     minutes: float = math.inf,
     per_device: int | None = None,
     echo: Callable[[str], object] = lambda _: None,
+    on_failure: Callable[[str], object] = lambda _: None,
 ) -> list[Planned]:
     """Train models in parallel, add rows for those that are over and for the compiled ones, and return what is left.
 
@@ -418,6 +419,7 @@ def run(
         per_device: processes on a GPU (8), or on the CPU (one for each core).
         echo: called with a line for each package that is missing, with lines that say how many models are trained and where their
             outputs are, and with a line for each row.
+        on_failure: called with the name of each training that ends without scores, or whose process ends with an error before it.
     """
     began, out = time.monotonic(), Path(out)
     if 60 * minutes <= GRACE:
@@ -442,6 +444,8 @@ def run(
     def on_end(ended: Ended) -> None:
         one = by_name[ended.name]
         found = [row for row in read_rows(out) if one.is_recorded([row])]
+        if "refused" in found[-1] if found else ended.has_failed:
+            on_failure(one.name)
         if found:
             echo(f"{one.name}: {_result_text(found[-1])}")
         elif not ended.has_failed:

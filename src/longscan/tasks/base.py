@@ -60,6 +60,11 @@ class Batch(NamedTuple):
         """Return the same batch in page-locked memory, from which copies to a CUDA device do not wait for the device."""
         return Batch(*(None if part is None else part.pin_memory() for part in self))  # type: ignore[arg-type]
 
+    @property
+    def nbytes(self) -> int:
+        """The size of all tensors in bytes."""
+        return sum(part.nbytes for part in self if part is not None)
+
     def rows(self, first: int, count: int = 1) -> "Batch":
         """Return the rows from `first` on, at most `count`."""
         return Batch(*(None if part is None else part[first : first + count] for part in self))  # type: ignore[arg-type]
@@ -152,6 +157,14 @@ class Task(ABC):
         None, the default, for an endless stream and for sets that are read batch by batch.
         """
         return None
+
+    def training_set_bytes(self, seed: int = 0) -> int:
+        """Return the size of `training_set` in bytes, 0 without one.
+
+        A task whose batches do not need the whole set computes it without building the set.
+        """
+        whole = self.training_set(seed)
+        return 0 if whole is None else whole.nbytes
 
     @abstractmethod
     def size(self, split: Split) -> int | None:

@@ -1,5 +1,6 @@
 """Plots of a task's examples: texts, series, images, events."""
 
+import io
 from collections.abc import Callable
 from math import isqrt
 from pathlib import Path
@@ -7,6 +8,7 @@ from typing import Any
 
 import torch
 
+from longscan._files import write_user_file
 from longscan._types import PositiveInt, checked_value
 from longscan.tasks.base import Batch, Split, Task
 from longscan.tasks.series import SeriesForecast
@@ -31,8 +33,9 @@ def draw_examples(task: Task, path: str | Path, *, split: Split = "train", count
         _PLOTTERS[task.plot_kind](figure.add_subplot(rows, columns, row + 1), task, batch, row)
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=110, format="png")
-    return path
+    content = io.BytesIO()
+    figure.savefig(content, dpi=110, format="png")
+    return write_user_file(path, content.getvalue())
 
 
 def _text(axes: Any, task: Task, batch: Batch, row: int) -> None:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from longscan._errors import SettingError, setting_error
+from longscan._files import write_user_file
 from longscan.inspection import InspectedLayer, ablate_state, gradient_times_input, inspect, time_scales
 from longscan.layers.state import state_tensors
 from longscan.models import SequenceModel
@@ -126,10 +127,10 @@ def _save(figure: Any, path: Path) -> Path:
     """Write a figure as a PNG file with at most COLOURS colours, a third of the size of one with all, and return its path."""
     from PIL import Image
 
-    content = io.BytesIO()
+    content, smaller = io.BytesIO(), io.BytesIO()
     figure.savefig(content, dpi=SIZE, format="png")
-    Image.open(content).convert("RGB").quantize(COLOURS, dither=Image.Dither.NONE).save(path, optimize=True)
-    return path
+    Image.open(content).convert("RGB").quantize(COLOURS, dither=Image.Dither.NONE).save(smaller, "png", optimize=True)
+    return write_user_file(path, smaller.getvalue())
 
 
 def _scored_steps(batch: Batch) -> Tensor:

@@ -202,8 +202,8 @@ class _Member:
             return None
         if training.curriculum.start or training.late_lengths.share:
             return None
-        whole = self.trainer.task.training_set(settings.data_seed)
-        return None if whole is None or sum(x.nbytes for x in whole if x is not None) > MAX_RESIDENT_BYTES else whole
+        task, seed = self.trainer.task, settings.data_seed
+        return None if task.training_set_bytes(seed) > MAX_RESIDENT_BYTES else task.training_set(seed)
 
     def end_step(self, result: tuple[StepOutputs, Tensor, Tensor | None], signals: set[int]) -> None:
         """Give the run the result of an update. It fails here if its loss is not finite, and saves a checkpoint on signals."""

@@ -464,8 +464,10 @@ class Trainer(Callback):
             return None
         if training.curriculum.start or training.late_lengths.share:
             return None
+        if self.task.training_set_bytes(self.settings.data_seed) > MAX_RESIDENT_BYTES:
+            return None
         whole = self.task.training_set(self.settings.data_seed)
-        if whole is None or sum(x.nbytes for x in whole if x is not None) > MAX_RESIDENT_BYTES:
+        if whole is None:
             return None
         if whole.valid is not None and self.settings.model.padding == "read":  # it is padded to another length than a batch
             return None

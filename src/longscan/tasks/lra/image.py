@@ -82,6 +82,12 @@ class LraImage(SequenceClassification):
         rows = data.rows["train"]
         return self._to_batch(data.sequences, rows)._replace(targets=torch.from_numpy(data.targets[rows].astype(np.int64)))
 
+    def training_set_bytes(self, seed: int = 0) -> int:  # noqa: ARG002
+        """Return the size of `training_set` in bytes, from that of one picture."""
+        data = self._data()
+        rows = data.rows["train"]
+        return len(rows) * (self._to_batch(data.sequences, rows[:1]).nbytes + np.dtype(np.int64).itemsize)
+
     def _to_inputs(self, table: np.ndarray) -> np.ndarray:
         if self.pixels == "categorical":
             return table.astype(np.int64)
