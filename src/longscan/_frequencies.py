@@ -3,6 +3,20 @@
 import warnings
 from typing import Any
 
+SEASONS = {  # steps in a week or a year, by the names of pandas without what follows a hyphen
+    ("D",): 7,
+    ("B", "C"): 5,
+    ("W",): 52,
+    ("ME", "MS", "BME", "BMS", "M"): 12,
+    ("QE", "QS", "BQE", "BQS", "Q"): 4,
+}
+
+
+def steps_in_season(name: str) -> int:
+    """Return how many steps of a frequency, such as "D", "BME" or "QS-OCT", are in a week or a year; 1 for any other name."""
+    code = name.split("-")[0]
+    return next((count for names, count in SEASONS.items() if code in names), 1)
+
 
 def infer_frequency(dates: Any) -> str | None:
     """Return the frequency of a DatetimeIndex by its name ("MS", "B"), None if there is none.

@@ -233,3 +233,11 @@ def test_season_of_dates_is_a_day_a_week_or_a_year(step, season):
 
 def test_steps_without_dates_have_no_season():
     assert [season_of(step) for step in (1, 0.5, pd.Timedelta(hours=1), None)] == [1, 1, 1, 1]
+
+
+@pytest.mark.parametrize(("dtype", "last", "after"), [("int8", 127, 128), ("uint8", 255, 256), ("uint16", 65535, 65536)])
+def test_stamps_after_numbers_of_few_bits_do_not_wrap(dtype, last, after):
+    clock = as_clock(np.arange(last - 4, last + 1).astype(dtype), "`y`")
+    assert next_stamps(clock[-1], regular_step(clock, "`y`"), 2).tolist() == [after, after + 1]
+    wide = as_clock(np.array([-120, -20, 80], np.int8), "`y`")
+    assert regular_step(wide, "`y`") == 100

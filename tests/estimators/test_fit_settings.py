@@ -457,3 +457,11 @@ def test_regressors_take_several_targets_of_as_many_rows_as_series():
     for rows in (len(X) - 1, len(X) + 1):
         with pytest.raises(ValueError, match=rf"^`y` must have the shape \(12,\) or \(12, K\), .*, got \({rows},\)"):
             SSMRegressor(**BRIEF).fit(X, np.zeros(rows))
+
+
+def test_score_refuses_labels_that_no_prediction_can_equal():
+    X, y = np.random.RandomState(0).randn(8, 12), np.arange(8) % 2
+    model = SSMClassifier(random_state=0).fit(X, y)
+    with pytest.raises(ValueError, match="`y` must have labels that are numbers as in fit, got text, such as '0'"):
+        model.score(X, y.astype(str))
+    assert model.score(X, y.astype(float)) == model.score(X, y)

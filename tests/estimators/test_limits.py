@@ -35,6 +35,7 @@ def test_numbers_of_nines_among_others_are_values():
     assert find_codes(collection_of(np.arange(990.0, 1000.0))) == [None]
     assert find_codes(collection_of(np.linspace(0, 60, 20), np.r_[np.linspace(0, 60, 19), 99])) == [None, None]
     assert find_codes(collection_of(np.full(20, 99.0))) == [None]
+    assert find_codes(collection_of(np.where(np.arange(70) % 7, 0.0, 99.0))) == [None], "sales of 0 or 99 are values"
 
 
 def test_codes_are_filled_by_the_last_value_before_them():

@@ -1,6 +1,7 @@
 """A user's files of all layouts, and bad files, each with an error of one line that names what is wrong."""
 
 import gzip
+import re
 from pathlib import Path
 
 import numpy as np
@@ -430,3 +431,33 @@ def test_checksums_have_sixteen_digits(tmp_path):
     (tmp_path / "mine.csv").write_text(GOOD)
     store = SeriesClasses(path=str(tmp_path / "mine.csv"), **PLAIN)._data.store
     assert len(checksum_of(store).removeprefix("times-")) == len(OLDER_CHECKSUM) == 16
+
+
+SPECTRUM = ("1100.5", "1101.0", "1101.5", "1102.0")
+DAYS = ("30.01.2024", "31.01.2024", "01.02.2024", "02.02.2024")
+
+
+@pytest.mark.parametrize("steps", [SPECTRUM, SPECTRUM[::-1], ("-2", "-1", "0", "1"), DAYS], ids=" ".join)
+def test_steps_of_a_wide_table_are_in_the_order_of_numbers_or_dates(steps, tmp_path):
+    draw = np.random.default_rng(0).normal(size=(12, 4)).round(3)
+    (tmp_path / "mine.csv").write_text(text_of([["ab"[n % 2], *draw[n]] for n in range(12)], ("kind", *steps)))
+    task = SeriesClasses(path=str(tmp_path / "mine.csv"), label="kind")
+    assert task._data.store.channels == ("value",)
+    np.testing.assert_array_equal(task._data.store.series(3)[:, 0], draw[3, ::-1] if steps == SPECTRUM[::-1] else draw[3])
+
+
+def test_steps_of_a_wide_table_that_are_ambiguous_are_refused(tmp_path):
+    for header, needed in (
+        (("kind", "01/02/2024", "02/02/2024", "03/02/2024"), "`time_format` must be one of %m/%d/%Y, %d/%m/%Y"),
+        (("kind", "1", "1.0", "2"), "must have one column, got '1' and '1.0' for the same step"),
+    ):
+        (tmp_path / "mine.csv").write_text(text_of([["ab"[n % 2], n, n % 3, n % 5] for n in range(12)], header))
+        with pytest.raises(ValueError, match=re.escape(needed)):
+            _ = SeriesClasses(path=str(tmp_path / "mine.csv"), label="kind").length
+
+
+def test_two_ways_to_write_a_number_are_not_two_classes(tmp_path):
+    rows = [[*row[:4], ("1", "1.0", "2")[int(str(row[0])[1:]) % 3]] for row in long_rows()]
+    (tmp_path / "mine.csv").write_text(text_of(rows))
+    with pytest.raises(ValueError, match=re.escape("'1' and '1.0' would be two classes")):
+        _ = SeriesClasses(path=str(tmp_path / "mine.csv"), **PLAIN).length

@@ -307,3 +307,29 @@ def test_training_that_makes_forecasts_worse_ends_with_the_regression(tmp_path):
     assert all(row["loss"] > first["loss"] for row in later)
     assert run.result["selected"] == "best"
     assert run.result["value"] == pytest.approx(settings.task.baselines("test")["ridge"], rel=1e-5)
+
+
+@pytest.mark.parametrize(("frequency", "season"), [("MS", 12), ("BME", 12), ("BQE", 4), ("B", 5), ("YE", 1)])
+def test_season_of_a_calendar_frequency(frequency, season, tmp_path):
+    dates = pd.date_range("2001-01-01", periods=90, freq=frequency).strftime("%Y-%m-%d")
+    assert single(tmp_path / "one.csv", dates)._data.season == season
+
+
+def test_months_of_a_short_series_are_those_of_the_other_series(tmp_path):
+    def months(start, count):
+        return pd.DataFrame({"date": pd.date_range(start, periods=count, freq="MS"), "price": np.sin(np.arange(count))})
+
+    frame = pd.concat([months("2010-01-01", 90), months("2012-05-01", 2), months("2013-01-01", 1)])
+    frame["id"] = np.repeat(["long", "two", "one"], [90, 2, 1])
+    task = SeriesForecast(path=write(tmp_path / "months.csv", frame), target=("price",), horizon=4, context=8)
+    assert task._data.frequency == "MS"
+    frame.loc[frame["id"] == "two", "date"] = pd.to_datetime(["2012-05-01", "2012-07-01"])
+    with pytest.raises(ValueError, match="the steps of a forecast must be equal"):
+        _ = SeriesForecast(path=write(tmp_path / "gap.csv", frame), target=("price",), horizon=4, context=8).length
+
+
+def test_error_for_missing_values_says_what_a_forecast_does_with_them(tmp_path):
+    frame = pd.DataFrame({"time": range(80), "price": np.sin(np.arange(80.0))})
+    frame.loc[77:, "price"] = np.nan
+    with pytest.raises(ValueError, match=r"has 3 missing values, .*; `missing` fill repeats the value before each$"):
+        _ = SeriesForecast(path=write(tmp_path / "end.csv", frame), target=("price",), horizon=4, context=8).length

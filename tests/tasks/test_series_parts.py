@@ -282,8 +282,8 @@ def test_season_of_dates_is_a_day_or_a_week(seconds: float, season: int) -> None
 
 def test_season_of_a_calendar() -> None:
     dates = store_of([[1.0]], stamps=nanoseconds("2024-01-01"), form="ISO8601")
-    names = ("MS", "ME", "QS-OCT", "B", "YS", "W-SUN")
-    assert [forecast._season(dates, 30.0 * DAY, name) for name in names] == [12, 12, 4, 5, 1, 1]
+    names = ("MS", "ME", "BME", "QS-OCT", "B", "YS", "W-SUN")
+    assert [forecast._season(dates, 30.0 * DAY, name) for name in names] == [12, 12, 12, 4, 5, 1, 52]
 
 
 def test_frequency_is_that_of_all_series() -> None:

@@ -212,9 +212,16 @@ class SSMClassifier(ClassifierMixin, SeriesEstimator):
         return self._labelled(self._predicted(self._outputs(collection)), collection)
 
     def score(self, X: Any, y: Any, times: Any = None, sample_weight: Any = None) -> float:
-        """Return the accuracy on series X with labels y, which are aligned with X as in `fit`, as are their weights."""
+        """Return the accuracy on series X with labels y, which are aligned with X as in `fit`, as are their weights.
+
+        Raises ValueError for text as labels if those of `fit` are numbers, and the reverse, as no prediction could equal them.
+        """
         collection = self._read_new(X, times)
         labels, weights = _read_labels(collection, y), read_weights(sample_weight, collection)
+        is_text, was_text = (values.dtype.kind in "UOT" for values in (labels, self.classes_))
+        if is_text != was_text:
+            needed, got = ("text", "numbers") if was_text else ("numbers", "text")
+            raise ValueError(f"`y` must have labels that are {needed} as in fit, got {got}, such as {labels.tolist()[0]!r}")
         return float(np.average(self._predicted(self._outputs(collection)) == labels, weights=weights))
 
     def stream(self) -> ClassifierStream:

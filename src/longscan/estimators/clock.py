@@ -7,15 +7,8 @@ import pandas as pd
 from pandas.tseries.frequencies import to_offset
 from torch import Tensor
 
-from longscan._frequencies import infer_frequency
+from longscan._frequencies import infer_frequency, steps_in_season
 
-SEASONS = {  # steps in a week or a year, by the codes of pandas
-    ("D",): 7,
-    ("B", "C"): 5,
-    ("W",): 52,
-    ("ME", "MS", "BME", "BMS", "M"): 12,
-    ("QE", "QS", "BQE", "BQS", "Q"): 4,
-}
 Step = Any  # pandas.DateOffset of dates and periods, pandas.Timedelta of durations, float or int of numbers
 
 
@@ -45,6 +38,8 @@ def as_clock(times: Any, source: str) -> pd.Index:
     missing = np.asarray(index.isna())
     if number:
         index = index.astype(np.float64) if missing.any() or pd.api.types.is_extension_array_dtype(index.dtype) else index
+        if index.dtype.kind in "iu" and index.dtype.itemsize < 8:  # later steps may exceed such a type, which would wrap
+            index = index.astype(np.int64)
         missing = ~np.isfinite(np.asarray(index, dtype=np.float64))
     if missing.any():
         raise ValueError(
@@ -156,10 +151,8 @@ def season_of(step: Step) -> int:
     if isinstance(step, pd.tseries.offsets.Tick):
         count = pd.Timedelta(days=1) / pd.Timedelta(step)
         return int(count) if count > 1 and count == int(count) else 7 if count == 1 else 1
-    for prefixes, count in SEASONS.items():
-        if step.rule_code.split("-")[0] in prefixes:
-            return count // step.n if count % step.n == 0 else 1
-    return 1
+    count = steps_in_season(step.rule_code)
+    return count // step.n if count % step.n == 0 else 1
 
 
 def next_stamps(last: Any, step: Step, count: int) -> pd.Index:

@@ -35,6 +35,7 @@ def find_codes(collection: Collection) -> list[float | None]:
     """Return for each channel the number that stands for missing values, None without one.
 
     It consists of nines, is the smallest or largest value, and is farther from all others than `CODE_DISTANCE` times their range.
+    A channel of two values, such as 0 and a price of 99, has no code, as its other value has no range.
     """
     codes: list[float | None] = []
     for column in collection.values[collection.valid].T:
@@ -43,7 +44,8 @@ def find_codes(collection: Collection) -> list[float | None]:
         for extreme in extremes:
             if set(f"{abs(extreme):g}".replace(".", "")) == {"9"} and abs(extreme) >= SMALLEST_CODE:
                 others = column[column != extreme]
-                if len(others) and np.abs(others - extreme).min() > CODE_DISTANCE * max(float(np.ptp(others)), 1e-300):
+                spread = float(np.ptp(others)) if len(others) else 0.0
+                if spread and np.abs(others - extreme).min() > CODE_DISTANCE * spread:
                     found = extreme
         codes.append(found)
     return codes

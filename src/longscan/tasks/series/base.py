@@ -22,6 +22,7 @@ PART = Rule(lambda part: 0 < part < 0.5, "a number above 0 and below 0.5")
 CONSTANT = 1e-10  # largest standard deviation, relative to the mean, of a channel that counts as constant
 WITH_TIMES = "times-"  # how a checksum begins that depends on the times of the steps
 SHOWN = 12  # largest number of channels or classes in a summary
+TREATMENTS = "`missing` fill interpolates them, mask marks them"
 DECIMALS: tuple[str, ...] = (".", ",")
 
 
@@ -169,8 +170,11 @@ def fit_statistics(store: SeriesStore, ranges: np.ndarray, source: str | Path) -
     return ChannelStatistics(mean, np.where(is_constant, 1.0, std), missing, names)
 
 
-def check_missing(store: SeriesStore, missing: Missing, source: str | Path) -> None:
-    """Raise ValueError for missing values that the setting does not allow, with their number and the position of the first."""
+def check_missing(store: SeriesStore, missing: Missing, source: str | Path, treatments: str = TREATMENTS) -> None:
+    """Raise ValueError for missing values that the setting does not allow, with their number and the position of the first.
+
+    treatments: what the other values of the setting do, for the error.
+    """
     if missing == "mask":
         return
     count, first = 0, None
@@ -185,9 +189,7 @@ def check_missing(store: SeriesStore, missing: Missing, source: str | Path) -> N
     series = int(np.searchsorted(store.offsets, first[0], "right")) - 1
     where = f"step {first[0] - store.offsets[series] + 1} of series {str(store.ids[series])!r}, {store.channels[first[1]]}"
     if missing == "refuse":
-        raise ValueError(
-            f"{source} has {count} missing values, the first in {where}; `missing` fill interpolates them, mask marks them"
-        )
+        raise ValueError(f"{source} has {count} missing values, the first in {where}; {treatments}")
     for row in range(len(store.ids)):
         empty = np.isnan(store.series(row)).all(0)
         if empty.any():

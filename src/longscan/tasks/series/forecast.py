@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from longscan._errors import setting_error
+from longscan._frequencies import steps_in_season
 from longscan._types import Doc, PositiveInt
 from longscan.numerics.regression import generalised_least_squares
 from longscan.tasks._sparklines import sparkline
@@ -393,7 +394,7 @@ def _series_dates(store: SeriesStore, number: int, horizon: int, data: ForecastD
 def _checked_values(store: SeriesStore, task: SeriesForecast, source: str | Path) -> np.ndarray:
     """Return the values of a table, missing ones replaced by the value before if the setting `missing` is "fill"."""
     if task.missing == "refuse":
-        check_missing(store, "refuse", source)
+        check_missing(store, "refuse", source, "`missing` fill repeats the value before each")
         return store.values
     values = np.array(store.values)
     gaps = np.isnan(values)
@@ -429,17 +430,26 @@ def _check_even(store: SeriesStore, unit: float, source: str | Path, *, calendar
 
 
 def _frequency(store: SeriesStore) -> str | None:
-    """Return the calendar frequency that the dates of all series have, None if there is none."""
+    """Return the calendar frequency that the dates of all series have, None if there is none.
+
+    Series of one or two rows have no frequency by themselves, but their dates must be those of the others' frequency.
+    """
     if not store.is_dated or store.stamps is None:
         return None
-    found = {calendar_frequency(np.asarray(store.stamps[a:b])) for a, b in zip(store.offsets, store.offsets[1:], strict=False)}
-    return found.pop() if len(found) == 1 else None
+    series = [np.asarray(store.stamps[a:b]) for a, b in zip(store.offsets, store.offsets[1:], strict=False)]
+    found = {calendar_frequency(stamps) for stamps in series if len(stamps) > 2}
+    frequency = found.pop() if len(found) == 1 else None
+    if frequency is None:
+        return None
+    pairs = [stamps for stamps in series if len(stamps) == 2]
+    follow = (later_stamps(pair[:1], 1, 0.0, frequency, is_dated=True)[0] == pair[1] for pair in pairs)
+    return frequency if all(follow) else None
 
 
 def _season(store: SeriesStore, unit: float, frequency: str | None) -> int:
     """Return the steps of a season for a step of `unit`: of a day, a week (of five days for business days), a year; else 1."""
     if frequency is not None:
-        return {"M": 12, "Q": 4, "B": 5}.get(frequency[0], 1)
+        return steps_in_season(frequency)
     seconds = unit / 1e9 if store.is_dated else 0.0
     if 60 <= seconds < DAY and abs(DAY / seconds - round(DAY / seconds)) < 1e-6:
         return round(DAY / seconds)

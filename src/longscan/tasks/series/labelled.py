@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib.util import find_spec
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, cast
 
@@ -438,7 +439,12 @@ def _classes(words: list[str], units: np.ndarray, source: str, label: str | None
     names = sorted(set(words))
     numbers = _as_floats(names)
     if numbers is not None:
-        names = [name for _, name in sorted(zip(numbers, names, strict=True))]
+        pairs = sorted(zip(numbers, names, strict=True))
+        for (number, name), (other_number, other) in pairwise(pairs):
+            if number == other_number:
+                needed = f"a column of {source} with one way to write each number; {name!r} and {other!r} would be two classes"
+                raise setting_error("label", label, needed)
+        names = [name for _, name in pairs]
     if len(names) < 2:
         raise setting_error("label", label, f"a column of {source} with at least two classes; every series has {names[0]!r}")
     for name in names:

@@ -529,9 +529,14 @@ def _read_wide(path: Path, roles: _Roles, options: ReadOptions) -> _Parts:
 def _wide_columns(path: Path, names: Sequence[str], options: ReadOptions) -> tuple[tuple[str, ...], list[list[str]]]:
     """Return the channels of a wide table and the columns of each in the order of its steps.
 
-    The columns of one channel are all other columns, in the order of the file. Several channels have columns NAME_NUMBER for each
-    name in the setting `channels`.
+    The columns of one channel are all other columns: in the order of the numbers or dates that are their names, or of the numbers
+    at the end of these, else in the order of the file. Several channels have columns NAME_NUMBER for each name in the setting
+    `channels`.
     """
+    if options.channels in (None, ("value",)):
+        ordered = _ordered_steps(path, names, options.time_format)
+        if ordered is not None:
+            return ("value",), [ordered]
     numbered: dict[str, dict[int, str]] = {}
     for name in names:
         match = _NUMBERED.fullmatch(name)
@@ -560,6 +565,30 @@ def _wide_columns(path: Path, names: Sequence[str], options: ReadOptions) -> tup
         counts = ", ".join(f"{count} of {channel}" for channel, count in lengths.items())
         raise ValueError(f"{path} must have equally many columns for each channel, got {counts}")
     return tuple(chosen), [[steps[number] for number in sorted(steps)] for steps in chosen.values()]
+
+
+def _ordered_steps(path: Path, names: Sequence[str], time_format: str | None) -> list[str] | None:
+    """Return column names that are all numbers, such as wavelengths, or dates in the order of these; None for other names.
+
+    Raises SettingError for dates that can be read in several ways, ValueError for a number or a date that occurs twice.
+    """
+    import pandas as pd
+
+    reader = ClockReader(time_format)
+    if not names or reader.add(pd.Series(list(names), dtype=str)) is not None:
+        return None
+    clocks = reader.clocks()
+    increasing = [clock for clock in clocks if (np.diff(clock.stamps) > 0).all()]
+    if len(increasing) != 1 and len(clocks) > 1:
+        forms = ", ".join(clock.form for clock in increasing or clocks)
+        raise setting_error("time_format", None, f"one of {forms}, as the names of the columns of {path} can be read in each")
+    stamps = (increasing or clocks)[0].stamps
+    order = np.argsort(stamps, kind="stable")
+    again = np.flatnonzero(np.diff(stamps[order]) == 0)
+    if len(again):
+        both = " and ".join(repr(names[number]) for number in order[again[0] : again[0] + 2])
+        raise ValueError(f"{path}: each step of a series must have one column, got {both} for the same step")
+    return [names[number] for number in order]
 
 
 def _without_end(item: np.ndarray, path: Path, where: str) -> np.ndarray:
