@@ -4,6 +4,7 @@ import json
 import multiprocessing
 from collections.abc import Callable
 from contextlib import nullcontext
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -145,20 +146,11 @@ def run_short_conv(dtype: torch.dtype, length: int) -> float:
     return max(errors).item()
 
 
-def run_short_convs(rank: int, folder: str) -> None:
-    """Run the convolutions in bfloat16 and float16 on this process, and write the errors to a file."""
-    speed_up_interpreter()
-    torch.set_num_threads(1)
-    distributed.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=SIZE)
-    errors = [run_short_conv(dtype, 12) for dtype in (torch.bfloat16, torch.float16)]
-    Path(folder, f"errors-{rank}.json").write_text(json.dumps(errors))
-    distributed.destroy_process_group()
-
-
-def run_all(rank: int, folder: str, cases: list[tuple[Any, ...]], programs: int) -> None:
+def run_all(rank: int, folder: str, cases: list[tuple[Any, ...]], programs: int, short_convs: bool) -> None:
     """Run the cases, arguments of `run_op`, on this process, and write the errors to a file.
 
-    programs: how many fill the device, by which linear_scan and block2_scan divide the steps into chunks.
+    programs: how many fill the device, by which linear_scan and block2_scan divide the steps into chunks. short_convs: whether
+    the convolutions in bfloat16 and float16 run, too.
     """
     from longscan.ops import _gpu
 
@@ -167,60 +159,71 @@ def run_all(rank: int, folder: str, cases: list[tuple[Any, ...]], programs: int)
     torch.set_num_threads(1)
     distributed.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=SIZE)
     errors = {str(case): run_op(*case) for case in cases}
+    if short_convs:
+        errors |= {str(dtype): run_short_conv(dtype, 12) for dtype in (torch.bfloat16, torch.float16)}
     Path(folder, f"errors-{rank}.json").write_text(json.dumps(errors))
     distributed.destroy_process_group()
 
 
-@pytest.mark.parametrize(
-    ("cases", "programs"),
-    [
-        ([(op, True, 6) for op in ("linear constant pairs", "selective", "unitary pairs", "block2 pairs")], 1),
-        # several tiles in each piece
-        pytest.param(
-            [(op, masked, 140) for op in OPS for masked in (False, True)], 1, marks=[pytest.mark.slow, pytest.mark.timeout(600)]
-        ),
-        pytest.param([(op, True, 80) for op in ("linear", "block2 pairs", "block2 constant")], 24, marks=pytest.mark.slow),
-    ],
-    ids=["short", "long", "chunks"],
-)
-def test_pieces_equal_the_whole(
-    cases: list[tuple[str, bool, int]], programs: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pytest.importorskip("triton")
-    monkeypatch.setenv("TRITON_INTERPRET", "1")  # to be read when Triton is imported, so that processes are not forked
-    check_pieces(cases, programs, tmp_path)
-
-
-def test_pieces_without_kernels_equal_the_whole(tmp_path: Path) -> None:
-    """The states are passed on by the plain code, which every op has for backends that cannot run a piece alone."""
-    check_pieces([(op, masked, 10, "eager") for op in OPS for masked in (False, True)], 1, tmp_path)
-
-
-def test_short_conv_reads_pieces_in_half_precision(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A copy of the inputs in float32 for the backward pass would be the largest tensor of a Mamba block."""
-    pytest.importorskip("triton")
-    monkeypatch.setenv("TRITON_INTERPRET", "1")
-    start_processes(run_short_convs, str(tmp_path))
-    for rank in range(SIZE):
-        bfloat16, float16 = json.loads((tmp_path / f"errors-{rank}.json").read_text())
-        assert bfloat16 <= 1.5 * 2**-8  # three roundings, each by half of a unit in the last of 8 digits
-        assert float16 <= 1.5 * 2**-11
-
-
-def start_processes(target: Callable[..., None], *args: Any) -> None:
-    """Run a function of the rank and of `args` in SIZE new processes until they end."""
-    context = multiprocessing.get_context("spawn")
-    workers = [context.Process(target=target, args=(rank, *args)) for rank in range(SIZE)]
-    for process in workers:
-        process.start()
+def run_processes(folder: Path, *args: Any) -> list[dict[str, float]]:
+    """Run `run_all` with the arguments after its folder in SIZE new processes, and return the errors of each."""
+    with pytest.MonkeyPatch.context() as patch:
+        if find_spec("triton") is not None:
+            patch.setenv("TRITON_INTERPRET", "1")  # to be read when Triton is imported, so that processes are not forked
+        context = multiprocessing.get_context("spawn")
+        workers = [context.Process(target=run_all, args=(rank, str(folder), *args)) for rank in range(SIZE)]
+        for process in workers:
+            process.start()
     for process in workers:
         process.join(500)
         assert process.exitcode == 0
+    return [json.loads((folder / f"errors-{rank}.json").read_text()) for rank in range(SIZE)]
 
 
-def check_pieces(cases: list[tuple[Any, ...]], programs: int, folder: Path) -> None:
-    start_processes(run_all, str(folder), cases, programs)
-    for rank in range(SIZE):
-        errors = json.loads((folder / f"errors-{rank}.json").read_text())
-        assert len(errors) == len(cases)
-        assert max(errors.values()) < 1e-10, errors
+KERNELS = [(op, True, 6) for op in ("linear constant pairs", "selective", "unitary pairs", "block2 pairs")]
+PLAIN = [(op, masked, 10, "eager") for op in OPS for masked in (False, True)]
+
+
+@pytest.fixture(scope="module")
+def short_errors(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, float]]:
+    """Return the errors of all short cases, which run in the same processes: the start of a process takes longer than a case."""
+    has_triton = find_spec("triton") is not None
+    return run_processes(tmp_path_factory.mktemp("pieces"), PLAIN + KERNELS * has_triton, 1, has_triton)
+
+
+def check_errors(errors: list[dict[str, float]], cases: list[tuple[Any, ...]]) -> None:
+    for of_rank in errors:
+        assert max(of_rank[str(case)] for case in cases) < 1e-10, of_rank
+
+
+def test_pieces_equal_the_whole(short_errors: list[dict[str, float]]) -> None:
+    pytest.importorskip("triton")
+    check_errors(short_errors, KERNELS)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("cases", "programs"),
+    [
+        # several tiles in each piece
+        pytest.param([(op, masked, 140) for op in OPS for masked in (False, True)], 1, marks=pytest.mark.timeout(600)),
+        ([(op, True, 80) for op in ("linear", "block2 pairs", "block2 constant")], 24),
+    ],
+    ids=["long", "chunks"],
+)
+def test_long_pieces_equal_the_whole(cases: list[tuple[Any, ...]], programs: int, tmp_path: Path) -> None:
+    pytest.importorskip("triton")
+    check_errors(run_processes(tmp_path, cases, programs, False), cases)
+
+
+def test_pieces_without_kernels_equal_the_whole(short_errors: list[dict[str, float]]) -> None:
+    """The states are passed on by the plain code, which every op has for backends that cannot run a piece alone."""
+    check_errors(short_errors, PLAIN)
+
+
+def test_short_conv_reads_pieces_in_half_precision(short_errors: list[dict[str, float]]) -> None:
+    """A copy of the inputs in float32 for the backward pass would be the largest tensor of a Mamba block."""
+    pytest.importorskip("triton")
+    for of_rank in short_errors:
+        assert of_rank["torch.bfloat16"] <= 1.5 * 2**-8  # three roundings, each by half of a unit in the last of 8 digits
+        assert of_rank["torch.float16"] <= 1.5 * 2**-11
