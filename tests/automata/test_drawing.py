@@ -150,18 +150,25 @@ def test_damaged_model_gives_an_error_of_one_line(tmp_path, monkeypatch, capsys)
     monkeypatch.chdir(tmp_path)
     automata.compile(automata.mod(2)).save("model")
     saved = Path("model/automaton.json").read_text()
-    other = json.loads(saved) | {"alphabet": ["0", "1", "2"], "delta": [[0, 1, 0], [1, 0, 1]]}
+    without_checksum = json.loads(saved)
+    assert without_checksum.pop("crc32")
+    other = without_checksum | {"alphabet": ["0", "1", "2"], "delta": [[0, 1, 0], [1, 0, 1]]}
     for text, message in (
         ("{", "damaged"),
         ('{"alphabet": ["a"]}', "automaton.json is damaged (KeyError('delta'))"),
-        (json.dumps(json.loads(saved) | {"start": 5}), "a state from 0 to"),
+        ("\xff", "automaton.json is damaged (UnicodeDecodeError"),
+        ("[" * 100_000, "automaton.json is damaged (RecursionError"),
+        (json.dumps(without_checksum | {"start": 5}), "a state from 0 to"),
+        (json.dumps(json.loads(saved) | {"accept": [0, 1]}), "its checksum is that of another content"),
         (json.dumps(other), "must hold the model of the automaton in automaton.json, got another model"),
     ):
-        Path("model/automaton.json").write_text(text)
+        Path("model/automaton.json").write_text(text, encoding="latin-1")
         assert main(["eval", "model"]) == 2
         error = capsys.readouterr().err
         assert message in error
         assert error.count("\n") == 1
+    Path("model/automaton.json").write_text(json.dumps(without_checksum))
+    assert main(["eval", "model"]) == 0, "a file of a version before the checksum"
     Path("model/automaton.json").write_text(saved)
     Path("model/model.safetensors").unlink()
     assert main(["eval", "model"]) == 2

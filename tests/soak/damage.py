@@ -26,19 +26,28 @@ from collections.abc import Callable
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
+from unittest import mock
 
 import numpy as np
 import torch
 from test_damaged import FORMATS
 from torch import Tensor
 
+import longscan
 from file_server import make_archive
+from longscan import automata
 from longscan.datasets.archives import unpack_members
 from longscan.datasets.storage import LOCK_NAME, read_lock
+from longscan.estimators import SSMForecaster
 from longscan.models import Forecaster, LanguageModel, SequenceModel, SiameseModel
 from longscan.ops import dispatch
 from longscan.report import read_records, run_report
 from longscan.report.records import read_seeds
+from longscan.reproduce import archive
+from longscan.reproduce.archive import MANIFEST, pack, unpack
+from longscan.reproduce.runs import LAYOUT
+from longscan.tasks.series.files import Dialect
+from longscan.tasks.series.reading import ReadOptions, read_series
 from longscan.training import Run
 from longscan.training.checkpoint import find_checkpoint, read_checkpoint, read_tensors, write_checkpoint, write_tensors
 from longscan.training.logs import read_rows
@@ -243,6 +252,71 @@ READERS |= {
     "data.tar.gz": make_archive_format("w:gz"),
     "data.tar": make_archive_format("w"),
     LOCK_NAME: Format(write_lock_file, lambda path: read_lock(path.parent)),
+}
+
+
+def write_estimator(path: Path) -> None:
+    shutil.copy(SAVED.parent / "estimators_2" / "forecaster.safetensors", path)
+
+
+def read_estimator(path: Path) -> Any:
+    estimator = SSMForecaster.load(path)
+    return estimator.get_params(), estimator.predict()
+
+
+def write_automaton(folder: Path) -> None:
+    automata.compile(automata.from_regex("(ab)*")).save(folder)
+
+
+def read_automaton(folder: Path) -> Any:
+    compiled = automata.load(folder)
+    return compiled.dfa.delta, compiled.dfa.start, sorted(compiled.dfa.accept), compiled.model.state_dict()
+
+
+def own_options(**changed: Any) -> ReadOptions:
+    """Return how a user's file of series is read by default."""
+    given = {"layout": "auto", "dialect": Dialect(",", "."), "order": "refuse", **changed}
+    names = [name for name in ReadOptions._fields if name not in ReadOptions._field_defaults]
+    return ReadOptions(**{name: given.get(name) for name in names})
+
+
+def write_own_table(path: Path) -> None:
+    rows = [f"{case},2024-01-{day:02},{case * day / 8},{day},{'ab'[case % 2]}" for case in range(1, 4) for day in range(1, 9)]
+    path.write_text("\n".join(["id,date,load,wind,kind", *rows]) + "\n")
+
+
+def write_own_arrays(path: Path) -> None:
+    np.savez(path, X=np.random.default_rng(0).normal(size=(4, 9, 2)), y=np.array(["a", "b", "a", "b"]))
+
+
+def write_run_archive(folder: Path) -> None:
+    with tempfile.TemporaryDirectory() as runs:
+        write_runs_of_rows(Path(runs))
+        with mock.patch.object(archive, "PART_BYTES", 2_000):  # several parts: a folder without its only part has no archive
+            pack(Path(runs), folder)
+
+
+def write_runs_of_rows(out: Path) -> None:
+    """Write a folder of `longscan reproduce` with a run that is over."""
+    (out / MANIFEST).write_text(json.dumps({"layout": LAYOUT, "longscan": longscan.__version__}))
+    run = out / "aussm" / "table1" / "parity" / "seed_0"
+    shutil.copytree(SAVED / "runs" / "finished", run)
+
+
+def read_run_archive(folder: Path) -> Any:
+    with tempfile.TemporaryDirectory() as name:
+        out = Path(name)
+        (out / MANIFEST).write_text(json.dumps({"layout": LAYOUT, "longscan": longscan.__version__}))
+        unpack(folder, out)
+        return {str(path.relative_to(out)): path.read_bytes() for path in out.rglob("*") if path.is_file()}
+
+
+READERS |= {
+    "estimator.safetensors": Format(write_estimator, read_estimator, checked=("*",)),
+    "automaton": Format(write_automaton, read_automaton, checked=("*",)),
+    "own.csv": Format(write_own_table, lambda path: read_series(path, own_options(label="kind"))),
+    "own.npz": Format(write_own_arrays, lambda path: read_series(path, own_options()), sized=True),
+    "archive of runs": Format(write_run_archive, read_run_archive, checked=("*",)),
 }
 
 

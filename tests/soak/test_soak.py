@@ -88,7 +88,7 @@ def test_committed_records_have_the_fields_to_repeat_them() -> None:
         assert all(line[name] for name in ("seeds", "seconds", "processes", "commit", "date", "machine", "torch", "command"))
 
 
-@pytest.mark.parametrize("name", ["model", "checkpoint", "records of runs", "settings.yaml"])
+@pytest.mark.parametrize("name", ["model", "checkpoint", "records of runs", "settings.yaml", "automaton", "own.csv"])
 def test_damaged_file_raises_or_is_valid(name: str, tmp_path: Path) -> None:
     for number in range(4):
         (tmp_path / str(number)).mkdir()

@@ -126,6 +126,8 @@ BAD: dict[str, tuple[str, dict[str, object], str]] = {
     "day or month first": (
         dates("01/01/2024", "02/02/2024", "03/03/2024", "04/04/2024", "05/05/2024"), {}, "`uneven` must be elapsed"
     ),
+    "long cell": (dates(*FIVE[:4], "[{" * 20_000), {}, "[{[... in line 6"),
+    "long name": (GOOD.replace("y,", "y" * 20_000 + ",", 1), {"label": "other"}, "`label` must be a column of"),
     "two readings of dates": (
         dates("01/02/2024", "02/03/2024", "03/04/2024", "04/05/2024", "05/06/2024"), {}, "`time_format` must be one of %m/%d/%Y"
     ),

@@ -2,7 +2,8 @@
 
 import itertools
 import json
-from collections.abc import Iterator, Sequence
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -262,7 +263,7 @@ class CompiledAutomaton:
             "accept": sorted(dfa.accept),
             "settings": self.settings,
         }
-        write_text(Path(folder) / AUTOMATON, json.dumps(content) + "\n")
+        write_text(Path(folder) / AUTOMATON, json.dumps({**content, "crc32": _checksum(content)}) + "\n")
 
 
 def load(folder: str | Path) -> CompiledAutomaton:
@@ -275,11 +276,14 @@ def load(folder: str | Path) -> CompiledAutomaton:
         raise FileNotFoundError(f"{path} does not exist; `longscan automata --save` writes it into the folder of the model")
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
+        # Files of the versions before the checksum have none.
+        if content.pop("crc32", None) not in (None, _checksum(content)):
+            raise ValueError("its checksum is that of another content")
         dfa = DFA(content["alphabet"], content["delta"], content["start"], frozenset(content["accept"]))
         settings = content["settings"]
         report, program, layout_plan = _build_plan(dfa, settings["series"], settings["layout"], minimise=False)
-    except (KeyError, TypeError, json.JSONDecodeError) as error:
-        raise AutomataError(f"{path} is damaged ({error!r}); `longscan automata --save` writes it") from None
+    except (KeyError, TypeError, AttributeError, ValueError, RecursionError) as error:
+        raise AutomataError(f"{path} is damaged ({quote(error, 200)}); `longscan automata --save` writes it") from None
     model = SequenceModel.from_pretrained(folder).eval()
     shapes = {name: value.shape for name, value in weight_arrays(program, layout_plan, dfa.accept).items()}
     if {name: tuple(parameter.shape) for name, parameter in model.named_parameters()} != shapes:
@@ -287,6 +291,11 @@ def load(folder: str | Path) -> CompiledAutomaton:
     compiled = CompiledAutomaton(report, program, layout_plan, check_program(program, dfa), settings)
     vars(compiled)["model"] = model
     return compiled
+
+
+def _checksum(content: Mapping[str, Any]) -> int:
+    """Return the CRC-32 of the JSON text of a mapping."""
+    return zlib.crc32(json.dumps(content).encode())
 
 
 def all_words(dfa: DFA, length: int) -> Tensor:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from longscan._errors import one_line, setting_error
+from longscan._errors import cut, one_line, quote, setting_error
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -67,7 +67,7 @@ def column_names(path: Path, dialect: Dialect) -> list[str]:
         _first_lines(path, dialect, 2)  # an error for more values than names, which `read_frames` would take for labels of rows
     for name in names:
         if names.count(name) > 1:
-            raise ValueError(f"{path}: the names of the columns must be unique, got {name!r} {names.count(name)} times")
+            raise ValueError(f"{path}: the names of the columns must be unique, got {quote(name)} {names.count(name)} times")
     return names
 
 
@@ -172,7 +172,7 @@ def check_column(setting: str, name: str, columns: Sequence[str], path: str | Pa
     if name not in columns:
         near = get_close_matches(name, columns, 2)
         hint = f"did you mean {' or '.join(near)}? " if near else ""
-        shown = ", ".join(columns[:12]) + (", ..." if len(columns) > 12 else "")
+        shown = cut(", ".join(columns[:12]) + (", ..." if len(columns) > 12 else ""))
         raise setting_error(setting, name, f"a column of {path}; {hint}its columns are {shown}")
 
 

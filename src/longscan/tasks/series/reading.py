@@ -15,7 +15,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from longscan._errors import SettingError, quote, setting_error
+from longscan._errors import SettingError, cut, quote, setting_error
 from longscan._float32 import LARGEST
 from longscan.tasks._store import Arrays, cached_arrays
 from longscan.tasks.series.clock import Clock, ClockReader, first_decrease, format_stamps
@@ -178,7 +178,7 @@ def _read(path: Path, files: Sequence[Path], options: ReadOptions, folder: Path)
             series = int(np.searchsorted(parts.offsets, row, "right")) - 1
             raise ValueError(
                 f"{path}: values must be finite and at most {LARGEST:.3g}, got {parts.values[row, channel]:g} in step "
-                f"{row - parts.offsets[series] + 1} of series {parts.ids[series]!r}, {parts.channels[channel]}"
+                f"{row - parts.offsets[series] + 1} of series {quote(parts.ids[series])}, {parts.channels[channel]}"
             )
     return parts.arrays()
 
@@ -236,7 +236,8 @@ def _find_roles(path: Path, columns: Sequence[str], options: ReadOptions, *, is_
     for name in used:
         if used.count(name) > 1:
             both = ", ".join(setting for setting, value in named.items() if value == name)
-            raise SettingError(f"`{both.split(', ')[0]}` must be another column than the other of {both}, got {name!r} for both")
+            first = both.partition(", ")[0]
+            raise SettingError(f"`{first}` must be another column than the other of {both}, got {quote(name)} for both")
     rest = [name for name in columns if name not in used]
     layout = _find_layout(path, columns, rest, named, options, is_folder=is_folder)
     channels = _find_channels(path, columns, rest, options) if layout == "long" else tuple(rest)
@@ -286,12 +287,12 @@ def _find_channels(path: Path, columns: Sequence[str], rest: Sequence[str], opti
             check = "column " if len(lacking) == 1 else "columns "
             raise ValueError(
                 f"{path} must have the channels of the training series, {', '.join(options.channels)}, got a table without the "
-                f"{check}{', '.join(lacking)}; its columns are {', '.join(columns)}"
+                f"{check}{', '.join(lacking)}; its columns are {cut(', '.join(columns))}"
             )
         surplus = [name for name in rest if name not in options.channels]
         if surplus and not options.others:
             raise ValueError(
-                f"{path} must have no other columns than the table of the training series, got {', '.join(map(repr, surplus))}"
+                f"{path} must have no other columns than the table of the training series, got {', '.join(map(quote, surplus))}"
             )
         return options.channels
     if not rest:
@@ -343,8 +344,8 @@ class _Codes:
                 if known[number] != word:
                     series = list(self.numbers)[number]
                     raise ValueError(
-                        f"{path}: each series must have one {setting}, got {known[number]!r} and {word!r} in column "
-                        f"{names[setting]!r} of series {series!r}"
+                        f"{path}: each series must have one {setting}, got {quote(known[number])} and {quote(word)} in column "
+                        f"{names[setting]!r} of series {quote(series)}"
                     )
             else:
                 known.append(word)
@@ -355,7 +356,7 @@ def _check_present(words: Any, name: str, path: Path, first: int) -> None:
     missing = words.isna().to_numpy() | (words == "").to_numpy()
     if missing.any():
         row = int(missing.argmax())
-        raise ValueError(f"{path}: column {name!r} must have a value in each row, got none in {_where(path, first + row)}")
+        raise ValueError(f"{path}: column {quote(name)} must have a value in each row, got none in {_where(path, first + row)}")
 
 
 def _where(path: Path, row: int) -> str:
@@ -389,7 +390,7 @@ def _read_long(path: Path, files: Sequence[Path], roles: _Roles, options: ReadOp
                             options.time_format or "numbers, ISO 8601 (2024-01-31 13:00) or a common form of day, month, year"
                         )
                         raise ValueError(
-                            f"{file}: column {roles.time!r} must contain {needed}, the same in all rows, got {word!r} in "
+                            f"{file}: column {roles.time!r} must contain {needed}, the same in all rows, got {quote(word)} in "
                             f"{_where(file, first + wrong)}"
                         )
                 for name in roles.channels:
@@ -428,7 +429,7 @@ def _as_numbers(column: Any, name: str, path: Path, first: int) -> np.ndarray:
 
     if pd.api.types.is_bool_dtype(column) or pd.api.types.is_numeric_dtype(column):
         if pd.api.types.is_complex_dtype(column):
-            raise ValueError(f"{path}: column {name!r} must contain real numbers, got {column.dtype}")
+            raise ValueError(f"{path}: column {quote(name)} must contain real numbers, got {column.dtype}")
         return column.to_numpy(np.float64, na_value=np.nan)
     numbers = pd.to_numeric(column, errors="coerce") if column.dtype.kind not in "mM" else pd.Series(np.nan, column.index)
     wrong = (numbers.isna() & column.notna()).to_numpy()
@@ -437,7 +438,7 @@ def _as_numbers(column: Any, name: str, path: Path, first: int) -> np.ndarray:
         word = str(column.iloc[row])
         hint = "; `decimal` ',' reads 1,5" if re.fullmatch(r"\s*-?\d+,\d+\s*", word) else "; `channels` lists the columns to read"
         raise ValueError(
-            f"{path}: column {name!r} must contain numbers, got {quote(word, 40)} in {_where(path, first + row)}{hint}"
+            f"{path}: column {quote(name)} must contain numbers, got {quote(word, 40)} in {_where(path, first + row)}{hint}"
         )
     return numbers.to_numpy(np.float64)
 
@@ -473,14 +474,14 @@ def _choose_clock(
     assert row is not None
     series = int(np.searchsorted(parts.offsets, row, "right")) - 1
     before, stamp = format_stamps(clock.stamps[row - 1 : row + 1], clock.form)
-    name = f"series {parts.ids[series]!r}" if parts.has_ids else "the table (`id` names the column of several series)"
+    name = f"series {quote(parts.ids[series])}" if parts.has_ids else "the table (`id` names the column of several series)"
     codes = np.repeat(np.arange(len(parts.ids), dtype=np.int32), np.diff(parts.offsets))
     by_time = np.lexsort((clock.stamps, codes))
     sorted_clock = clock._replace(stamps=clock.stamps[by_time])
     again = first_decrease(sorted_clock.stamps, parts.offsets)
     if again is not None:  # after sorting only equal time stamps are left
         series = int(np.searchsorted(parts.offsets, again, "right")) - 1
-        name = f"series {parts.ids[series]!r}" if parts.has_ids else name
+        name = f"series {quote(parts.ids[series])}" if parts.has_ids else name
         (stamp,) = format_stamps(sorted_clock.stamps[again : again + 1], clock.form)
         raise ValueError(f"{path}: each time of a series must occur once in column {column!r}, got {stamp} twice in {name}")
     if options.order == "refuse":
@@ -516,8 +517,8 @@ def _read_wide(path: Path, roles: _Roles, options: ReadOptions) -> _Parts:
     twice = next((name for name, other in zip(sorted(ids), sorted(ids)[1:], strict=False) if name == other), None)
     if twice is not None:
         raise ValueError(
-            f"{path}: each series must have one row in a wide table, got {twice!r} twice in column {roles.id!r}; `layout` long "
-            "takes the rows for steps"
+            f"{path}: each series must have one row in a wide table, got {quote(twice)} twice in column {roles.id!r}; `layout` "
+            "long takes the rows for steps"
         )
     offsets = np.concatenate([[0], np.cumsum([len(item) for item in series])]).astype(np.int64)
     parts = _Parts(np.concatenate(series), offsets, ids, channels, layout="wide", has_ids=roles.id is not None)
@@ -629,7 +630,7 @@ def _label_files(path: Path, parts: _Parts, options: ReadOptions) -> None:
         for name, *words in frame.itertuples(index=False):
             key = str(Path(name).with_name(Path(name).name.partition(".")[0]))
             if rows.setdefault(key, words) != words:
-                raise ValueError(f"{table} must have one row for each file, got several for {name!r}")
+                raise ValueError(f"{table} must have one row for each file, got several for {quote(name)}")
     lacking = [name for name in parts.ids if name not in rows]
     if lacking:
         others = len(lacking) - 1
@@ -655,7 +656,8 @@ def _read_npz(path: Path, options: ReadOptions) -> _Parts:
     elif "X" in content:
         values, offsets = _split_array(path, content["X"], options)
     else:
-        raise ValueError(f"{path} must contain an array X, or arrays values and offsets, got {', '.join(names) or 'nothing'}")
+        found = cut(", ".join(names)) or "nothing"
+        raise ValueError(f"{path} must contain an array X, or arrays values and offsets, got {found}")
     if values.dtype.kind not in "fiub":
         raise ValueError(f"{path} must contain series of numbers, got {values.dtype}")
     channels = _array_channels(path, values.shape[1], options)
