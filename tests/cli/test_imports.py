@@ -3,12 +3,9 @@
 import json
 import subprocess
 import sys
-from functools import cache
-from pathlib import Path
+from typing import Any
 
 import pytest
-
-BLOCKED = "import sys; sys.modules |= dict.fromkeys(['jinja2']); "
 
 
 def run_python(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -35,13 +32,15 @@ TRAIN_PACKAGES = ["accelerate", "yaml", "rich", "safetensors", "torchmetrics", "
 
 COMMANDS = ("--help", "layers", "tasks", "train", "eval")
 MISSING = (["yaml"], ["rich"], TRAIN_PACKAGES)
-# One process runs all cases and imports once what takes longest: modules that import no package of TRAIN_PACKAGES, as the test of
-# models below shows.
+# One process runs all cases and imports once what takes longest: modules that import no package of TRAIN_PACKAGES, as the first
+# line that it prints shows.
 RUN_COMMANDS = """
 import contextlib, io, json, os, sys
 import longscan.layers, longscan.models, longscan.ops, longscan.tasks
-cases, commands = json.loads(sys.argv[1])
-for missing in cases:
+longscan.SequenceModel.from_spec('ma s4d lru gru lstm', d_model=4, d_input=1, d_output=2)
+others, cases = json.loads(sys.argv[1])
+print(json.dumps([name for name in others if name in sys.modules]), flush=True)
+for missing, commands in cases:
     child = os.fork()
     if child:
         if os.waitpid(child, 0)[1]:
@@ -49,28 +48,43 @@ for missing in cases:
         continue
     sys.modules |= dict.fromkeys(missing)
     from longscan.cli import main
-    results = {}
+    results = []
     for command in commands:
         with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(io.StringIO()) as err:
-            code = main([command, *{"train": ["--out", "x", "--task", "parity"], "eval": ["x"]}.get(command, [])])
-        results[command] = code, out.getvalue(), err.getvalue()
-    print(json.dumps(results))
-    sys.exit()
+            code = main(command)
+        results.append((code, out.getvalue(), err.getvalue()))
+    print(json.dumps(results), flush=True)
+    os._exit(0)
 """
 
 
-@cache
-def run_commands() -> list[dict[str, tuple[int, str, str]]]:
-    """Return the exit code, output and errors of every command without the packages of each case of MISSING."""
-    completed = run_python(RUN_COMMANDS, json.dumps([MISSING, COMMANDS]))
+@pytest.fixture(scope="module")
+def outcomes(tmp_path_factory: pytest.TempPathFactory, tiny_argv: list[str]) -> dict[Any, Any]:
+    """Return what other packages the models have imported, and code, output and errors of commands without some packages.
+
+    The keys are "imported", a command and the place of a case in MISSING, "aeon", and "train" and "record" without jinja2.
+    """
+    folder = tmp_path_factory.mktemp("imports")
+    options = {"train": ["--out", "x", "--task", "parity"], "eval": ["x"]}
+    commands = [[command, *options.get(command, [])] for command in COMMANDS]
+    train = ["train", "--out", str(folder / "run"), *tiny_argv]
+    record = ["record", str(folder / "run"), "--results", str(folder / "runs" / "x.jsonl")]
+    others = ["torch._dynamo", "aeon", "pandas", *TRAIN_PACKAGES]
+    cases = [*((missing, commands) for missing in MISSING), (["aeon"], [["show", "uea"]]), (["jinja2"], [train, record])]
+    completed = run_python(RUN_COMMANDS, json.dumps([others, cases]))
     assert completed.returncode == 0, completed.stderr
-    return [json.loads(line) for line in completed.stdout.splitlines()]
+    assert "Traceback" not in completed.stderr
+    imported, *results, aeon, without_jinja2 = [json.loads(line) for line in completed.stdout.splitlines()]
+    found = {(command, i): result for i, each in enumerate(results) for command, result in zip(COMMANDS, each, strict=True)}
+    return {
+        **found, "imported": imported, "aeon": aeon[0], "train": without_jinja2[0], "record": without_jinja2[1], "folder": folder
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize("missing", MISSING)
 @pytest.mark.parametrize("command", COMMANDS)
-def test_missing_package_gives_an_error_of_one_line(missing: list[str], command: str) -> None:
-    code, out, err = run_commands()[MISSING.index(missing)][command]
+def test_missing_package_gives_an_error_of_one_line(missing: list[str], command: str, outcomes: dict[Any, Any]) -> None:
+    code, out, err = outcomes[command, MISSING.index(missing)]
     if command in ("--help", "layers", "tasks") and "rich" not in missing:
         assert code == 0
         return
@@ -82,11 +96,10 @@ def test_missing_package_gives_an_error_of_one_line(missing: list[str], command:
     assert line.endswith("pip install 'longscan[train,data]'")
 
 
-def test_data_set_of_a_missing_package_fails() -> None:
-    program = "import sys; sys.modules |= dict.fromkeys(['aeon']); from longscan.cli import main; sys.exit(main())"
-    completed = run_python(program, "show", "uea")
-    assert completed.returncode == 2
-    (line,) = completed.stderr.splitlines()
+def test_data_set_of_a_missing_package_fails(outcomes: dict[Any, Any]) -> None:
+    code, _, err = outcomes["aeon"]
+    assert code == 2
+    (line,) = err.splitlines()
     assert line.startswith("longscan: `task.data_dir` must be the folder of the files, got None; the package aeon")
     assert line.endswith("pip install 'longscan[train,data]'")
 
@@ -99,26 +112,16 @@ def test_packages_import_their_modules_where_they_are_used() -> None:
     assert completed.stdout == "[]\n", completed.stderr
 
 
-def test_models_need_torch_and_numpy_only() -> None:
+def test_models_need_torch_and_numpy_only(outcomes: dict[Any, Any]) -> None:
     """Nor do they import the compiler of PyTorch, whose import takes as long as all others together."""
-    others = ["torch._dynamo", "aeon", "pandas", *TRAIN_PACKAGES]
-    completed = run_python(
-        "import sys, longscan, longscan.ops, longscan.layers, longscan.models, longscan.tasks; "
-        "longscan.SequenceModel.from_spec('ma s4d lru gru lstm', d_model=4, d_input=1, d_output=2); "
-        f"print([name for name in {others} if name in sys.modules])"
-    )
-    assert completed.stdout == "[]\n", completed.stderr
+    assert outcomes["imported"] == []
 
 
-def test_run_without_jinja2_is_saved_and_the_report_names_the_package(tmp_path: Path, tiny_argv: list[str]) -> None:
-    record = ["record", str(tmp_path / "run"), "--results", str(tmp_path / "runs" / "x.jsonl")]
-    program = BLOCKED + "from longscan.cli import main; print(main(sys.argv[1:]), file=sys.stderr); "
-    program += f"sys.exit(main({record}))"
-    completed = run_python(program, "train", "--out", str(tmp_path / "run"), *tiny_argv)
-    *_, error, code = completed.stderr.splitlines()
-    assert code == "2"
-    assert error.startswith("longscan: longscan.report.run_report needs the package jinja2, which is not")
-    assert json.loads((tmp_path / "run" / "result.json").read_text())["status"] == "finished"
-    assert completed.returncode == 0, "a record needs only the packages of training"
-    assert json.loads((tmp_path / "runs" / "x.jsonl").read_text())["task"] == "parity"
-    assert "Traceback" not in completed.stderr
+def test_run_without_jinja2_is_saved_and_the_report_names_the_package(outcomes: dict[Any, Any]) -> None:
+    (code, _, err), folder = outcomes["train"], outcomes["folder"]
+    assert code == 2
+    assert err.splitlines()[-1].startswith("longscan: longscan.report.run_report needs the package jinja2, which is not")
+    assert "Traceback" not in err
+    assert json.loads((folder / "run" / "result.json").read_text())["status"] == "finished"
+    assert outcomes["record"][0] == 0, "a record needs only the packages of training"
+    assert json.loads((folder / "runs" / "x.jsonl").read_text())["task"] == "parity"
