@@ -28,10 +28,13 @@ def _short_chunks(monkeypatch):
     monkeypatch.setattr(chunks, "CHUNK_ELEMENTS", 1)
 
 
+# In fast mode gradcheck compares the derivative in one random direction of the inputs and results, instead of every entry of the
+# Jacobian, for which it calls the op twice for each number.
+@pytest.mark.parametrize("fast", [True, pytest.param(False, marks=pytest.mark.slow)], ids=["direction", "entries"])
 @pytest.mark.parametrize("backend", ["reference", "eager"])
 @pytest.mark.parametrize(("op", "is_complex"), CALLS)
-def test_first_derivatives_equal_finite_differences(op, is_complex, backend):
-    torch.autograd.gradcheck(*make_function_of_floats(op, backend, is_complex))
+def test_first_derivatives_equal_finite_differences(op, is_complex, backend, fast):
+    torch.autograd.gradcheck(*make_function_of_floats(op, backend, is_complex), fast_mode=fast)
 
 
 @pytest.mark.parametrize(("op", "is_complex"), CALLS)
@@ -39,7 +42,8 @@ def test_second_derivatives_of_eager_equal_finite_differences(op, is_complex):
     torch.autograd.gradgradcheck(*make_function_of_floats(op, "eager", is_complex), fast_mode=True)
 
 
-def test_derivatives_of_complex_tensors_equal_finite_differences():
+@pytest.mark.parametrize("fast", [True, pytest.param(False, marks=pytest.mark.slow)], ids=["direction", "entries"])
+def test_derivatives_of_complex_tensors_equal_finite_differences(fast):
     """The other tests pass complex numbers as pairs of real numbers."""
     u, dt = torch.randn(1, 4, 2, dtype=torch.float64), torch.rand(1, 4, 2, dtype=torch.float64)
     A, B, C, h = (torch.randn(shape, dtype=torch.complex128) for shape in ((2, 2), (1, 4, 2), (1, 4, 2), (1, 2, 2)))
@@ -49,6 +53,7 @@ def test_derivatives_of_complex_tensors_equal_finite_differences():
                 u, dt, A, B, C, initial_state=h, backend=backend
             ),
             tuple(x.clone().requires_grad_() for x in (u, dt, A, B, C, h)),
+            fast_mode=fast,
         )
 
 

@@ -149,7 +149,11 @@ CASES: dict[str, Any] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("case", CASES)
+# test_graph_exported_without_gradients_is_compiled_with_gradients traces the kernels of these cases, too.
+ALSO_EXPORTED = ("selective_scan", "ssd_scan", "unitary_scan")
+
+
+@pytest.mark.parametrize("case", [pytest.param(case, marks=pytest.mark.slow if case in ALSO_EXPORTED else ()) for case in CASES])
 def test_compiled_graph_contains_the_kernels(case: str, graphs: list[torch.fx.GraphModule]) -> None:
     """The graphs have no opaque node, and of each kernel exactly its results count as written."""
     function, shapes, forward, backward = CASES[case]
@@ -175,27 +179,32 @@ def test_lengths_share_one_graph(graphs: list[torch.fx.GraphModule]) -> None:
     assert len(graphs) == 4  # forward and backward, of the first length and of all others
 
 
-# With masks an op runs the code that it runs without them, and more; a trace takes seconds.
+SHORT_TRACES = ("linear_scan", "block2_scan", "short_conv")  # a trace of the backward pass of the other ops takes ten seconds
+
+
+# With masks an op runs the code that it runs without them, and more.
 @pytest.mark.parametrize(
-    ("op", "masked"),
+    ("op", "masked", "trained"),
     [
-        pytest.param(op, masked, marks=() if masked or op in ("linear_scan", "short_conv") else pytest.mark.slow)
+        pytest.param(op, masked, trained, marks=() if masked and trained == (op in SHORT_TRACES) else pytest.mark.slow)
         for op in _native_op.TRACED_OPS
         for masked in (False, True)
+        for trained in (False, True)
     ],
 )
-def test_open_batches_and_lengths_stay_open(op: str, masked: bool, graphs: list[torch.fx.GraphModule]) -> None:
+def test_open_batches_and_lengths_stay_open(op: str, masked: bool, trained: bool, graphs: list[torch.fx.GraphModule]) -> None:
     """A size that became a constant is an error of `mark_dynamic`."""
     scan = OPS[op].function
-    inputs = with_gradients(example(op, length=1000, batch=5, masked=masked))
-    inputs["backend"] = "triton"
+    inputs = example(op, length=1000, batch=5, masked=masked)
+    inputs = (with_gradients(inputs) if trained else inputs) | {"backend": "triton"}
     for name in (*OPS[op].per_step, *(("valid", "seq_idx") if masked else ())):
         for axis in (0, 1):
             torch._dynamo.mark_dynamic(inputs[name], axis)
     torch._dynamo.mark_dynamic(inputs["initial_state"], 0)
-    compiled = trace(lambda: scan(**inputs)[0], graphs)
-    compiled().sum().backward()
-    assert len(graphs) == 2
+    y = trace(lambda: scan(**inputs)[0], graphs)()
+    if trained:
+        y.sum().backward()
+    assert len(graphs) == 1 + trained
 
 
 @pytest.mark.parametrize("op", _native_op.TRACED_OPS)
@@ -219,11 +228,15 @@ def test_graph_exported_without_gradients_is_compiled_with_gradients(op: str, gr
     assert not [node for graph in graphs for node in graph.graph.nodes if "longscan" in str(node.target)]
 
 
+@pytest.mark.parametrize("both", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["one fault", "both faults"])
 @pytest.mark.parametrize("op", _native_op.TRACED_OPS)
 def test_traced_backward_kernels_check_every_tensor(
-    op: str, graphs: list[torch.fx.GraphModule], monkeypatch: pytest.MonkeyPatch
+    op: str, both: bool, graphs: list[torch.fx.GraphModule], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Calls that no compiler traces are tested in test_signature.py."""
+    """Calls that no compiler traces are tested in test_signature.py.
+
+    A trace takes a third of a second: without `both` the tensors take turns with a wrong shape and a wrong dtype.
+    """
     with monkeypatch.context() as patch:
         patch.setattr(_gpu, "INTERPRETED", True)  # kernels are then launched without being compiled
         [_, (second, args)] = record_calls(op, example(op, length=70), "triton")
@@ -231,7 +244,8 @@ def test_traced_backward_kernels_check_every_tensor(
     for i, name in enumerate(argument.name for argument in second.overload._schema.arguments):
         if not isinstance(args[i], Tensor):
             continue
-        for wrong in (args[i].new_zeros(args[i].shape[0] + 1, *args[i].shape[1:]), args[i].to(torch.int32)):
+        faults = args[i].new_zeros(args[i].shape[0] + 1, *args[i].shape[1:]), args[i].to(torch.int32)
+        for wrong in faults if both else faults[i % 2 : i % 2 + 1]:
             torch._dynamo.reset()
             with pytest.raises(Exception, match=rf"(Value|Type)Error: [^\n]*\b{name}\b"), torch.no_grad():
                 trace(second.overload, graphs)(*args[:i], wrong, *args[i + 1 :])

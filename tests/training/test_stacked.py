@@ -31,6 +31,13 @@ SERIES = {"train_size": 16, "valid_size": 8, "test_size": 8, "frames": 12}
 TRAINING = {"steps": 12, "batch_size": 8, "eval_every": 4, "log_every": 1, "lr": 0.01, "device": "cpu", "trackers": []}
 
 
+@pytest.fixture(autouse=True)
+def _few_files(request: pytest.FixtureRequest) -> None:
+    """Only the runs of one test write their examples of answers."""
+    if request.function is not test_runs_are_those_of_separate_training:
+        request.getfixturevalue("no_examples")
+
+
 def settings(task: Any, spec: str, **training: Any) -> Settings:
     return Settings(
         task=task,

@@ -38,6 +38,13 @@ from run_files import have_equal_tensors, read_log, read_weights
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:tensorboard")
 
 
+@pytest.fixture(autouse=True)
+def _few_files(request: pytest.FixtureRequest) -> None:
+    """Only one test reads the examples of answers; test_examples.py tests them."""
+    if request.function is not test_run_writes_settings_logs_checkpoints_result_and_report:
+        request.getfixturevalue("no_examples")
+
+
 @pytest.fixture
 def stateful_settings(tiny: Any) -> Any:
     """Return a function that makes settings with which a step depends on everything in a checkpoint."""
@@ -256,25 +263,31 @@ def test_data_seed_is_independent_of_the_seed_of_the_weights(tiny: Any, tmp_path
     assert len({losses[1, 0], losses[1, 1], losses[2, 0]}) == 3
 
 
-@pytest.mark.parametrize("last_step", range(1, 12, 3))
-def test_resumed_run_equals_an_uninterrupted_run(stateful_settings: Any, tmp_path: Path, last_step: int) -> None:
+class KillAt(Callback):
+    """Raise an error after a number of updates."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def on_step_end(self, engine: Engine, result: StepResult) -> None:
+        if engine.step == self.step:
+            raise RuntimeError("killed")
+
+
+def test_resumed_run_equals_an_uninterrupted_run(stateful_settings: Any, tmp_path: Path) -> None:
     whole = train(stateful_settings(), tmp_path / "whole")
-
-    class Kill(Callback):
-        def on_step_end(self, engine: Engine, result: StepResult) -> None:
-            if engine.step == last_step:
-                raise RuntimeError("killed")
-
-    with pytest.raises(RuntimeError, match="killed"):
-        train(stateful_settings(), tmp_path / "parts", callbacks=[Kill()])
-    torch.manual_seed(99)
-    parts = train(stateful_settings(), tmp_path / "parts", resume=True)
-    for which in ("last", "best", "average"):
-        assert have_equal_tensors(read_weights(parts, which), read_weights(whole, which))
-    assert read_log(parts.folder) == read_log(whole.folder)
-    assert parts.result is not None
     assert whole.result is not None
-    assert parts.result["test"] == whole.result["test"]
+    for last_step in range(1, 12, 3):
+        folder = tmp_path / f"killed {last_step}"
+        with pytest.raises(RuntimeError, match="killed"):
+            train(stateful_settings(), folder, callbacks=[KillAt(last_step)])
+        torch.manual_seed(99)
+        parts = train(stateful_settings(), folder, resume=True)
+        for which in ("last", "best", "average"):
+            assert have_equal_tensors(read_weights(parts, which), read_weights(whole, which)), (last_step, which)
+        assert read_log(parts.folder) == read_log(whole.folder), last_step
+        assert parts.result is not None
+        assert parts.result["test"] == whole.result["test"], last_step
 
 
 def test_resuming_a_finished_run_does_not_change_it(tiny: Any, tmp_path: Path) -> None:
