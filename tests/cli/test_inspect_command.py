@@ -47,6 +47,7 @@ def test_each_layer_has_a_picture(recall: str, tmp_path: Path, run_command: Call
 )
 def test_pictures_of_other_tasks_and_models(task: str, spec: str, count: int, tmp_path: Path) -> None:
     sizes = [f"--task.{name}=4" for name in ("train_size", "valid_size", "test_size") if name in TASKS[task].__dataclass_fields__]
+    sizes += ["--task.train_lengths=[3, 8]", "--task.eval_lengths=[9, 12]"] * (task == "parity")
     run = train_run(tmp_path / "run", "--task", task, "--model.spec", spec, *sizes)
     assert main(["inspect", run]) == 0
     assert len(list((tmp_path / "run" / "inspection").glob("test_0*.png"))) == count

@@ -45,7 +45,16 @@ def make_quick_settings(path: Path, folder: Path, *options: str) -> Settings:
     return parse_settings(["--config", str(path), "--quick", "--training.threads", "1", *task_options, *options])
 
 
-@pytest.mark.parametrize("path", RECIPES, ids=recipe_name)
+SLOW_TO_GENERATE = ("s7-fitzhugh_nagumo",)  # every series is simulated
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        pytest.param(path, id=recipe_name(path), marks=pytest.mark.slow if recipe_name(path) in SLOW_TO_GENERATE else ())
+        for path in RECIPES
+    ],
+)
 def test_quick_section_is_small_and_has_the_same_task(path: Path, tmp_path: Path) -> None:
     settings = make_quick_settings(path, tmp_path)
     recipe = yaml.safe_load(path.read_text())

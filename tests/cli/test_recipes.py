@@ -110,7 +110,16 @@ SLOW_TO_GENERATE = "pathfinder_64"
 OTHERS = [p for p in RECIPES if p not in FAST and p.stem != SLOW_TO_GENERATE]
 
 
-@pytest.mark.parametrize("path", OTHERS, ids=lambda path: f"{path.parent.name}-{path.stem}")
+SLOW_TO_RUN = ("path_x", "fitzhugh_nagumo")
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        pytest.param(p, id=f"{p.parent.name}-{p.stem}", marks=pytest.mark.slow if p.stem in SLOW_TO_RUN else ())
+        for p in OTHERS
+    ],
+)
 def test_model_of_a_recipe_accepts_its_data(path: Path, tmp_path: Path) -> None:
     settings = parse_settings(shorten_recipe(path, tmp_path))
     batch = settings.task.batch("train", 0, 2)

@@ -116,6 +116,7 @@ def test_a_run_adds_the_compiled_models_once(tmp_path: Path, capsys: pytest.Capt
     assert "aussm/table1" not in page
 
 
+@pytest.mark.usefixtures("forked_jobs")
 def test_a_process_trains_a_model_and_its_row_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
