@@ -88,5 +88,5 @@ def test_layer_norm_is_applied_before_or_after_the_block(norm):
     torch.testing.assert_close(padded[1, :3], residual(x[1:, :3])[0])
     assert not padded[~valid].any()
     y, new_state = residual.step(x[:, 0], state, active=torch.tensor([True, False]))
-    torch.testing.assert_close(y[1], x[1, 0])
+    assert not y[1].any(), "rows that are not active give zeros, as padded steps do"
     assert torch.equal(new_state.ssm[1], state.ssm[1])

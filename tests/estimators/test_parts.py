@@ -41,8 +41,9 @@ def test_codes_are_at_least_99_and_farther_than_five_ranges(largest: float, code
     assert limits.find_codes(collection_of([0, -largest, -code, -largest / 2])) == [negative]
 
 
-def test_a_constant_channel_may_have_a_code() -> None:
-    assert limits.find_codes(collection_of([3, 3, 99, 3])) == [99]
+@pytest.mark.parametrize(("values", "code"), [([3, 3, 99, 3], None), ([0, 99, 0, 99], None), ([3, 4, 99, 3], 99)])
+def test_a_channel_of_two_values_has_no_code(values: list[int], code: float | None) -> None:
+    assert limits.find_codes(collection_of(values)) == [code]
 
 
 @pytest.mark.parametrize(("steps", "expected"), [(500, 0), (501, -np.inf)])

@@ -241,15 +241,24 @@ def test_trial_that_raises_is_recorded_and_repeated_on_resume(
     assert result_file.stat() == before, "finished runs are not repeated"
 
 
-def work_in_process(folder: Path, errors: Path) -> None:
+def work_in_process(folder: Path, errors: Path, other_works: Path | None) -> None:
+    """Work on a sweep. other_works: a file that another worker writes when it trains, for which test runs wait."""
+    train = sweep.train
+
+    def train_after_other_worker(*args: Any, **options: Any) -> Run:
+        while options["test"] and other_works is not None and not other_works.exists():
+            time.sleep(0.002)
+        return train(*args, **options)
+
+    sweep.train = train_after_other_worker  # type: ignore[assignment]
     descriptor = os.open(errors, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     os.dup2(descriptor, 2)
     longscan.report.run_report = report_first_run_only  # type: ignore[misc]
     work(folder)
 
 
-def start_worker(folder: Path) -> Any:
-    process = PROCESSES.Process(target=work_in_process, args=(folder, folder / "errors.txt"))
+def start_worker(folder: Path, other_works: Path | None = None) -> Any:
+    process = PROCESSES.Process(target=work_in_process, args=(folder, folder / "errors.txt", other_works))
     process.start()
     return process
 
@@ -283,8 +292,15 @@ def test_sweep_with_killed_and_stopped_workers_equals_an_uninterrupted_sweep(
             work(folder)
     assert "running" not in {row["status"] for row in Sweep(folder).result()["trials"]}, "a stopped worker returns its trial"
 
-    process = start_worker(folder)
+    works, train = tmp_path / "works", sweep.train
+    process = start_worker(folder, works)
     wait_until(process, (folder / "trials" / "0002" / "seed_8" / "result.json").exists)
+
+    def train_and_say_so(*args: Any, **options: Any) -> Run:
+        works.touch()
+        return train(*args, **options)
+
+    monkeypatch.setattr(sweep, "train", train_and_say_so)
     monkeypatch.setattr(sweep, "POLL", 0.01)
     work(folder, echo=lambda _: None)
     process.join()
