@@ -115,6 +115,14 @@ def write_data(row: PublishedRow, folder: Path) -> list[str]:
     return list(SIZES)
 
 
+def is_annotation(name: str) -> bool:
+    """Return whether a name in a profile is that of a range of the profiler, as "Optimizer.step#AdamW.step", instead of a kernel.
+
+    Names of torch's kernels that are made from a lambda have a "#" as well: "elementwise_kernel<..., {lambda(float)#1}>".
+    """
+    return "#" in name and "{lambda" not in name
+
+
 def gpu_seconds(kernels: Sequence[tuple[float, float, str]], updates: int) -> float:
     """Return the time of the kernels of an update in seconds: start and duration in microseconds, and name of those of `updates`.
 
@@ -162,7 +170,7 @@ class Timer(Callback):
                 kernels = [
                     (one.time_range.start, one.time_range.elapsed_us(), one.name)
                     for one in self.profiler.events() or []
-                    if one.device_type == torch.autograd.DeviceType.CUDA and "#" not in one.name  # such names are annotations
+                    if one.device_type == torch.autograd.DeviceType.CUDA and not is_annotation(one.name)
                 ]
                 self.gpu_seconds = gpu_seconds(kernels, PROFILED)
                 engine.stop_requested = True

@@ -25,6 +25,12 @@ def test_a_kernel_that_waited_in_one_update_does_not_count_as_long(row_rates: Mo
     assert row_rates.gpu_seconds([*kernels, (30.0, 6.0, "c")], 3) == pytest.approx((3 * 1 + 3 * 3 + 6) / 3 * 1e-6), "by name"
 
 
+def test_kernels_from_a_lambda_count_and_annotations_do_not(row_rates: ModuleType) -> None:
+    kernel = "void at::native::elementwise_kernel<128, at::native::sin_kernel_cuda(at::TensorIterator&)::{lambda(float)#1}>()"
+    names = [kernel, "chunk_scan_fwd_kernel", "Optimizer.step#AdamW.step", "ProfilerStep#3"]
+    assert [row_rates.is_annotation(name) for name in names] == [False, False, True, True]
+
+
 @pytest.mark.parametrize(
     "name", ["aussm/table2/self_regulation_scp2", "s7/table1/shd", "thesis/table4/imdb/mamba-s4", "s7/table2/pathfinder"]
 )
