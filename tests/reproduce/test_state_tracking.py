@@ -126,7 +126,7 @@ def test_a_process_trains_a_model_and_its_row_is_reported(
     assert (row["case"], row["blocks"], row["steps"], row["seed"]) == ("Z2", "gru", 1, 0)
     assert row["words"] == [[500, 512]]
     assert row["command"] == "longscan reproduce state-tracking/Z2/gru --updates 1"
-    first, where, last = capsys.readouterr().out.splitlines()[:3]
+    first, where, *_, last, _ = capsys.readouterr().out.splitlines()
     assert first.startswith("models to train: 1, at most ")
     assert str(tmp_path / "state-tracking/Z2/gru/1/seed_0.txt") in where
     assert "right states" in last
@@ -143,7 +143,7 @@ def test_a_training_whose_process_fails_is_named(
     def run_jobs(jobs: Any, *others: Any) -> None:
         jobs[0].log.parent.mkdir(parents=True)
         jobs[0].log.write_text("last\n")
-        others[-1](Ended(jobs[0].name, status, 1.0, was_asked))
+        others[3](Ended(jobs[0].name, status, 1.0, was_asked))  # on_end
 
     monkeypatch.setattr(state_tracking, "run_jobs", run_jobs)
     failed: list[str] = []

@@ -10,7 +10,7 @@ import torch
 from rich.console import Console
 
 from longscan.engine import Engine, StepResult
-from longscan.training.progress import FitBar, ProgressBar
+from longscan.training.progress import FitBar, ProgressBar, RunBar
 
 ROWS = [
     {"step": 2, "split": "train", "loss": 0.5, "accuracy": 0.75, "lr": 0.01},
@@ -88,3 +88,27 @@ def test_bars_of_fitted_methods_have_their_parts_and_a_line_each_without_termina
         assert "30/30" in text.getvalue()
     else:
         assert text.getvalue() == "fitting ridge\nfitting dtw\n"
+
+
+def test_a_bar_of_several_trainings_has_their_updates_and_the_time_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = io.StringIO()
+    monkeypatch.setattr("longscan.training.progress.Console", lambda **_: pytest.fail("a line beside the bar"))
+    with contextlib.closing(RunBar(Console(file=text, force_terminal=True, width=160, color_system=None))) as bar:
+        bar.print("models to train: [2]")
+        bar.update(10, 40, "no estimate yet")
+        bar.update(20, 40, "about 2 min left")
+    assert "models to train: [2]\n" in text.getvalue()
+    assert "20/40 updates, about 2 min left" in text.getvalue()
+    assert text.getvalue().endswith("\x1b[2K"), "the bar is not erased at the end"
+
+
+def test_several_trainings_without_terminal_print_a_line_a_minute_on_stderr(monkeypatch: pytest.MonkeyPatch) -> None:
+    out, err, now = io.StringIO(), io.StringIO(), 1000.0
+    monkeypatch.setattr("longscan.training.progress.time.monotonic", lambda: now)
+    monkeypatch.setattr("longscan.training.progress.Console", lambda *, stderr: Console(file=err, width=160) if stderr else None)
+    with contextlib.closing(RunBar(Console(file=out, width=160), every=60.0)) as bar:
+        bar.print("models to train: 2")
+        for now, made in ((1059.0, 10), (1060.0, 1234), (1119.0, 1300), (1121.0, 2000)):  # noqa: B007
+            bar.update(made, 5000, "about 2 min left")
+    assert out.getvalue() == "models to train: 2\n"
+    assert err.getvalue() == "1,234 of 5,000 updates, about 2 min left\n2,000 of 5,000 updates, about 2 min left\n"

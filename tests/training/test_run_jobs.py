@@ -70,7 +70,9 @@ def test_jobs_run_on_all_devices_and_share_device_time(
     assert [name for name, result in ended.items() if result.has_failed] == ["d"]
     assert ends == [("a", 1.0), ("b", 1.0), ("d", 1.25), ("c", 2.0)], "c and d start when a and b have ended"
     assert {name: result.device_seconds for name, result in ended.items()} == {"a": 1.0, "b": 1.0, "c": 1.0, "d": 0.25}
-    shared = run_jobs(jobs("ef"), [""], 2, 100.0)
+    polls: list[float] = []
+    shared = run_jobs(jobs("ef"), [""], 2, 100.0, on_poll=lambda: polls.append(simulated_time.now - 2.0))
+    assert polls[:3] == [0.25, 0.5, 0.75]
     assert {name: result.device_seconds for name, result in shared.items()} == {"e": 0.5, "f": 0.5}
 
 

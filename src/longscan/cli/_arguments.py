@@ -5,7 +5,7 @@
 is `longscan predict RUN [--out VALUE]`. Keyword-only parameters are options, those of type bool are flags, the others positional.
 A command with a parameter `*settings: str` gets all arguments that it does not declare, which `parse_settings` reads. Its
 positional argument must come first, because argparse cannot tell the value of an unknown option from a positional argument. A
-parameter `command_line` gets the whole command line, for records. The help page has the first line of the docstring and the
+parameter `command_line` gets the whole command line, for records. The help page has the paragraphs of the docstring and the
 commands of its section "Examples".
 """
 
@@ -158,7 +158,8 @@ def _print_help(name: str, command: Command, settings: Sequence[str] | None) -> 
 
 
 def _describe(command: Command) -> str:
-    """Return the first line of a command's docstring, and the commands of its section "Examples"."""
-    _, heading, examples = (inspect.getdoc(command) or "").partition("\nExamples:\n")
+    """Return the paragraphs of a command's docstring, each as one line, and the commands of its section "Examples"."""
+    text, heading, examples = (inspect.getdoc(command) or "").partition("\nExamples:\n")
+    paragraphs = "\n\n".join(" ".join(paragraph.split()) for paragraph in text.strip().split("\n\n"))
     commands = [f"  {line.strip()}" for line in examples.splitlines()]
-    return "\n".join([first_line(command), *(["", "examples:", *commands] if heading else [])])
+    return "\n".join([paragraphs, *(["", "examples:", *commands] if heading else [])])

@@ -23,7 +23,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from difflib import get_close_matches
-from functools import partial
+from functools import cache, partial
 from importlib.util import find_spec
 from pathlib import Path
 from types import FrameType
@@ -39,7 +39,9 @@ from longscan._errors import SettingError, setting_error
 from longscan.engine import Callback, Engine, NonFiniteLossError, StepResult
 from longscan.engine.graphed_step import make_capturable
 from longscan.models import SequenceModel, optimizer_groups
+from longscan.report.page import duration_text
 from longscan.report.records import Record, append_record, read_records
+from longscan.reproduce.remaining import Left, Part, Remaining, cpu_seconds
 from longscan.reproduce.word_problems import CHECKSUMS, GROUPS, random_words, score_fields, scored_words, word_problem
 from longscan.training.processes import GRACE, Ended, Job, run_jobs, visible_gpus
 from longscan.training.run import commit, device_name
@@ -59,6 +61,7 @@ MAX_PARAMETERS = 256_000
 SEEDS = 3
 SCORED_AT_ONCE = 50  # test words
 PRINT_EVERY = 250  # updates
+PRINT_SECONDS = 5.0  # between two lines of slower updates
 COMPILED = "compiled"
 TABLE_LENGTHS = (40, 128, 512)
 LONGEST = max(TABLE_LENGTHS)
@@ -86,9 +89,20 @@ def _fla_model(name: str, letters: int, elements: int, **options: Any) -> nn.Mod
     return nn.Sequential(nn.Embedding(letters, WIDTH), *blocks, nn.RMSNorm(WIDTH), nn.Linear(WIDTH, elements))
 
 
+def _states(elements: int) -> int:
+    """Return the number of states of PD-SSM for a group of a number of elements."""
+    return max(MIN_STATES, elements)
+
+
+@cache
+def _elements(group: str) -> int:
+    """Return the number of elements of a group."""
+    return word_problem(group).size
+
+
 def _own_model(spec: str, letters: int, elements: int) -> nn.Module:
     """Return a model of this package's blocks. PD-SSM gets a state for each element of the group."""
-    d_state = max(MIN_STATES, elements) if spec == "pdssm" else MIN_STATES
+    d_state = _states(elements) if spec == "pdssm" else MIN_STATES
     return SequenceModel.from_spec(spec, d_model=WIDTH, d_state=d_state, d_output=elements, pooling="none", vocab_size=letters)
 
 
@@ -268,7 +282,7 @@ class _Watch(Callback):
     """Prints the loss and stops the training after SIGINT or SIGTERM."""
 
     def __init__(self, training: Training) -> None:
-        self.training, self.signalled = training, False
+        self.training, self.signalled, self.printed = training, False, time.monotonic()
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, self._on_signal)
 
@@ -278,7 +292,9 @@ class _Watch(Callback):
     def on_step_end(self, engine: Engine, result: StepResult) -> None:
         """Stop the engine after a signal, and print the loss now and then."""
         engine.stop_requested = self.signalled
-        if engine.step % PRINT_EVERY == 0:
+        is_due = engine.step % PRINT_EVERY == 0 or time.monotonic() - self.printed > PRINT_SECONDS
+        if is_due or engine.step == self.training.updates:
+            self.printed = time.monotonic()
             engine.raise_if_not_finite()
             sys.stdout.write(f"update {engine.step}: loss {float(result.loss):.4f}, {self.training.seconds:.0f} s\n")
             sys.stdout.flush()
@@ -331,6 +347,11 @@ class Planned(NamedTuple):
     def name(self) -> str:
         """Target and seed."""
         return f"{NAME}/{self.group}/{self.model}/seed_{self.seed}"
+
+    @property
+    def cpu_seconds(self) -> float:
+        """Expected seconds of an update on one core of a CPU."""
+        return cpu_seconds(self.model, _states(_elements(self.group)))
 
     def path(self, out: Path, suffix: str) -> Path:
         """Return the path of a file of this training in the folder of the runs."""
@@ -408,6 +429,7 @@ def run(
     per_device: int | None = None,
     echo: Callable[[str], object] = lambda _: None,
     on_failure: Callable[[str], object] = lambda _: None,
+    on_progress: Callable[[Left], object] = lambda _: None,
 ) -> list[Planned]:
     """Train models in parallel, add rows for those that are over and for the compiled ones, and return what is left.
 
@@ -418,8 +440,9 @@ def run(
         minutes: limit after which all trainings save their state and end.
         per_device: processes on a GPU (8), or on the CPU (one for each core).
         echo: called with a line for each package that is missing, with lines that say how many models are trained and where their
-            outputs are, and with a line for each row.
+            outputs are, how long the trainings will take on a CPU, and with a line for each row.
         on_failure: called with the name of each training that ends without scores, or whose process ends with an error before it.
+        on_progress: called with what is left, twice a second while models are trained.
     """
     began, out = time.monotonic(), Path(out)
     if 60 * minutes <= GRACE:
@@ -461,10 +484,22 @@ def run(
         most = parallel * max(1, len(gpus))
         echo(f"models to train: {len(jobs)}, at most {most} at a time; each prints a line when it ends")
         echo(f"their losses until then are in {jobs[0].log} and the files next to it")
+    if not gpus and any(one.cpu_seconds for one in plan):
+        echo(_cost_text(plan))
+    parts = [Part(one.path(out, ".txt"), updates, one.cpu_seconds if not gpus else 1.0) for one in plan]
+    remaining = Remaining(parts)
     limit = 60 * minutes - (time.monotonic() - began)
-    run_jobs(jobs, gpus or [""], parallel, limit, on_end)
+    run_jobs(jobs, gpus or [""], parallel, limit, on_end, lambda: on_progress(remaining.left()))
     rows = read_rows(out)
     return [one for one in plan if not one.is_recorded(rows)]
+
+
+def _cost_text(plan: Sequence[Planned]) -> str:
+    """Return the line on the time that trainings take on the cores of this machine."""
+    cores = min(os.cpu_count() or 1, len(plan))
+    seconds = sum(one.updates * one.cpu_seconds for one in plan) / cores
+    text = f"expected without a GPU: about {duration_text(seconds)} on {cores} {'core' if cores == 1 else 'cores'} of an AMD EPYC"
+    return f"{text}; --rows, --seeds and --updates make it less, and after Ctrl-C the same command continues"
 
 
 def _error_line(text: str) -> str:

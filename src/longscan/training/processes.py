@@ -105,6 +105,7 @@ def run_jobs(
     per_device: int,
     limit: float,
     on_end: Callable[[Ended], object] = lambda _: None,
+    on_poll: Callable[[], object] = lambda: None,
 ) -> dict[str, Ended]:
     """Run jobs in their order, at most `per_device` on each device, and return those that were started, by name.
 
@@ -114,6 +115,7 @@ def run_jobs(
         per_device: largest number of processes on a device.
         limit: seconds after which all have ended. `GRACE` seconds before, running processes get SIGINT.
         on_end: called with each process that has ended.
+        on_poll: called twice a second while processes run.
 
     Raises KeyboardInterrupt on SIGINT or SIGTERM, after the processes have been stopped in the same way.
     """
@@ -138,6 +140,7 @@ def run_jobs(
                     end(one, GRACE)
                 while waiting and places:
                     running.append(_Started(waiting.pop(0), places.pop(0), n_places, limit - GRACE - (now - began)))
+                on_poll()
                 time.sleep(_POLL)
         finally:
             deadline = time.monotonic() + GRACE

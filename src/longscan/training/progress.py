@@ -1,5 +1,6 @@
-"""Progress bars of a training and of methods that are fitted."""
+"""Progress bars of a training, of several trainings, and of methods that are fitted."""
 
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -97,3 +98,37 @@ class FitBar:
             if self._bar.disable:
                 self._console.print(f"fitting {name}", highlight=False)
         self._bar.update(self._tasks[name], completed=done)
+
+
+class RunBar:
+    """Shows the updates of several trainings that run in other processes, and the time that is left, in a terminal a bar.
+
+    Elsewhere it prints a line on stderr now and then.
+
+    Args:
+        console: the console on stdout, on which `print` prints lines.
+        every: seconds between two lines where there is no terminal.
+    """
+
+    def __init__(self, console: Console, every: float = 60.0) -> None:
+        self._console, self._every, self._printed = console, every, time.monotonic()
+        columns = ("training", BarColumn(), MofNCompleteColumn(), TextColumn("updates, {task.fields[note]}"))
+        self._bar = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+        self._task: TaskID | None = None
+        self.close = self._bar.stop
+
+    def print(self, line: str) -> None:
+        """Print a line above the bar."""
+        self._console.print(line, markup=False)
+
+    def update(self, made: int, total: int, note: str) -> None:
+        """Show the updates that have been made, and a note on the time that is left."""
+        if self._bar.disable:
+            if time.monotonic() - self._printed >= self._every:
+                self._printed = time.monotonic()
+                Console(stderr=True).print(f"{made:,} of {total:,} updates, {note}", highlight=False, soft_wrap=True)
+            return
+        if self._task is None:
+            self._task = self._bar.add_task("training", total=total, note=note)
+            self._bar.start()
+        self._bar.update(self._task, completed=made, note=note)
