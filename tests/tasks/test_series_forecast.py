@@ -9,6 +9,8 @@ import pytest
 import torch
 
 from longscan.tasks.series import SeriesForecast
+from longscan.tasks.series.forecast import _regress
+from longscan.training.examples import _describe_forecast, find_examples
 from longscan.training.parsing import make_settings
 from longscan.training.run import build_model
 from longscan.training.trainer import train
@@ -138,6 +140,85 @@ def test_missing_values_repeat_the_value_before(tmp_path):
         SeriesForecast(path=path, horizon=4, context=8).size("train")
     task = SeriesForecast(path=path, horizon=4, context=8, missing="fill")
     assert task._data.values[9:13, 0].tolist() == [9, 9, 9, 12]
+
+
+def table_with_gaps(path):
+    """Write a table of two targets in which eight rows lack a value of one of them."""
+    draw = np.random.default_rng(1)
+    frame = pd.DataFrame({"time": range(120), "x": draw.normal(size=120), "y": draw.normal(size=120)})
+    for row, name in ((30, "x"), (90, "y"), (103, "x"), (104, "y"), *((row, "x") for row in range(116, 120))):
+        frame.loc[row, name] = np.nan
+    return write(path, frame)
+
+
+def test_filled_targets_are_not_scored(tmp_path):
+    task = SeriesForecast(path=table_with_gaps(tmp_path / "a.csv"), horizon=4, context=8, missing="fill", level="last")
+    data = task._data
+    assert np.flatnonzero(~data.measured).tolist() == [30, 90, 103, 104, 116, 117, 118, 119]
+    gaps = {"train": [30], "valid": [90], "test": [103, 104, 116, 117, 118, 119]}
+    for split, rows in gaps.items():
+        starts = data.starts[split]
+        assert len(starts) == {"train": 73, "valid": 9, "test": 20}[split], "without the window of the last four rows"
+        absent = np.isin(starts[:, None] + np.arange(8, 12), rows)
+        ahead = data.values[starts[:, None] + np.arange(8, 12)] - data.statistics.mean
+        ahead /= data.statistics.scale
+        last = (data.values[starts + 7] - data.statistics.mean) / data.statistics.scale
+        errors = np.abs(ahead - last[:, None])[~absent]
+        assert task.baselines(split)["persistence"] == pytest.approx(errors.mean(), rel=1e-5)
+        medians = np.median(ahead[~absent], 0)
+        assert task.baselines(split)["constant"] == pytest.approx(np.abs(ahead - medians)[~absent].mean(), rel=1e-5)
+    batch = task.batch("test", 0, 20)
+    assert batch.loss_mask[:, 8:].tolist() == (~absent).tolist()
+    assert not batch.loss_mask[:, :8].any()
+    metrics = task.metrics("test")
+    task.update(metrics, torch.zeros_like(batch.targets), batch)
+    assert metrics["mae"].compute().item() == pytest.approx(task.baselines("test")["persistence"], rel=1e-5)
+    assert ("scored", "no step of the 8 rows where a target is missing") in task.summary()
+
+
+def test_examples_with_filled_targets_have_intervals_of_the_other_steps(tmp_path):
+    given = {"path": table_with_gaps(tmp_path / "a.csv"), "horizon": 4, "context": 8, "missing": "fill", "valid_fraction": 0.4}
+    model = {"spec": "lru", "d_model": 4, "d_state": 2}
+    settings = make_settings({"task": {"name": "series_forecast", **given}, "model": model})
+    task = settings.task
+    found = find_examples(build_model(settings), task, 5)
+    assert 0.5 < found["coverage"] < 1
+    first = next(row for row in (task.batch("test", step, 1) for step in range(20)) if not row.loss_mask[0, 8])
+    described = _describe_forecast(build_model(settings), task, first, torch.ones(2, 4, 2), torch.arange(12) >= 8)
+    assert described["variables"][0]["known"]["times"][-1] == 7
+    assert described["variables"][0]["truth"]["times"] == first.loss_mask[0].nonzero()[:, 0].tolist()
+
+
+def test_filled_targets_do_not_choose_the_penalty(tmp_path, monkeypatch):
+    task = SeriesForecast(path=table_with_gaps(tmp_path / "a.csv"), horizon=4, context=8, missing="fill", valid_fraction=0.3)
+    monkeypatch.setattr("longscan.tasks.series.forecast.PENALTIES", (1e9,))  # the forecast is then the last value
+    error = _regress(task, np.zeros((0, 2)))[1]
+    starts, data = task._data.starts["valid"], task._data
+    values = (data.values - data.statistics.mean) / data.statistics.scale
+    ahead = values[starts[:, None] + np.arange(8, 12)] - values[starts + 7][:, None]
+    scored = data.measured[starts[:, None] + np.arange(8, 12)]
+    assert not scored.all()
+    assert error == pytest.approx(np.square(ahead)[scored].mean(), rel=1e-4)
+
+
+def test_parts_without_a_measured_target_are_refused(tmp_path):
+    frame = pd.DataFrame({"time": range(80), "x": np.sin(np.arange(80.0)), "y": np.cos(np.arange(80.0))})
+    frame.loc[64:71, "x"] = np.nan
+    frame.loc[72:, "y"] = np.nan
+    path = write(tmp_path / "a.csv", frame)
+    with pytest.raises(ValueError, match=r"a.csv must have a row with values of x, y in the part test, .* got none"):
+        _ = SeriesForecast(path=path, horizon=4, context=8, missing="fill").d_input
+    assert SeriesForecast(path=path, horizon=4, context=8, missing="fill", target=("x",)).size("test") == 8
+
+
+def test_filled_values_are_no_actual_values(tmp_path):
+    task = SeriesForecast(
+        path=table_with_gaps(tmp_path / "a.csv"), horizon=4, context=8, missing="fill", predicted="windows", target=("x",)
+    )
+    batch = task.read_inputs(task.path)
+    rows = task.add_times(task.decode(torch.zeros(len(batch.inputs), 12, 1), batch), task.path)
+    actual = {row["time"]: row["x_actual"] for row in rows}
+    assert [actual[str(row)] == "" for row in (102, 103, 104, 115, 116, 119)] == [False, True, False, False, True, True]
 
 
 def test_uneven_steps_and_short_tables_are_errors(tmp_path):

@@ -85,7 +85,7 @@ class HalfOfInput(nn.Module):
 
 
 def test_quantiles_of_errors_are_those_of_each_scored_step() -> None:
-    """Over the examples of all batches. None if other steps are scored in some, or if there are few examples."""
+    """Over the examples of all batches in which the step is scored. None if these are few for a step."""
     generator = torch.Generator().manual_seed(0)
     inputs, targets = torch.randn(2, 2 * MIN_ERRORS, 5, 3, generator=generator)
     mask = torch.tensor([False, True, False, True, True]).expand(len(inputs), 5)
@@ -105,7 +105,17 @@ def test_quantiles_of_errors_are_those_of_each_scored_step() -> None:
     other[-1, 0] = True
     assert error_quantiles(HalfOfInput(), [Batch(inputs, targets, loss_mask=other)], (0.1,), 7) is None
     fewer = Batch(inputs[cuts[1]], targets[cuts[1]], loss_mask=mask[cuts[1]] & torch.tensor([True, True, True, True, False]))
-    assert error_quantiles(HalfOfInput(), [batches[0], fewer], (0.1,), 7) is None
+    partly = error_quantiles(HalfOfInput(), [batches[0], fewer], (0.1, 0.5), 7)
+    assert partly is not None
+    assert torch.equal(partly[:, :2], found[:, :2])
+    np.testing.assert_allclose(partly[:, 2].numpy(), np.quantile(errors[cuts[0], 2], [0.1, 0.5], axis=0), rtol=1e-6)
+    chosen = error_quantiles(HalfOfInput(), batches, (0.1, 0.5), 7, mask[0] & (torch.arange(5) < 4))
+    assert chosen is not None
+    assert torch.equal(chosen, found[:, :2])
+    assert error_quantiles(HalfOfInput(), batches, (0.1,), 7, torch.ones(5, dtype=torch.bool)) is None, "no errors of two steps"
+    short = Batch(inputs[:, :4], targets[:, :4])
+    assert error_quantiles(HalfOfInput(), [Batch(inputs, targets), short], (0.1,), 7) is None
+    assert error_quantiles(HalfOfInput(), [Batch(inputs, targets, valid=other)], (0.1,), 7) is None
     assert (
         error_quantiles(
             HalfOfInput(),

@@ -1,6 +1,6 @@
 """The loss and the metrics of a model on a split of a task, and the rotation angles of its AUSSM layers by input symbol."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from math import isfinite, nan
@@ -57,28 +57,38 @@ def predict(model: nn.Module, batch: Batch) -> Tensor:
 
 @torch.no_grad()
 def error_quantiles(
-    model: nn.Module, batches: Iterable[Batch], levels: Sequence[float], batch_size: int
+    model: nn.Module, batches: Sequence[Batch], levels: Sequence[float], batch_size: int, steps: Tensor | None = None
 ) -> Tensor | None:
-    """Return quantiles of target - output at each scored step, (Q, S, C) float64 on the CPU, of a regression task.
+    """Return quantiles of target - output at each of S steps, (Q, S, C) float64 on the CPU, of a regression task.
 
-    None if the scored steps differ between examples, or if there are fewer than MIN_ERRORS examples.
+    steps: (L,) bool, the S steps; None: those that are scored in any example. The quantiles of a step are over the examples in
+    which it is scored. None if one of the steps is scored in fewer than MIN_ERRORS examples, if the lengths of batches differ,
+    or if the padding of examples differs in batches without a loss mask.
     """
     device = next(model.parameters()).device
+    masks = [_scored_steps(batch) for batch in batches]
+    if len({mask.shape[1] for mask in masks}) != 1:
+        return None
+    steps = torch.cat(masks).any(0) if steps is None else steps
+    has_padding = (batch.loss_mask is None and bool((mask != steps).any()) for batch, mask in zip(batches, masks, strict=True))
+    if any(has_padding) or int(torch.cat(masks)[:, steps].sum(0).min()) < MIN_ERRORS:
+        return None
     errors: list[Tensor] = []
-    for batch in batches:
+    for batch, mask in zip(batches, masks, strict=True):
         assert batch.targets is not None
-        scored = batch.loss_mask if batch.loss_mask is not None else batch.valid
-        if scored is None:
-            scored = torch.ones(batch.inputs.shape[:2], dtype=torch.bool)
-        if not bool((scored == scored[:1]).all()) or (errors and errors[0].shape[1] != int(scored[0].sum())):
-            return None
         parts = [batch.rows(first, batch_size) for first in range(0, len(batch.inputs), batch_size)]
         output = torch.cat([predict(model, part.to(device)).float().cpu() for part in parts])
-        errors.append((batch.targets - output)[:, scored[0]])
-    together = torch.cat(errors)
-    if len(together) < MIN_ERRORS:
-        return None
-    return torch.from_numpy(np.quantile(together.double().numpy(), list(levels), axis=0))
+        errors.append((batch.targets - output)[:, steps].masked_fill(~mask[:, steps, None], nan))
+    together = torch.cat(errors).double().numpy()
+    quantile = np.quantile if all(bool(mask[:, steps].all()) for mask in masks) else np.nanquantile  # the latter is slower
+    return torch.from_numpy(quantile(together, list(levels), axis=0))
+
+
+def _scored_steps(batch: Batch) -> Tensor:
+    """Return which steps of a batch of a task with an answer at each step are scored, (B, L) bool."""
+    if batch.loss_mask is not None:
+        return batch.loss_mask
+    return torch.ones(batch.inputs.shape[:2], dtype=torch.bool) if batch.valid is None else batch.valid
 
 
 @torch.no_grad()

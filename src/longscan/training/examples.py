@@ -219,7 +219,10 @@ def _find_forecasts(
 ) -> dict[str, Any]:
     """Return the answers with the smallest, the median and the largest error, with intervals from the validation errors."""
     errors, rows, inside = [], [], []
-    interval = error_quantiles(model, _spread_batches(task, "valid", seed), (0.1, 0.9), batch_size)
+    valid = _spread_batches(task, "valid", seed)
+    masks = [batch.loss_mask for batch in (*valid, *batches) if batch.loss_mask is not None]
+    steps = torch.cat(masks).any(0) if masks else None  # of the forecasts, of which an example may have missing targets
+    interval = error_quantiles(model, valid, (0.1, 0.9), batch_size, steps)
     for batch in batches:
         assert batch.targets is not None
         scored = _scored_steps(batch, task)
@@ -229,36 +232,39 @@ def _find_forecasts(
             errors.append(float(difference.square().mean()))
             rows.append(batch.rows(i))
             if interval is not None:
-                inside.append(float(((difference >= interval[0]) & (difference <= interval[1])).float().mean()))
+                low, high = interval if steps is None else interval[:, scored[i][steps]]
+                inside.append(float(((difference >= low) & (difference <= high)).float().mean()))
     order = np.argsort(errors)
     names = {"smallest": order[0], "median": order[len(order) // 2], "largest": order[-1]}
     examples = []
     for name, row in names.items():
-        examples.append({"error": name, **_describe_forecast(model, task, rows[row], interval)})
+        examples.append({"error": name, **_describe_forecast(model, task, rows[row], interval, steps)})
     coverage = round(float(np.mean(inside)), 4) if inside else None
     return {"kind": "values", "coverage": coverage, "examples": examples}
 
 
 def _describe_forecast(
-    model: nn.Module, task: RegressionTask, batch: Batch, interval: Tensor | None
+    model: nn.Module, task: RegressionTask, batch: Batch, interval: Tensor | None, forecast: Tensor | None
 ) -> dict[str, Any]:
     """Return one example with numbers as answers: input, truth and answer of some variables.
 
-    Also what the last answer depends on.
+    Also what the last answer depends on. forecast: (L,) bool, the steps of the interval, some of which may not be scored in this
+    example; None if they are the scored ones.
     """
     assert batch.targets is not None
     scored = _scored_steps(batch, task)[0]
     output = _outputs(model, batch, 1)
+    forecast = scored if forecast is None else forecast
     steps = scored.nonzero()[:, 0]
     times = (steps + task.target_offset).numpy()
     truth, answer = (task.in_units(part, batch)[0][scored].double().numpy() for part in (batch.targets, output))
     ends: list[np.ndarray] = []  # ends of the interval
     for end in () if interval is None else interval:
         shifted = output.clone()
-        shifted[0, steps] += end.float()
+        shifted[0, forecast] += end.float()
         ends.append(task.in_units(shifted, batch)[0][scored].double().numpy())
     names = list(task.channel_names or ())
-    is_input = batch.valid_steps(0) & (~scored if task.target_offset == 0 and batch.loss_mask is not None else True)
+    is_input = batch.valid_steps(0) & (~forecast if task.target_offset == 0 and batch.loss_mask is not None else True)
     past: np.ndarray | None = None
     if set(task.variables) <= set(names):
         inputs = batch.inputs[..., [names.index(name) for name in task.variables]]

@@ -288,7 +288,7 @@ class Run:
         except (ValueError, OSError) as error:
             raise SettingError(one_line(error)) from error
         model = self.model(which)
-        errors = self._error_quantiles(model, task, quantiles) if quantiles else None
+        errors = self._error_quantiles(model, task, examples, quantiles) if quantiles else None
         rows: list[dict[str, str | float]] = []
         for first in range(0, len(examples.inputs), settings.training.batch_size):
             batch = examples.rows(first, settings.training.batch_size)
@@ -301,8 +301,8 @@ class Run:
                 rows.append(row | {"example": first + int(row["example"])} if "example" in row else row)
         return task.add_times(rows, path)
 
-    def _error_quantiles(self, model: TrainedModel, task: Task, levels: Sequence[float]) -> Tensor:
-        """Return the quantiles (Q, S, C) of the errors on the validation windows of a forecast."""
+    def _error_quantiles(self, model: TrainedModel, task: Task, examples: Batch, levels: Sequence[float]) -> Tensor:
+        """Return the quantiles (Q, S, C) of the errors on the validation windows at the S steps of the forecasts of examples."""
         shown = ",".join(f"{level:g}" for level in levels)
         if task.plot_kind != "forecast":
             raise setting_error("--quantiles", shown, f"left out, as the answers of task {task.name} are not forecasts")
@@ -310,9 +310,11 @@ class Run:
             raise setting_error("--quantiles", shown, "different numbers above 0 and below 1")
         size = self.settings.training.batch_size
         batches = [task.batch("valid", step, size) for step in range(task.num_batches("valid", size) or 0)]
-        errors = error_quantiles(model, batches, levels, size)
+        steps = None if examples.loss_mask is None else examples.loss_mask[0]
+        errors = error_quantiles(model, batches, levels, size, steps)
         if errors is None:
-            raise setting_error("--quantiles", shown, f"left out, as there are fewer than {MIN_ERRORS} validation windows")
+            needed = f"fewer than {MIN_ERRORS} validation windows have targets at a step of the forecast"
+            raise setting_error("--quantiles", shown, f"left out, as {needed}")
         return errors
 
 

@@ -51,15 +51,16 @@ PREDICTED = Literal["future", "windows"]
 class ForecastData(NamedTuple):
     """The series of a table with their splits in time.
 
-    store: without rows that have only what is known ahead. values: (T, C) float64 without missing values. inputs: numbers of
-    the channels that are read as series. targets: (K,) numbers of the channels that are forecast. known: the series that are
-    known ahead. starts: of each split the first rows of its windows, (n,). ranges: training rows of each series, (N, 2).
-    context: steps of the context. season: steps of a season, 1 if none is known. unit, frequency: the usual step, and the
-    calendar frequency of dates at unequal steps by its name in pandas.
+    store: without rows that have only what is known ahead. values: (T, C) float64 without missing values. measured: (T,) bool,
+    rows of which no target was missing. inputs: numbers of the channels that are read as series. targets: (K,) numbers of the
+    channels that are forecast. known: the series that are known ahead. starts: of each split the first rows of its windows, (n,).
+    ranges: training rows of each series, (N, 2). context: steps of the context. season: steps of a season, 1 if none is known.
+    unit, frequency: the usual step, and the calendar frequency of dates at unequal steps by its name in pandas.
     """
 
     store: SeriesStore
     values: np.ndarray
+    measured: np.ndarray
     inputs: np.ndarray
     targets: np.ndarray
     known: "KnownAhead"
@@ -104,6 +105,8 @@ class SeriesForecast(SeriesFile, RegressionTask):
 
     The last part of each series is test, the part before it valid, each at least as long as the horizon in series of four
     horizons and more; the context of a window may contain rows of the part before.
+    With `missing` fill the steps at which a target was missing have no part in the loss, the metrics and the baselines; the
+    ridge regression is fitted to filled values, too.
     Channels are standardised by the training rows, and errors are of standardised values. The inputs are the context and
     `horizon` empty steps, which a channel marks and whose outputs are the forecast. From context and targets the `level` is
     subtracted, which further channels contain. The last channels are those that are `known` ahead and the `calendar`, with
@@ -188,12 +191,23 @@ class SeriesForecast(SeriesFile, RegressionTask):
         return len(self._data.starts[split])
 
     def batch(self, split: Split, step: int, batch_size: int, seed: int = 0) -> Batch:
-        """Return the batch of a step: inputs (B, L, d_input), targets (B, L, K), loss_mask (B, L), True at the forecast."""
+        """Return the batch of a step: inputs (B, L, d_input), targets (B, L, K), loss_mask (B, L).
+
+        loss_mask is True at the steps of the forecast whose targets were all measured.
+        """
         check_request(self, split, step, batch_size, seed)
         data = self._data
         starts = data.starts[split][rows_of_step(self.size(split), split, step, batch_size, seed)]
         windows = self._windows(data.values, starts, data.context + self.horizon)
-        return self._to_batch(windows, self._known_windows(data.store, data.known.values, starts))
+        batch = self._to_batch(windows, self._known_windows(data.store, data.known.values, starts))
+        assert batch.loss_mask is not None
+        batch.loss_mask[:, data.context :] = self._measured_ahead(starts)
+        return batch
+
+    def _measured_ahead(self, starts: np.ndarray) -> Tensor:
+        """Return at which steps of the forecast (n, horizon) all targets were measured, in windows from their first rows."""
+        data = self._data
+        return torch.from_numpy(data.measured[starts[:, None] + np.arange(data.context, data.context + self.horizon)])
 
     def _windows(self, values: np.ndarray, starts: np.ndarray, length: int) -> Tensor:
         """Return standardised windows (n, length, C) float32 from their first rows, C without what is known ahead."""
@@ -328,7 +342,7 @@ class SeriesForecast(SeriesFile, RegressionTask):
 
         With predicted="windows" the column origin has the last date of the context, and NAME_actual the value where it is known.
         """
-        store, values, _ = self._new_series(path)
+        store, _, _ = self._new_series(path)
         data = self._data
         starts = self._new_starts(store)
         series = np.searchsorted(store.offsets, starts, "right") - 1
@@ -345,9 +359,9 @@ class SeriesForecast(SeriesFile, RegressionTask):
             cells |= {"date" if store.is_dated else "time": dated[number][place], "ahead": ahead}
             cells |= {name: value for name, value in row.items() if name not in ("example", "step")}
             if self.predicted == "windows":
-                known = place < store.lengths[number]
                 for variable, channel in zip(self.variables, data.targets.tolist(), strict=True):
-                    cells[f"{variable}_actual"] = float(values[first + place, channel]) if known else ""
+                    actual = float(store.values[first + place, channel]) if place < store.lengths[number] else np.nan
+                    cells[f"{variable}_actual"] = "" if np.isnan(actual) else actual
             named.append(cells)
         return named
 
@@ -365,9 +379,12 @@ class SeriesForecast(SeriesFile, RegressionTask):
         scales = zip(self.variables[:3], data.statistics.scale[data.targets], strict=False)
         units = ", ".join(f"{scale:.4g} for {name}" for name, scale in scales) + (", ..." if len(self.variables) > 3 else "")
         known = [("known", f"at the steps of the forecast: {', '.join(data.known.names)}")] if data.known.names else []
+        filled = len(data.measured) - int(data.measured.sum())
+        scored = [("scored", f"no step of the {filled:,} rows where a target is missing")] if filled else []
         return [
             ("file", f"{self.path}, {len(store.values):,} rows"),
             *self._common_summary(store, data.statistics),
+            *scored,
             ("time", ends),
             ("target", f"{', '.join(self.variables)}, {self.horizon} steps from a context of {data.context}"),
             ("errors", f"divided by the standard deviation of the training rows, {units}"),
@@ -490,23 +507,32 @@ def _load(task: SeriesForecast) -> ForecastData:
         for part, low, high in (("train", first, valid), ("valid", valid - context, test), ("test", test - context, last)):
             starts[part].append(np.arange(max(first, low), high - context - task.horizon + 1))
     windows = {part: np.concatenate(found) for part, found in starts.items()}
+    inputs = np.setdiff1d(np.arange(len(store.channels)), numbers)
+    if not len(inputs):
+        raise setting_error("known", task.known, "some of the channels, not all, as one must be forecast")
+    targets = np.array([store.channels.index(name) for name in task.target]) if task.target else inputs
+    values = _checked_values(store, task, source)
+    gaps = np.isnan(store.values[:, targets])
+    measured = ~gaps.any(1)
     for part, found in windows.items():
         if not len(found):
             raise setting_error(
                 "horizon", task.horizon, f"small enough for a window of {context} + {task.horizon} steps in the part {part} of a "
                 f"series of {source}; the longest has {longest} rows"
             )  # fmt: skip
+        windows[part] = _with_measured(found, measured, context, task.horizon)
+        if not len(windows[part]):
+            named = ", ".join(store.channels[number] for number in targets)
+            raise ValueError(
+                f"{source} must have a row with values of {named} in the part {part}, by which forecasts are scored, got none"
+            )
     for part in ("valid", "test"):
         if len(windows[part]) > task.eval_windows:
             windows[part] = windows[part][np.linspace(0, len(windows[part]) - 1, task.eval_windows).round().astype(int)]
-    values = _checked_values(store, task, source)
     statistics = fit_statistics(store, np.array(ranges), source)
-    inputs = np.setdiff1d(np.arange(len(store.channels)), numbers)
-    if not len(inputs):
-        raise setting_error("known", task.known, "some of the channels, not all, as one must be forecast")
-    targets = np.array([store.channels.index(name) for name in task.target]) if task.target else inputs
+    scored = np.where(measured[:, None], values[:, targets], np.nan)
     for kind, own in (("training", ranges), ("test", tests)):
-        if not _varies(values, own, targets):
+        if not _varies(scored, own):
             named = ", ".join(store.channels[number] for number in targets)
             raise setting_error("target", named, f"columns of which one varies in the {kind} rows of {source}")
     if task.calendar and not store.is_dated:
@@ -515,18 +541,27 @@ def _load(task: SeriesForecast) -> ForecastData:
     names = (*task.known, *(f"{wave} of {period}" for period in periods for wave in ("sine", "cosine")))
     rows = _known_rows(full, store, numbers, periods, task.horizon, unit, frequency)
     data = ForecastData(
-        store, values, inputs, targets, KnownAhead(numbers, periods, names, rows), cast("dict[Split, np.ndarray]", windows),
-        np.array(ranges), statistics, context, season, unit, frequency,
+        store, values, measured, inputs, targets, KnownAhead(numbers, periods, names, rows),
+        cast("dict[Split, np.ndarray]", windows), np.array(ranges), statistics, context, season, unit, frequency,
     )  # fmt: skip
     return data._replace(known=data.known._replace(values=_standardised_known(rows, data)))
 
 
-def _varies(values: np.ndarray, ranges: Sequence[tuple[int, int]], targets: np.ndarray) -> bool:
-    """Return whether one of the targets is not constant in rows (first, last) of each series; else any constant is perfect."""
-    low, high = np.full(len(targets), np.inf), np.full(len(targets), -np.inf)
+def _with_measured(starts: np.ndarray, measured: np.ndarray, context: int, horizon: int) -> np.ndarray:
+    """Return the first rows of the windows that have a measured row in their horizon."""
+    before = np.concatenate([[0], np.cumsum(measured)])
+    return starts[before[starts + context + horizon] > before[starts + context]]
+
+
+def _varies(targets: np.ndarray, ranges: Sequence[tuple[int, int]]) -> bool:
+    """Return whether a target is not constant in rows (first, last) of each series; else any constant is perfect.
+
+    targets: (T, K), NaN in rows that are not scored.
+    """
+    low, high = np.full(targets.shape[1], np.inf), np.full(targets.shape[1], -np.inf)
     for first, last in ranges:
-        low = np.minimum(low, values[first:last, targets].min(0, initial=np.inf))
-        high = np.maximum(high, values[first:last, targets].max(0, initial=-np.inf))
+        low = np.fmin(low, np.fmin.reduce(targets[first:last], 0, initial=np.inf))
+        high = np.fmax(high, np.fmax.reduce(targets[first:last], 0, initial=-np.inf))
     return bool((low < high).any())
 
 
@@ -650,9 +685,11 @@ def _regress(task: SeriesForecast, effect: np.ndarray) -> tuple[Tensor, float]:
         gram += contexts.T @ contexts
         cross += contexts.T @ ahead
     contexts, ahead = _differences(task, data.starts["valid"], effect)
+    # the rows of `_differences` are the targets of one window after the other
+    measured = task._measured_ahead(data.starts["valid"]).numpy().repeat(len(data.targets), 0)
     scale = np.trace(gram) / len(gram) / max(1, len(chosen)) or 1.0
     found = [np.linalg.solve(gram + penalty * scale * np.eye(len(gram)), cross) for penalty in PENALTIES]
-    errors = [float(((contexts @ weights - ahead) ** 2).mean()) for weights in found]
+    errors = [float(((contexts @ weights - ahead) ** 2)[measured].mean()) for weights in found]
     return torch.from_numpy(found[int(np.argmin(errors))].astype(np.float32)), min(errors)
 
 
@@ -679,15 +716,16 @@ def _ridge_forecast(contexts: Tensor, known: Tensor, ridge: Ridge) -> Tensor:
 
 @lru_cache(maxsize=8)
 def _naive_errors(task: SeriesForecast, split: Split) -> dict[str, float]:
-    """Return the mean absolute errors of simple forecasts on the windows of a split."""
+    """Return the mean absolute errors of simple forecasts at the measured steps of the windows of a split."""
     data = task._data
     windows = task._windows(data.values, data.starts[split], data.context + task.horizon)
     known = task._known_windows(data.store, data.known.values, data.starts[split])
     ridge = _ridge_forecast(windows[:, : data.context], known, _fit_ridge(task))[..., data.places]
     contexts, ahead = windows[:, : data.context, data.places], windows[:, data.context :, data.places]
-    medians = ahead.flatten(0, 1).median(0).values
+    measured = task._measured_ahead(data.starts[split])
+    medians = ahead[measured].median(0).values
     forecasts = {"constant": medians.expand_as(ahead), "persistence": seasonal_mean(contexts, task.horizon, 1, 1)}
     if 1 < data.season <= data.context:
         forecasts["seasonal_naive"] = seasonal_mean(contexts, task.horizon, data.season, 1)
     forecasts["ridge"] = ridge
-    return {name: float((forecast - ahead).abs().double().mean()) for name, forecast in forecasts.items()}
+    return {name: float((forecast - ahead)[measured].abs().double().mean()) for name, forecast in forecasts.items()}
