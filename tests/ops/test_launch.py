@@ -1,10 +1,11 @@
 """Launches of Triton kernels and chunks of time without a GPU: kernels are stand-ins that record their calls."""
 
+import time
 from contextlib import nullcontext
 from importlib import import_module
 from inspect import signature
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -206,3 +207,59 @@ def test_kernel_that_cannot_be_compiled_leaves_later_ones_usable(monkeypatch: py
 
     _gpu.compile_together(_gpu.compile_ahead, compile_wrong_kernel)
     assert modes.active_mode.get() is None
+
+
+class Launcher:
+    """What Triton 3.6 makes of the types of a kernel's arguments, from modules that CPython loads: see `_gpu._loading`."""
+
+    first_loads: ClassVar[dict[str, str]] = {}
+    last_module: ClassVar[dict[str, str]]
+
+    def __init__(self, types: str, metadata: None) -> None:
+        assert metadata is None
+        time.sleep(0.03 if types in self.first_loads else 0)  # so that the other kernel is loaded in the meantime
+        if types in self.first_loads:
+            module = self.last_module
+            module["launch"] = self.first_loads[types]
+        else:
+            module = Launcher.last_module = {"launch": types}
+            self.first_loads[types] = types
+        time.sleep(0.06)
+        self.launch = module["launch"]
+
+
+class CompiledKernel:
+    """A kernel whose function for launches is made when it is first needed."""
+
+    metadata = None
+
+    def __init__(self, types: str) -> None:
+        self.src, self.function = types, ""
+
+    def warmup(self, *_: Any, **__: Any) -> "CompiledKernel":
+        return self
+
+    def __getitem__(self, grid: Any) -> Any:
+        self.function = self.function or Launcher(self.src, self.metadata).launch
+        return lambda *_: None
+
+
+def test_no_kernel_is_launched_by_the_function_of_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two of the kernels have the same types of arguments, so that a module is loaded twice while kernels are made in threads."""
+    runtime = pytest.importorskip("triton.runtime")
+    monkeypatch.setattr(runtime, "driver", SimpleNamespace(active=SimpleNamespace(launcher_cls=Launcher)))
+    monkeypatch.setattr(_gpu, "INTERPRETED", False)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    monkeypatch.setattr(torch.cuda, "device", lambda _: nullcontext())
+    Launcher.first_loads.clear()
+    kernels = [CompiledKernel("three pointers"), CompiledKernel("two pointers"), CompiledKernel("three pointers")]
+
+    def call() -> None:
+        if _gpu.is_compiling():
+            for kernel in kernels:
+                _gpu.launch(kernel, (1,), SimpleNamespace(get_device=lambda: 0), constants={})
+        else:
+            _gpu.compile_ahead()
+
+    _gpu.compile_together(call)
+    assert [kernel.function for kernel in kernels] == [kernel.src for kernel in kernels]

@@ -142,7 +142,10 @@ def compile_ahead() -> None:
             with AsyncCompileMode(threads, ignore_errors=True):
                 for call in calls:
                     call()
-            list(threads.map(lambda compiled: _load(*compiled), _ahead.kernels))
+            with _loading:
+                list(threads.map(lambda compiled: _build_launcher(*compiled), _ahead.kernels))
+                for compiled in _ahead.kernels:
+                    _load(*compiled)
     except torch.OutOfMemoryError:
         log.info("kernels are compiled one by one, because the buffers of a trial call do not fit into the memory")
     finally:
@@ -155,11 +158,33 @@ def _finished(kernel: Any) -> Any:
     return kernel.result() if hasattr(type(kernel), "result") else kernel
 
 
-def _load(kernel: Any, device: int) -> None:
-    """Load a kernel onto a GPU, and build the C function that launches it, which takes Triton 3.6 half a second each.
+# Held while the functions that launch kernels are built and loaded.
+#
+# Triton 3.5 and 3.6 build a C module for the types of a kernel's arguments, and all of these modules have one name. When CPython
+# loads such a file again in a process, it copies the functions of the first load into the module that sys.modules has under that
+# name, which may be the module of another kernel. Triton reads the function from the module right after it has loaded it, so that
+# this is harmless in one thread. Between two threads a kernel can get the function that launches another one, which takes other
+# arguments. Later versions of Triton have one function for all kernels.
+_loading = threading.Lock()
 
-    Kernels are loaded onto the current GPU, which in a new thread is the first one.
+
+def _build_launcher(kernel: Any, device: int) -> None:
+    """Build the C function that launches a kernel into Triton's cache, which takes Triton 3.6 half a second each.
+
+    The function that is loaded here is thrown away, because it may be the one of another kernel: `_loading` says why.
     """
+    from triton.runtime import driver
+
+    try:
+        compiled = _finished(kernel)
+        with torch.cuda.device(device):
+            driver.active.launcher_cls(compiled.src, compiled.metadata)
+    except Exception as error:  # raised again where the kernel is launched
+        log.debug("the function that launches a kernel could not be built: %s", error)
+
+
+def _load(kernel: Any, device: int) -> None:
+    """Load a kernel and the function that launches it onto a GPU, which need not be the current one."""
     try:
         with torch.cuda.device(device):
             _finished(kernel)[1, 1, 1]
@@ -207,6 +232,8 @@ def launch(kernel: Any, grid: tuple[int, ...], *args: Any, constants: dict[str, 
     if found is None:
         compile_ahead()
         compiled = _finished(kernel.warmup(*args, grid=grid, **constants))
+        with _loading:
+            compiled[1, 1, 1]  # loads the kernel
         found = compiled, tuple(constants[name] for name in kernel.arg_names[len(args) :])
         _compiled[tuple(key)] = found
     compiled, ordered = found
