@@ -1,4 +1,11 @@
-"""The settings that papers print, with which tests compare recipes."""
+"""The settings that papers print, with which tests compare recipes, and the settings of recipes."""
+
+from copy import deepcopy
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from longscan.training.parsing import read_recipe
 
 Row = tuple[str, int, int, float, float]
 
@@ -22,3 +29,13 @@ SERIES: dict[str, Row] = {
     "motor_imagery": ("ma", 16, 128, 0.0, 1e-4),
     "eigen_worms": ("amma", 16, 16, 0.0, 1e-3),
 }
+
+
+@cache
+def _read_once(path: Path) -> dict[str, Any]:
+    return read_recipe(path)[0]
+
+
+def read_settings_once(path: Path) -> dict[str, Any]:
+    """Return a copy of the settings of a recipe, which is read once: hundreds of rows and runs share a file."""
+    return deepcopy(_read_once(path))

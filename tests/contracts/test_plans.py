@@ -13,8 +13,9 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 from longscan._argparse import parse_known
 from longscan._types import checked_value, field_types
 from longscan.models import SequenceModel
-from longscan.training.parsing import _parse_overrides, read_recipe, set_nested, sources_parser, task_class
+from longscan.training.parsing import _parse_overrides, set_nested, sources_parser, task_class
 from longscan.training.settings import AboutSettings, ModelSettings, TrainingSettings
+from published_settings import read_settings_once
 from side_by_side import Planned, read_plan
 
 ROOT = Path(__file__).parents[2]
@@ -26,7 +27,7 @@ MODEL_SETTINGS = ("spec", "d_model", "d_state", "norm", "positions", "block_opti
 def read_settings(argv: list[str]) -> dict[str, Any]:
     """Return the settings that the arguments of `longscan train` give, by section, without reading data."""
     sources, rest = parse_known(sources_parser(), argv)
-    plain, _ = read_recipe(ROOT / sources.config[0])
+    plain = read_settings_once(ROOT / sources.config[0])
     for setting, value in _parse_overrides(task_class(sources.task or plain["task"]["name"]), rest).items():
         plain = set_nested(plain, setting, value)
     return plain

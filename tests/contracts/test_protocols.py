@@ -17,9 +17,10 @@ from longscan.reproduce.runs import row_settings, with_seed
 from longscan.tasks import TASKS, Task
 from longscan.tasks.forecasting import Forecast
 from longscan.tasks.formal.base import WordTask
-from longscan.training.parsing import read_recipe, set_nested
+from longscan.training.parsing import set_nested
 from longscan.training.settings import AboutSettings, ModelSettings, TrainingSettings
 from longscan.training.trainer import build_optimizer
+from published_settings import read_settings_once
 
 ROOT = Path(__file__).parents[2]
 ROWS = [row for row in read_rows() if row.status == "recipe"]
@@ -30,7 +31,7 @@ rows = pytest.mark.parametrize("row", ROWS, ids=lambda row: row.id)
 def plain_settings(row: PublishedRow) -> dict[str, Any]:
     """Return the settings of a row by section, without reading its data."""
     assert row.recipe is not None
-    plain, _ = read_recipe(ROOT / row.recipe)
+    plain = read_settings_once(ROOT / row.recipe)
     for name, value in row.settings.items():
         plain = set_nested(plain, name, value)
     return plain
