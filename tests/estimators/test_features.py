@@ -1,5 +1,7 @@
 """Random state space features, the ridge regression on them, and estimators without settings."""
 
+import re
+
 import numpy as np
 import pytest
 import torch
@@ -8,6 +10,7 @@ from longscan.estimators import SSMClassifier, SSMRegressor
 from longscan.estimators import features as features_module
 from longscan.estimators.features import (
     FEWEST_OUTPUTS,
+    FEWEST_SERIES,
     FIRST,
     HIDDEN,
     INTERVALS,
@@ -29,6 +32,7 @@ from longscan.estimators.features import (
     calibrated_features,
     choose_outputs,
 )
+from longscan.estimators.fitting import _choose_rows
 from longscan.estimators.ridge import fit_ridge, fit_scores, fit_values, regression_seconds
 from longscan.estimators.series import StandardisedSeries
 
@@ -132,8 +136,58 @@ def test_a_setting_of_the_stack_or_of_training_selects_it():
 def test_there_are_fewer_outputs_for_more_data_and_less_time():
     assert choose_outputs(100, 100) > choose_outputs(5000, 1000) > choose_outputs(100_000, 1000) == FEWEST_OUTPUTS
     series = StandardisedSeries(np.random.default_rng(0).normal(size=(4, 50, 1)).astype(np.float32), np.full(4, 50), None)
-    features = calibrated_features(series, CPU, np.random.RandomState(0), seconds=1e-9)
-    assert features.outputs == FEWEST_OUTPUTS
+    features, count = calibrated_features(series, CPU, np.random.RandomState(0), seconds=1e-9)
+    assert (features.outputs, count) == (FIRST, 4)
+    many = StandardisedSeries(np.zeros((100_000, 1000, 1), np.float32), np.full(100_000, 1000), None)
+    features, count = calibrated_features(many, CPU, np.random.RandomState(0))
+    assert (features.outputs, count) == (FEWEST_OUTPUTS, 100_000)
+    features, count = calibrated_features(many, CPU, np.random.RandomState(0), seconds=1e-9)
+    assert (features.outputs, count) == (FIRST, FEWEST_SERIES)
+
+
+def test_a_fit_in_little_time_reads_some_of_the_series_and_all_classes(monkeypatch, caplog):
+    X, y = make_waves(40)
+    y[7] = 2
+    monkeypatch.setattr(features_module, "FEWEST_SERIES", 20)
+    seen = []
+    original = SSMClassifier._regression
+
+    def record(self, values, features, examples):
+        seen.append((len(values), sorted(set(examples.targets.tolist()))))
+        return original(self, values, features, examples)
+
+    monkeypatch.setattr(SSMClassifier, "_regression", record)
+    model = SSMClassifier(minutes=1e-9, **DEFAULT).fit(X, y)
+    assert seen[0][0] in (20, 21)
+    assert seen[0][1] == [0, 1, 2]
+    assert model.score(X, y) > 0.8
+    assert re.search(r"minutes: in 1e-09 minutes there is time to fit to 2[01] of the 40 series", caplog.text)
+    SSMClassifier(minutes=10.0, **DEFAULT).fit(X, y)
+    assert seen[1][0] == 40
+
+
+def test_chosen_rows_have_all_classes():
+    targets = np.repeat([0, 1, 2], [500, 499, 1])
+    for seed in range(5):
+        rows = _choose_rows(targets, 100, np.random.RandomState(seed))
+        assert len(rows) in (100, 101)
+        assert 999 in rows
+        assert (np.diff(rows) > 0).all()
+    assert len(_choose_rows(np.zeros((1000, 2)), 100, np.random.RandomState(0))) == 100
+
+
+def test_series_are_as_many_as_the_time_allows(monkeypatch):
+    """The features of 8 series take a second and the trial of the fewest outputs 2, so of 14 seconds 9 are left for features."""
+    monkeypatch.setattr(features_module, "regression_seconds", lambda *_: 3.0)
+    monkeypatch.setattr(features_module, "OUTPUTS", FIRST)
+    monkeypatch.setattr(features_module, "FEWEST_OUTPUTS", FIRST)
+    monkeypatch.setattr(features_module, "FEWEST_SERIES", 10)
+    values = np.random.default_rng(0).normal(size=(1000, 1024, 1)).astype(np.float32)
+    series = StandardisedSeries(values, np.full(1000, 1024), None)
+    for seconds, expected in ((14.0, 9 * 8), (6.0, 10), (1e4, 1000)):
+        times = iter([0, 1, 2])
+        monkeypatch.setattr(features_module, "monotonic", lambda times=times: next(times))
+        assert calibrated_features(series, CPU, np.random.RandomState(0), seconds=seconds)[1] == expected
 
 
 def test_classifier_of_aeon_without_settings_of_a_stack_is_the_default():
@@ -323,17 +377,17 @@ def test_outputs_are_reduced_to_the_time_that_is_left(monkeypatch):
     monkeypatch.setattr(StateFeatures, "__init__", record)
     series = StandardisedSeries(np.random.default_rng(0).normal(size=(4, 50, 1)).astype(np.float32), np.full(4, 50), None)
     for seconds, regression, kinds, expected in (
-        (20.0, 0.0, SHAPE_KINDS, [OUTPUTS]),
-        (19.0, 0.0, SHAPE_KINDS, [OUTPUTS, int(0.8 * OUTPUTS * 8.5 / 20)]),
-        (19.9, 0.0, SHAPE_KINDS, [OUTPUTS, int(0.8 * OUTPUTS * 9.4 / 20)]),
-        (11.0, 0.0, SHAPE_KINDS, [OUTPUTS, FEWEST_OUTPUTS]),
-        (30.0, 10.0, SHAPE_KINDS, [OUTPUTS]),
-        (30.0, 30.0, SHAPE_KINDS, [OUTPUTS, int(0.8 * OUTPUTS * 19.5 / 50)]),
-        (30.0, 10.0, KINDS, [OUTPUTS, int(0.8 * OUTPUTS * 19.5 / 40)]),  # which fits two regressions
+        (16.0, 0.0, SHAPE_KINDS, [OUTPUTS]),
+        (15.9, 0.0, SHAPE_KINDS, [OUTPUTS, OUTPUTS // 2]),
+        (13.0, 0.0, SHAPE_KINDS, [OUTPUTS, int(0.8 * OUTPUTS * 3 / 6)]),
+        (10.1, 0.0, SHAPE_KINDS, [OUTPUTS, FIRST]),  # fewer than without a limit
+        (26.0, 10.0, SHAPE_KINDS, [OUTPUTS]),
+        (16.0, 10.0, SHAPE_KINDS, [OUTPUTS, int(0.8 * OUTPUTS * 6 / 16)]),
+        (23.0, 10.0, KINDS, [OUTPUTS, int(0.8 * OUTPUTS * 13 / 26)]),  # which fits two regressions
     ):
         left = iter([regression, 0.0])
         monkeypatch.setattr(features_module, "regression_seconds", lambda *_, left=left: next(left))
-        times = iter([0, 10, 10.5, 11, 11.1])  # 10 seconds for all series, for which 20 seconds are expected; then little
+        times = iter([0, 4, 10, 10, 10, 10])  # 10 seconds, 6 of them for the features; then none
         monkeypatch.setattr(features_module, "monotonic", lambda times=times: next(times))
         tried.clear()
         calibrated_features(series, CPU, np.random.RandomState(0), seconds=seconds, kinds=kinds)

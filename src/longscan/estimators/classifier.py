@@ -66,7 +66,8 @@ class SSMClassifier(ClassifierMixin, SeriesEstimator):
             them; None or 0 for none.
         patience: epochs without an improvement on validation data after which training ends.
         minutes: time that `fit` may take, at most; there are then fewer features, or the learning rate ends with the time, and
-            results depend on the speed. One update is always made.
+            results depend on the speed. If the fewest features take longer, `fit` reads some series, at least 300, and logs
+            a warning. One update is always made.
         device: "cpu", "cuda", ..., or "auto".
         n_jobs: number of threads of torch in `fit` and `predict`; -1 for all processors. None: one, or torch's own number for
             batches of two million values and more (steps times d_model), see `longscan.estimators.threads`. The results are

@@ -54,7 +54,8 @@ MIXED = 8  # columns at most that a state reads, and states that an output reads
 RAMP = 0.05
 SAMPLES = 4.0  # of outputs in the shortest time constant of a group
 OUTPUTS = 640  # of the first layer
-FEWEST_OUTPUTS = 64
+FEWEST_SERIES = 300  # of a fit in a limited time
+FEWEST_OUTPUTS = 64  # without a limit of the time; with one there may be as few as one for each group
 HIDDEN = 8  # outputs of each group of the first layer that the second reads
 WORK = 4e9  # steps of all series times outputs from which outputs are fewer
 MANY_SERIES, THEIR_OUTPUTS = 3000, 96  # the cost of the regression grows with the cube of the smaller of series and features
@@ -388,11 +389,12 @@ def calibrated_features(
     random: np.random.RandomState,
     seconds: float | None = None,
     kinds: Sequence[str] = SHAPE_KINDS,
-) -> StateFeatures:
-    """Return features for series, with scales and thresholds from some of them.
+) -> tuple[StateFeatures, int]:
+    """Return features for series, with scales and thresholds from some of them, and for how many series there is time.
 
-    seconds: time in which the features of all series are to be computed and the regression is to be fitted. None: no limit, and a
-    result that does not depend on the speed.
+    seconds: time to compute the features and to fit the regression. If the fewest features of all series
+    take longer, the number of series is smaller, but at least `FEWEST_SERIES`. None: no limit, all series, and a result that does
+    not depend on the speed.
     """
     count, length, channels = series.values.shape
     outputs = choose_outputs(count, length)
@@ -403,15 +405,24 @@ def calibrated_features(
         own = np.random.RandomState(seed)
         start = monotonic()
         features = StateFeatures(channels, length, outputs, own, kinds).to(device)
-        features.calibrate(*sample.batch(np.arange(len(sample.lengths)), device), own)
-        expected = (monotonic() - start) * (1 + 1 / share)
-        if seconds is not None:
-            fits = 2 if len(features.kinds) == len(KINDS) else 1  # of the kinds that are linear in the outputs, and of all
-            expected += fits * regression_seconds(count, features.n_features)
-        if seconds is None or expected <= seconds or outputs == FEWEST_OUTPUTS:
-            return features
-        seconds -= monotonic() - start
-        outputs = max(FEWEST_OUTPUTS, min(outputs // 2, int(0.8 * outputs * seconds / expected)))
+        batch = sample.batch(np.arange(len(sample.lengths)), device)
+        features.calibrate(*batch, own)
+        if seconds is None:
+            return features, count
+        calibrated = monotonic()
+        with torch.no_grad():
+            features(*batch).cpu()
+        end = monotonic()
+        of_features = (end - calibrated) / share
+        fits = 2 if len(features.kinds) == len(KINDS) else 1  # of the kinds that are linear in the outputs, and of all
+        of_fits = fits * regression_seconds(count, features.n_features)
+        seconds -= end - start
+        if of_features + of_fits <= seconds:
+            return features, count
+        if outputs == FIRST:
+            left = max(0.0, seconds - of_fits) / of_features
+            return features, min(count, max(FEWEST_SERIES, int(left * count)))
+        outputs = max(FIRST, min(outputs // 2, int(0.8 * outputs * seconds / (of_features + of_fits))))
 
 
 def _sample(series: StandardisedSeries, random: np.random.RandomState) -> StandardisedSeries:

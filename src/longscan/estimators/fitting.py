@@ -1,6 +1,7 @@
 """Base of the estimators: read X, fit a model to a collection of series, compute its outputs."""
 
 import copy
+import logging
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, nullcontext
@@ -46,6 +47,8 @@ CLIP = 1.0
 WARMUP = 0.1  # of the steps
 Spec = str | Sequence[Mapping[str, Any]]
 BlockOptions = Mapping[str, Mapping[str, Any]]
+
+_log = logging.getLogger("longscan")
 
 
 class StackSettings(NamedTuple):
@@ -224,6 +227,18 @@ class Examples(NamedTuple):
         """Return some of the examples. rows: (m,), their numbers."""
         weights = None if self.weights is None else self.weights[rows]
         return Examples(self.collection.select(rows), self.targets[rows], weights)
+
+
+def _choose_rows(targets: np.ndarray, count: int, random: np.random.RandomState) -> np.ndarray:
+    """Return the numbers of `count` random examples in increasing order, and of one of each class that has none among them.
+
+    targets: (n,) integers for classes, (n, K) floats for numbers.
+    """
+    order = random.permutation(len(targets))
+    rows = order[:count]
+    if targets.dtype.kind == "i":
+        rows = np.union1d(rows, order[np.unique(targets[order], return_index=True)[1]])
+    return np.sort(rows)
 
 
 def read_weights(sample_weight: Any, collection: Collection) -> np.ndarray | None:
@@ -429,7 +444,12 @@ class SeriesEstimator(SavedEstimator):
         seconds: float | None,
     ) -> None:
         """Set `model_` to a regression from random features, and the curves to its leave-one-out and validation errors."""
-        features = calibrated_features(series, device, random, seconds, self._kinds)
+        features, count = calibrated_features(series, device, random, seconds, self._kinds)
+        n = len(series.lengths)
+        if count < n:
+            rows = _choose_rows(examples.targets.numpy(), count, random)
+            _log.warning("minutes: in %g minutes there is time to fit to %d of the %d series", self.minutes, len(rows), n)
+            series, examples = series.select(rows), examples.select(rows)
         fit = self._regression(self._model_outputs(features, series).numpy(), features, examples)
         model = FeatureModel.from_regression(features, fit).to(device)
         self.loss_curve_, self.validation_curve_ = [fit.error], None

@@ -190,6 +190,10 @@ class StandardisedSeries(NamedTuple):
             elapsed[:, 0] = 1.0  # the time before the first step is unknown
         return torch.from_numpy(self.values[rows, :longest]).to(device), mask, elapsed
 
+    def select(self, rows: np.ndarray) -> "StandardisedSeries":
+        """Return some of the series. rows: (m,), their numbers."""
+        return StandardisedSeries(self.values[rows], self.lengths[rows], None if self.gaps is None else self.gaps[rows])
+
     def trimmed(self) -> Iterator[np.ndarray]:
         """Yield the values of each series, (L_i, C) float64, without padding."""
         for values, length in zip(self.values, self.lengths, strict=True):
