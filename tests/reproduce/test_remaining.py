@@ -52,5 +52,8 @@ def test_the_cost_is_spread_over_the_cores_that_are_used(monkeypatch: pytest.Mon
     plan = [Planned("S3", "gru", seed, 2400) for seed in range(3)]
     assert "about 6 min 00 s on 2 cores of" in state_tracking._cost_text(plan)
     assert "about 4 min 00 s on 1 core of" in state_tracking._cost_text(plan[:1])
+    slow = Planned("S4", "s4d", 0, 2400)
+    monkeypatch.setitem(remaining.CPU_SECONDS, "s4d", 0.5)
+    assert "about 20 min 00 s on 2 cores of" in state_tracking._cost_text([*plan[:1], slow]), "a training has one core"
     assert "about 13 h 20 min on 1 core of" in state_tracking._cost_text([Planned("S5", "pdssm", 0, 2400)])
     assert cpu_seconds("fla_deltanet", 16) == 0

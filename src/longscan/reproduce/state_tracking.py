@@ -497,7 +497,8 @@ def run(
 def _cost_text(plan: Sequence[Planned]) -> str:
     """Return the line on the time that trainings take on the cores of this machine."""
     cores = min(os.cpu_count() or 1, len(plan))
-    seconds = sum(one.updates * one.cpu_seconds for one in plan) / cores
+    each = [one.updates * one.cpu_seconds for one in plan]
+    seconds = max(sum(each) / cores, *each)  # a training has one core
     text = f"expected without a GPU: about {duration_text(seconds)} on {cores} {'core' if cores == 1 else 'cores'} of an AMD EPYC"
     return f"{text}; --rows, --seeds and --updates make it less, and after Ctrl-C the same command continues"
 
