@@ -285,10 +285,10 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("records", type=Path)
     records = parser.parse_args().records
-    lines = [json.loads(line) for line in records.read_text().splitlines()]
+    lines = [json.loads(line) for line in records.read_text("utf-8").split("\n") if line]
     timed = [row | {"number": number} for number, row in enumerate(lines) if "length" in row and "check" not in row]
     before = records.with_name(f"{records.stem}_expected.jsonl")
-    expected = [json.loads(line) for line in before.read_text().splitlines()] if before.exists() else []
+    expected = [json.loads(line) for line in before.read_text("utf-8").split("\n") if line] if before.exists() else []
     of_one_mesh: list[Row] = []
     for device, later in product(dict.fromkeys(row["device"] for row in timed), (False, True)):
         here = [row for row in timed if row["device"] == device and (row["commit"] in SIXTEEN_BITS) == later]

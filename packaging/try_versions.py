@@ -78,7 +78,7 @@ def try_version(python: str, wheel: Path, commit: str, version: str, tests: list
 
 def read_records() -> list[dict[str, str | float]]:
     """Return the records, oldest first."""
-    return [json.loads(line) for line in RECORDS.read_text().splitlines()] if RECORDS.exists() else []
+    return [json.loads(line) for line in RECORDS.read_text("utf-8").split("\n") if line] if RECORDS.exists() else []
 
 
 def write_table() -> None:

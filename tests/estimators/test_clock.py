@@ -36,6 +36,7 @@ def make_hours(*numbers: float) -> pd.DatetimeIndex:
         (torch.tensor([1.5, 2.0], requires_grad=True), "float64", 1.5),
         (pd.array([4, 5], dtype="Int64"), "float64", 4),
         (np.array([7, 8], object), "int64", 7),
+        (np.array([7, 2**63 - 1], np.uint64), "int64", 7),
         (pd.Categorical([2, 9]), "int64", 2),
         ([datetime.date(2024, 1, 1), datetime.date(2024, 1, 2)], "datetime64", DAY),
         (np.array([datetime.datetime(2024, 1, 1)], object), "datetime64", DAY),
@@ -64,6 +65,7 @@ def test_as_clock_accepts_numbers_dates_periods_and_durations(times, kind, first
             "^`y` must have times that are numbers, (or )?dates",
         ),
         ([True, False], "^`y` must have times .*, got the kind 'boolean'"),
+        (np.array([7, 2**63], np.uint64), r"^`y` must have times below 2\*\*63 if .*, got 9223372036854775808"),
     ],
     ids=str,
 )
@@ -241,3 +243,9 @@ def test_stamps_after_numbers_of_few_bits_do_not_wrap(dtype, last, after):
     assert next_stamps(clock[-1], regular_step(clock, "`y`"), 2).tolist() == [after, after + 1]
     wide = as_clock(np.array([-120, -20, 80], np.int8), "`y`")
     assert regular_step(wide, "`y`") == 100
+
+
+def test_stamps_that_int64_cannot_count_are_refused():
+    assert next_stamps(np.int64(2**63 - 5), 2, 2).tolist() == [2**63 - 3, 2**63 - 1]
+    with pytest.raises(ValueError, match=r"`y` must have times that leave 2 steps of 2 below 2\*\*63, got 9223372036854775804"):
+        next_stamps(np.int64(2**63 - 4), 2, 2)

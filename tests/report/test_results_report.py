@@ -102,6 +102,11 @@ def test_rows_from_uncommitted_trees_are_marked_in_every_table(tmp_path, make_se
     assert "with uncommitted changes" in page.split("</style>")[1]
 
 
+def test_a_quick_run_without_a_recipe_has_a_row(tmp_path, new_run_row):
+    append_record(tmp_path / "runs" / "rows.jsonl", new_run_row(quick=True, recipe=None))
+    assert "\n| – | " in quick_markdown(tmp_path)
+
+
 def test_entries_of_two_recipes_have_different_names(new_run_row):
     rows = [new_run_row(recipe=r) for r in ("recipes/aussm/parity.yaml", "recipes/quick/parity.yaml", None)]
     (comparison,) = compare([*rows, new_run_row(model="Mamba", spec="mm")])

@@ -150,6 +150,12 @@ def test_page_says_which_lengths_have_no_examples(make_run, tmp_path):
     assert "<title>length 41-64: 0.5000</title>" in text
 
 
+def test_lengths_without_examples_are_in_order(make_run, tmp_path):
+    lengths = {f"{first}-{first + 9}": None for first in range(100, 200, 10)}
+    text = read_page(run_report(make_run(tmp_path, steps=5, every=5, by_length={"41-64": 0.5, **lengths})))
+    assert f"No test example has a length of {', '.join(lengths)}." in text
+
+
 def test_simple_predictors_take_the_place_of_the_constant(make_run, tmp_path):
     folder = make_run(tmp_path, steps=5, every=5)
     (folder / "baselines.json").write_text('{"constant": 0.131, "seasonal_naive": 0.25, "persistence": 0.2}')

@@ -241,6 +241,19 @@ def write_run(row: PublishedRow, out: Path, seed: int, step: int) -> Path:
     return folder
 
 
+def test_merged_records_are_whole_lines(tmp_path: Path) -> None:
+    """U+2028 and U+0085 end a line for `str.splitlines` alone, and JSON contains them as they are."""
+    first, second = ('{"note": "a\u2028b"}', '{"note": "c\x85d"}')
+    source, target = tmp_path / "source.jsonl", tmp_path / "target.jsonl"
+    source.write_text(f"{first}\n{second}\n", "utf-8")
+    archive._merge_lines(source, target)
+    assert target.read_text("utf-8") == source.read_text("utf-8")
+    target.write_text(f"{first}\n", "utf-8")
+    archive._merge_lines(source, target)
+    archive._merge_lines(source, target)
+    assert target.read_text("utf-8") == source.read_text("utf-8")
+
+
 @pytest.mark.parametrize(
     ("status", "was_asked", "text"),
     [

@@ -206,6 +206,12 @@ def test_another_separator_is_suggested(mark: str, tmp_path: Path) -> None:
         column_names(path, Dialect(mark, "."))
 
 
+def test_names_of_digits_and_underscores_are_no_numbers(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text("1_1,1_2\n3,4\n")
+    assert column_names(path, Dialect(",", ".")) == ["1_1", "1_2"]
+
+
 def test_a_wrong_name_of_a_column_shows_twelve_of_them() -> None:
     columns = [f"c{number}" for number in range(13)]
     with pytest.raises(SettingError, match=r"its columns are c0, .*, c11, \.\.\., got 'other'"):

@@ -21,6 +21,7 @@ from longscan.engine import Callback, Engine, StepResult
 from longscan.tasks import TASKS, Batch, classification
 from longscan.training import Run, Settings, stacked_linear, train
 from longscan.training.evaluate import Scores, evaluate
+from longscan.training.run import build_model
 from longscan.training.settings import CurriculumSettings, ModelSettings, SettingError, TrainingSettings
 from longscan.training.stacked import StackableRun, _Member, _StackedStep, stack_batches, train_stacked, unstackable_reason
 from longscan.training.trainer import Trainer
@@ -395,6 +396,38 @@ def test_what_cannot_be_trained_together(tmp_path: Path) -> None:
     slower = second._replace(settings=replace(second.settings, training=replace(second.settings.training, precision="bfloat16")))
     with pytest.raises(SettingError, match=r"`training\.precision` must be 'float32' as in .*, whose run trains in the same"):
         train_stacked([first, slower])
+
+
+def test_models_with_buffers_are_not_trained_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A layer may draw them from the seed, and the pass of all models would read those of the first one."""
+
+    def build(case: Settings) -> Any:
+        model = build_model(case)
+        model.head.register_buffer("noise", torch.randn(3))
+        return model
+
+    monkeypatch.setattr("longscan.training.stacked.build_model", build)
+    assert "would read the buffers of" in (unstackable_reason(CASES["series"]) or "")
+
+
+def test_an_error_in_a_validation_leaves_the_mode_of_the_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    score_all: Any = _StackedStep._score_all
+    modes: list[bool] = []
+
+    def fail(*_: Any) -> None:
+        raise RuntimeError("no scores")
+
+    def score(step: _StackedStep, split: Any) -> Any:
+        try:
+            return score_all(step, split)
+        finally:
+            modes.append(step.trainers[0].model.training)
+
+    monkeypatch.setattr(_StackedStep, "_score_all", score)
+    monkeypatch.setattr("longscan.training.stacked.Scorer.add", fail)
+    with pytest.raises(RuntimeError, match="no scores"):
+        train_stacked(runs_of(CASES["series"], tmp_path))
+    assert modes == [True]
 
 
 def test_pairs_of_sequences_are_not_trained_together(tmp_path: Path) -> None:

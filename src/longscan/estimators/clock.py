@@ -38,7 +38,9 @@ def as_clock(times: Any, source: str) -> pd.Index:
     missing = np.asarray(index.isna())
     if number:
         index = index.astype(np.float64) if missing.any() or pd.api.types.is_extension_array_dtype(index.dtype) else index
-        if index.dtype.kind in "iu" and index.dtype.itemsize < 8:  # later steps may exceed such a type, which would wrap
+        if index.dtype.kind == "u" and len(index) and int(index.max()) >= 2**63:
+            raise ValueError(f"{source} must have times below 2**63 if they are whole numbers, got {index.max()}")
+        if index.dtype.kind in "iu" and index.dtype != np.int64:  # later steps may exceed such a type, which would wrap
             index = index.astype(np.int64)
         missing = ~np.isfinite(np.asarray(index, dtype=np.float64))
     if missing.any():
@@ -156,7 +158,7 @@ def season_of(step: Step) -> int:
 
 
 def next_stamps(last: Any, step: Step, count: int) -> pd.Index:
-    """Return the `count` stamps after `last` on a clock with this step."""
+    """Return the `count` stamps after `last` on a clock with this step; ValueError for whole numbers of 2**63 and more."""
     if isinstance(last, pd.Period):
         return pd.period_range(last + step, periods=count, freq=last.freq if step == last.freq else step)
     if isinstance(last, pd.Timestamp):
@@ -164,5 +166,8 @@ def next_stamps(last: Any, step: Step, count: int) -> pd.Index:
             return pd.date_range(last, periods=count + 1, freq=step)[1:]
         return pd.DatetimeIndex([last + step * number for number in range(1, count + 1)])
     if isinstance(last, (int, np.integer)) and isinstance(step, int):
-        return pd.RangeIndex(last + step, last + step * (count + 1), step)
+        end = int(last) + step * count
+        if end >= 2**63:
+            raise ValueError(f"`y` must have times that leave {count} steps of {step} below 2**63, got {last}")
+        return pd.RangeIndex(int(last) + step, end + 1, step)
     return pd.Index([last + step * number for number in range(1, count + 1)])

@@ -302,7 +302,7 @@ def _quick_markdown(rows: Sequence[Record]) -> Iterator[str]:
     yield "| Recipe | Metric | Score | Constant predictor | Seconds | Notes | Command |"
     yield "|---|---|---|---|---|---|---|"
     for r in rows:
-        recipe = r["recipe"].removeprefix("recipes/").removesuffix(".yaml")
+        recipe = (r["recipe"] or "–").removeprefix("recipes/").removesuffix(".yaml")
         value = "failed" if r["value"] is None else f"{r['value']:.3f}"
         note = uncommitted_note([r["commit"]]) or "–"
         cells = (

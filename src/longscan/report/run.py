@@ -138,7 +138,8 @@ def _lengths(result: Mapping[str, Any] | None) -> Iterator[str]:
         return
     metric = words(result["metric"])
     known = {name: score for name, score in lengths.items() if score is not None}
-    empty = f" No test example has a length of {', '.join(lengths.keys() - known.keys())}." if len(known) < len(lengths) else ""
+    unknown = ", ".join(name for name in lengths if name not in known)
+    empty = f" No test example has a length of {unknown}." if unknown else ""
     yield page.heading(2, "Lengths")
     yield page.figure(figures.by_length(known, metric, result.get("constant")), f"Test {metric} by length of the input.{empty}")
 

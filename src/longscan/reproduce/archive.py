@@ -165,8 +165,8 @@ def _updates(folder: Path) -> float:
 
 
 def _merge_lines(source: Path, target: Path) -> None:
-    """Append the lines of a file that another one does not have."""
+    """Append the lines of a file that another one does not have. A line may contain U+2028, at which `str.splitlines` splits."""
     target.parent.mkdir(parents=True, exist_ok=True)
-    have = target.read_text("utf-8").splitlines() if target.exists() else []
+    have = target.read_text("utf-8").split("\n") if target.exists() else [""]
     with target.open("a", encoding="utf-8") as file:
-        file.writelines(f"{line}\n" for line in source.read_text("utf-8").splitlines() if line not in have)
+        file.writelines(f"{line}\n" for line in source.read_text("utf-8").split("\n") if line not in ("", *have))

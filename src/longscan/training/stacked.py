@@ -86,6 +86,8 @@ def unstackable_reason(settings: Settings) -> str | None:
             return "dropout draws from one random generator for all runs of a process"
         if isinstance(module, BatchNorm):
             return "BatchNorm changes its statistics in the forward pass"
+        if any(True for _ in module.buffers(recurse=False)):
+            return f"all runs would read the buffers of {type(module).__name__} of the first one"
     if any(block.changes_length for block in model.stack):
         return "blocks that shorten sequences need batches of equal length"
     return None
@@ -379,17 +381,19 @@ class _StackedStep:
         scorers = [Scorer(trainer.task, split) for trainer in self.trainers]
         was_training = model.training
         model.eval()
-        for step in evaluated_steps(first.task, split, batch_size, first.training.max_batches(split)):
-            batches = [trainer.task.batch(split, step, batch_size, trainer.settings.data_seed) for trainer in self.trainers]
-            batch = stack_batches(batches)
-            if self.device.type == "cuda":
-                batch = batch.pin_memory()
-            on_device = batch.to(self.device)
-            with first.accelerator.autocast():
-                outputs = torch.vmap(self._forward)(self.parameters, _model_inputs(on_device))
-            for k, (scorer, output) in enumerate(zip(scorers, outputs.unbind(), strict=True)):
-                scorer.add(output, _of_run(batch, k), _of_run(on_device, k))
-        model.train(was_training)
+        try:
+            for step in evaluated_steps(first.task, split, batch_size, first.training.max_batches(split)):
+                batches = [trainer.task.batch(split, step, batch_size, trainer.settings.data_seed) for trainer in self.trainers]
+                batch = stack_batches(batches)
+                if self.device.type == "cuda":
+                    batch = batch.pin_memory()
+                on_device = batch.to(self.device)
+                with first.accelerator.autocast():
+                    outputs = torch.vmap(self._forward)(self.parameters, _model_inputs(on_device))
+                for k, (scorer, output) in enumerate(zip(scorers, outputs.unbind(), strict=True)):
+                    scorer.add(output, _of_run(batch, k), _of_run(on_device, k))
+        finally:
+            model.train(was_training)
         return [scorer.scores() for scorer in scorers]
 
     def gradient_step(self, batch: Batch | Rows) -> list[tuple[StepOutputs, Tensor, Tensor | None]]:

@@ -103,7 +103,7 @@ def _is_number(text: str) -> bool:
         float(text)
     except ValueError:
         return False
-    return True
+    return "_" not in text  # 1_1 is a number for Python alone
 
 
 def read_frames(path: Path, columns: Sequence[str], texts: Sequence[str], dialect: Dialect) -> Iterator["pd.DataFrame"]:
