@@ -305,12 +305,13 @@ def test_frequency_is_that_of_all_series() -> None:
 
 def test_a_target_must_vary_within_the_rows() -> None:
     values = np.array([[1.0, 0], [1, 0], [2, 0], [2, 0]])
-    targets = np.array([0])
-    assert not forecast._varies(values, [(0, 2)], targets)
-    assert forecast._varies(values, [(0, 2), (2, 4)], targets)
-    assert forecast._varies(values, [(1, 3)], np.array([1, 0])), "one of several"
-    assert not forecast._varies(values, [(0, 4)], np.array([1]))
-    assert not forecast._varies(values, [(2, 2)], targets)
+    assert not forecast._varies(values[:, :1], [(0, 2)])
+    assert forecast._varies(values[:, :1], [(0, 2), (2, 4)])
+    assert forecast._varies(values[:, ::-1], [(1, 3)]), "one of several"
+    assert not forecast._varies(values[:, 1:], [(0, 4)])
+    assert not forecast._varies(values[:, :1], [(2, 2)])
+    assert not forecast._varies(np.array([[1.0], [NAN], [1.0]]), [(0, 3)])
+    assert forecast._varies(np.array([[NAN], [1.0], [NAN], [2.0]]), [(0, 4)])
 
 
 def test_missing_values_of_a_forecast_repeat_the_value_before() -> None:
