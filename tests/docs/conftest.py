@@ -79,6 +79,9 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "executed_page" in metafunc.fixturenames:
         theory = (f"docs/theory/{name}.md" for name in ("expressivity", "derivation", "rotations", "rounding", "work"))
         own = ("README.md", "docs/scans.md", "docs/annotated/mamba.md", "docs/annotated/aussm.md", *theory)
-        metafunc.parametrize("executed_page", [p for p in list_pages() if read_blocks(ROOT / p, "python") and p not in own])
+        pages = [p for p in list_pages() if read_blocks(ROOT / p, "python") and p not in own]
+        # ONNX graphs take ten seconds; tests/models/test_export.py exports with the same functions.
+        slow = ("docs/howto/export.md",)
+        metafunc.parametrize("executed_page", [pytest.param(p, marks=pytest.mark.slow if p in slow else ()) for p in pages])
     if "page" in metafunc.fixturenames:
         metafunc.parametrize("page", list_pages())

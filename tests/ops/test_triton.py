@@ -79,7 +79,11 @@ KINDS = [(op, False) for op in NATIVE] + [(op, True) for op in NATIVE if op not 
 @pytest.mark.parametrize(
     "plan", [list(LAUNCH_PLANS)[-1], *(pytest.param(plan, marks=pytest.mark.slow) for plan in list(LAUNCH_PLANS)[:-1])]
 )
-@pytest.mark.parametrize(("op", "is_complex"), KINDS)
+@pytest.mark.parametrize(
+    ("op", "is_complex"),
+    # test_separate_partial_sums_of_slices_give_the_gradients divides a complex selective_scan in the same way
+    [pytest.param(*kind, marks=pytest.mark.slow if kind == ("selective_scan", True) else ()) for kind in KINDS],
+)
 def test_results_do_not_depend_on_the_division_among_programs(op, is_complex, plan, monkeypatch):
     """The calls have five tiles, two in each chunk, and one or two channels for each program."""
     unitary = import_module("longscan.ops.unitary_scan.triton.launch")

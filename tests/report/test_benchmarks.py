@@ -77,6 +77,7 @@ def test_systems_are_measured_and_plotted(monkeypatch, tmp_path):
     for row in rows:
         assert f"| {row['variant']} |" in text
     (out / "systems.md").unlink()
+    monkeypatch.setattr(page, "draw", lambda *_: None)  # takes seconds; the first call has drawn the figure
     assert run(monkeypatch, out, "--only", "systems", "--pages") == 0
     assert (out / "systems.md").read_text("utf-8") == text
 
@@ -145,6 +146,7 @@ def test_attempt_returns_runtime_errors_as_reasons_only():
 
 
 def test_latest_row_of_a_measurement_is_used(monkeypatch, tmp_path):
+    monkeypatch.setattr(page, "draw", lambda *_: None)
     for _ in range(2):
         run(monkeypatch, tmp_path / "bench", "--only", "systems/length LRU")
     rows = read_records(tmp_path / "bench" / "systems.jsonl")
@@ -152,7 +154,8 @@ def test_latest_row_of_a_measurement_is_used(monkeypatch, tmp_path):
     assert page.latest(tmp_path / "bench" / "systems.jsonl") == rows[1:]
 
 
-def test_pages_have_the_recorded_rows(tmp_path):
+def test_pages_have_the_recorded_rows(monkeypatch, tmp_path):
+    monkeypatch.setattr(page, "draw", lambda *_: None)
     (tmp_path / "bench").mkdir()
     for name in ("cpu", "gpu_scaling"):
         path = tmp_path / "bench" / f"{name}.jsonl"
