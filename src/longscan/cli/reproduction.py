@@ -50,7 +50,7 @@ def reproduce(
 
     Examples:
         longscan reproduce list
-        longscan reproduce state-tracking --rows S3/gru S3/s4d --seeds 1 --updates 300
+        longscan reproduce state-tracking --rows S3/gru --seeds 1 --updates 300
         longscan reproduce report --out comparison.md
     """
     from longscan.cli.runs import errors_as_lines
