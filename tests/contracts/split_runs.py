@@ -86,20 +86,25 @@ def compare(
     expected = {name: torch.zeros_like(p) if p.grad is None else p.grad.clone() for name, p in parameters.items()}
     y, after, start, inputs = run(1 / size, context_parallel(group), lambda part: shard_sequence(part, group))
 
-    def summed(grad: Tensor | None, like: Tensor) -> Tensor:
-        total = torch.zeros_like(like) if grad is None else grad.clone()
+    def sum_over_pieces(leaves: list[Tensor]) -> tuple[Tensor, ...]:
+        """Return the sums of the gradients over all processes, by one exchange: an exchange waits for every process."""
+        parts = [(torch.zeros_like(leaf) if leaf.grad is None else leaf.grad).flatten() for leaf in leaves]
+        total = torch.cat(parts) if parts else x.new_zeros(0, dtype=torch.float64)
         distributed.all_reduce(total, group=group)
-        return total
+        sums = total.split([part.numel() for part in parts])
+        return tuple(part.view_as(leaf).to(leaf.dtype) for part, leaf in zip(sums, leaves, strict=True))
 
     errors = {"y": largest_error(y, whole if pooled else shard_sequence(whole, group))}
     for number, (left, right) in enumerate(zip(state_tensors(after), state_tensors(whole_state), strict=True)):
         errors[f"state {number}"] = largest_error(left.double(), right.double())
-    for number, (left, right) in enumerate(zip(state_tensors(start), state_tensors(whole_start), strict=True)):
-        if right.is_floating_point():
-            grad = torch.zeros_like(right) if right.grad is None else right.grad
-            errors[f"gradient of state {number}"] = largest_error(summed(left.grad, left), grad)
+    pairs = enumerate(zip(state_tensors(start), state_tensors(whole_start), strict=True))
+    starts = {f"state {number}": pair for number, pair in pairs if pair[1].is_floating_point()}
+    sums = sum_over_pieces([left for left, _ in starts.values()] + list(parameters.values()))
+    for (name, (_, right)), total in zip(starts.items(), sums, strict=False):
+        grad = torch.zeros_like(right) if right.grad is None else right.grad
+        errors[f"gradient of {name}"] = largest_error(total, grad)
     if is_float:
         errors["gradient of x"] = largest_error(inputs.grad, shard_sequence(whole_inputs.grad, group))
-    for name, parameter in parameters.items():
-        errors[f"gradient of {name}"] = largest_error(summed(parameter.grad, parameter), expected[name])
+    for name, total in zip(parameters, sums[len(starts) :], strict=True):
+        errors[f"gradient of {name}"] = largest_error(total, expected[name])
     return errors

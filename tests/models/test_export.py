@@ -16,7 +16,6 @@ from longscan.models.export import export_graph
 pytest.importorskip("onnxruntime")
 PAGE = Path(__file__).parents[2] / "docs" / "howto" / "export.md"
 IGNORED = pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning")  # a warning of torch
-METHODS = pytest.mark.parametrize("step", [False, True], ids=["forward", "step"])
 OPTIONS = {
     "s4": {"d_state": 4}, "s4d": {"d_state": 4}, "s5": {"d_state": 4}, "s6": {"d_state": 4}, "aussm": {"d_state": 4},
     "mamba2": {"d_state": 4, "head_dim": 2}, "mamba3": {"d_state": 4, "head_dim": 2},
@@ -28,9 +27,18 @@ def make_layer_and_example(name, length=5):
     return LAYERS[name](4, **OPTIONS.get(name, {})), torch.randn(2, length, 4)
 
 
+# mamba3 and mlstm have the op of mamba2, s4d has the convolution of s4, slstm and pdssm have the loop of gru over the steps, and
+# test_exported_program_accepts_masks_times_and_a_state exports the same method of these, too.
+ALIKE = ("mamba3", "mlstm", "pdssm", "s4d", "slstm")
+EVERY_METHOD = [
+    pytest.param(name, step, marks=pytest.mark.slow if name in ALIKE and not step else (), id=f"{name}-{method}")
+    for step, method in ((False, "forward"), (True, "step"))
+    for name in LAYERS
+]
+
+
 @IGNORED
-@METHODS
-@pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.parametrize(("name", "step"), EVERY_METHOD)
 def test_exported_program_equals_the_layer(name, step):
     layer, example = make_layer_and_example(name, 3)
     traced = export_graph(layer, example, step=step)
