@@ -78,6 +78,7 @@ class _Sprites(NamedTuple):
 
     images, masks: (360 + C, S, S), first the paddles at integer degrees, then those that end at the candidates of a step. solid:
     (360 + C, S, S) bool, where a mask is full. steps: (C, 2) candidates of a step, relative to the pivot; angles: (C,) of these.
+    turn_weights: (360 + C, C), the weight of each candidate on a free pixel, after each of the paddles.
     """
 
     images: np.ndarray
@@ -85,6 +86,7 @@ class _Sprites(NamedTuple):
     solid: np.ndarray
     steps: np.ndarray
     angles: np.ndarray
+    turn_weights: np.ndarray
     disc: np.ndarray
     margin: int
 
@@ -98,7 +100,10 @@ def _sprites(settings: ImageSettings, margin: int) -> _Sprites:
     starts = np.concatenate([np.arange(-180, 180) * np.pi / 180, angles + np.pi])
     drawn = [_paddle(settings, margin, angle) for angle in starts]
     images, masks = (np.stack(part).astype(np.float32) for part in zip(*drawn, strict=True))
-    return _Sprites(images, masks, masks > 254.5 / 255, steps, angles, _disc_offsets(margin), margin)
+    before = np.concatenate([np.arange(-180, 180) * np.pi / 180, angles])
+    turn = np.abs(angles - before[:, None]) % (2 * np.pi)
+    turn = np.minimum(np.minimum(turn, 2 * np.pi - turn) * settings.continuity, np.pi / 2)
+    return _Sprites(images, masks, masks > 254.5 / 255, steps, angles, np.cos(turn) ** 2, _disc_offsets(margin), margin)
 
 
 def _paddle(settings: ImageSettings, margin: int, angle: float) -> tuple[np.ndarray, np.ndarray]:
@@ -156,6 +161,9 @@ class _Canvas:
         self.occupied = np.zeros((count, size + 2 * self.frame, size + 2 * self.frame), np.float32)
         self._mark_border(self.occupied, settings.padding)
         self.offsets = np.arange(-self.reach, self.reach + 1)
+        width = self.occupied.shape[2]
+        self.flat_offsets = (self.offsets[:, None] * width + self.offsets).reshape(-1)
+        self.flat_disc = self.sprites.disc @ np.array([width, 1])
 
     def _mark_border(self, occupied: np.ndarray, width: int) -> None:
         inside = occupied[:, self.frame : self.frame + self.settings.window, self.frame : self.frame + self.settings.window]
@@ -168,14 +176,23 @@ class _Canvas:
         horizontal = positions[:, 1, None] + self.offsets + self.frame
         return rows[:, None, None], vertical[:, :, None], horizontal[:, None, :]
 
+    def _flat_index(self, rows: np.ndarray, positions: np.ndarray) -> np.ndarray:
+        """Return the index in the flattened canvas of positions (n, ..., 2) in the images `rows`, (n, ...)."""
+        _, height, width = self.occupied.shape
+        first = (rows * (height * width) + self.frame * (width + 1)).reshape(-1, *[1] * (positions.ndim - 2))
+        return first + positions[..., 0] * width + positions[..., 1]
+
     def inside(self, positions: np.ndarray) -> np.ndarray:
         """Return whether positions (..., 2) lie on the image."""
-        return np.logical_and.reduce((positions >= 0) & (positions < self.settings.window), axis=-1)
+        rows, columns, size = positions[..., 0], positions[..., 1], self.settings.window
+        return (rows >= 0) & (rows < size) & (columns >= 0) & (columns < size)
 
     def occupy(self, rows: np.ndarray, ends: _SnakeEnds) -> None:
         """Mark the pixels of the last paddles as occupied."""
-        where = self._patch(rows, ends.positions)
-        self.occupied[where] = np.maximum(self.occupied[where], self.sprites.masks[ends.sprites])
+        pixels = self.occupied.reshape(-1)
+        where = self._flat_index(rows, ends.positions)[:, None] + self.flat_offsets
+        masks = self.sprites.masks.reshape(len(self.sprites.masks), -1)
+        pixels[where] = np.maximum(pixels.take(where), masks[ends.sprites])
 
     def seed(self, rows: np.ndarray, border: int) -> tuple[_SnakeEnds, np.ndarray]:
         """Return first paddles at random angles and free positions at least `border` from the edges; and for which rows."""
@@ -244,21 +261,23 @@ class _Canvas:
     def extend(self, rows: np.ndarray, ends: _SnakeEnds) -> tuple[_SnakeEnds, np.ndarray]:
         """Return the next paddle of each snake, and for which rows one was found; the previous paddle becomes occupied."""
         sprites, length = self.sprites, self.settings.paddle_length
+        masks = sprites.masks.reshape(len(sprites.masks), -1)
         pivots = _move(ends.pivots, ends.angles, length + 2 * sprites.margin)
         candidates = pivots[:, None] + sprites.steps
-        near = np.clip(candidates[:, :, None] + sprites.disc, -self.frame, self.settings.window + self.frame - 1) + self.frame
-        free = 1 - self.occupied[rows[:, None, None], near[..., 0], near[..., 1]].max(2)
-        turn = np.abs(sprites.angles - ends.angles[:, None]) % (2 * np.pi)
-        turn = np.minimum(np.minimum(turn, 2 * np.pi - turn) * self.settings.continuity, np.pi / 2)
-        weights = np.where(self.inside(candidates), free * np.cos(turn) ** 2, 0).cumsum(1)
+        pixels, inside = self.occupied.reshape(-1), self.inside(candidates)
+        centres = self._flat_index(rows, np.clip(candidates, 0, self.settings.window - 1))
+        touched = pixels.take(centres + self.flat_disc[0])
+        for offset in self.flat_disc[1:]:
+            np.maximum(touched, pixels.take(centres + offset), out=touched)
+        weights = np.where(inside, (1 - touched) * sprites.turn_weights[ends.sprites], 0).cumsum(1)
         found = np.zeros(len(rows), bool)
         possible = weights[:, -1] >= 1e-4
         chosen = np.zeros(len(rows), int)
         for number in self.rng.uniform((_RETRIES, len(rows))):
             trying = np.flatnonzero(possible & ~found)
             pick = (weights[trying] > (number[trying] * weights[trying, -1])[:, None]).argmax(1)
-            patch = self._patch(rows[trying], candidates[trying, pick])
-            is_valid = (self.occupied[patch] + sprites.masks[360 + pick]).max((1, 2)) < _TOUCHES
+            where = self._flat_index(rows[trying], candidates[trying, pick])[:, None] + self.flat_offsets
+            is_valid = (pixels.take(where) + masks[360 + pick]).max(1) < _TOUCHES
             chosen[trying[is_valid]], found[trying[is_valid]] = pick[is_valid], True
         extended = np.flatnonzero(found)
         self.occupy(rows[extended], _SnakeEnds(*(part[extended] for part in ends)))
