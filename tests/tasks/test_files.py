@@ -80,6 +80,9 @@ DAMAGED = [  # file name, content, text to replace, replacement, error message a
     ("toy.ts", TS, "6:Down", "6:", r":11: the line must end with a class label, got ''$"),
     ("toy.ts", TS, "-2e1", "-2e", r":11: values must be finite numbers, got '-2e'$"),
     ("toy.ts", TS, "-2e1", "-2e300", r":11: values must be at most 3.4e\+38, the largest of float32, got '-2e300'$"),
+    ("toy.ts", TS, "-2e1", "-2_1", r":11: values must be finite numbers, got '-2_1'$"),
+    ("toy.ts", "@data\nup\n", "", "", r":2: the line must have a channel before its label, got none$"),
+    ("toy.ts", "@data\n1,2:up\n3,4:?\n", "", "", r": series 2 must have a class label, got '\?', which is a missing value$"),
     ("toy.ts", TS, "-2e1", "inf", r":11: values must be finite numbers, got 'inf'$"),
     ("toy.ts", TS, "-1,-2e1,-3:+4,.5,6", "?,?,?:NaN,?,?", r": series 2 must have values, got none$"),
     ("toy.ts", TS, "@data", "", r":10: a line before @data must start with '@' and a key, not with '1,2,3:4,5,6.5:up'$"),
@@ -103,6 +106,7 @@ DAMAGED = [  # file name, content, text to replace, replacement, error message a
     ("toy.csv", "a,b\n1,2\n3,4\n", "3,4", "3", r":3: the line must have 2 columns, like the first row, got 1$"),
     ("toy.csv", "a,b\n1,2\n3,4\n", "3,4", "3,x", r":3: values must be finite numbers, got 'x'$"),
     ("toy.csv", "a,b\n1,2\n3,4\n", "1,2\n3,4\n", "", r" must contain numbers, got none$"),
+    ("toy.csv", "a,b\n1,2\n3,4\n", "3,4", "3,4_0", r":3: values must be finite numbers, got '4_0'$"),
     ("toy.npy", "not numpy", "", "", r" must be an .npy file of numbers, got "),
     ("toy.xlsx", "", "", "", r": its name must end in one of .ts, .arff, .csv, .npy$"),
 ]
@@ -304,6 +308,24 @@ def test_read_arff_dimensions_joins_one_file_per_channel(tmp_path):
         ValueError, match=r"toyDimension2_TRAIN.arff must have the number and the lengths of the series of .*, got others"
     ):
         read_arff_dimensions(paths)
+
+
+def test_key_of_a_header_without_a_value_is_ignored(tmp_path):
+    path = tmp_path / "toy.ts"
+    path.write_text("@problemName\n@timeStamps\n@univariate\n@classLabel\n@data\n1,2,3:up\n")
+    recordings = read_ts(path)
+    assert recordings.series[0].tolist() == [[1, 2, 3]]
+    assert recordings.classes == ("up",)
+
+
+def test_empty_line_of_a_csv_file_of_one_channel_is_a_missing_value(tmp_path):
+    path = tmp_path / "one.csv"
+    path.write_text("\nx\n1\n\n# a comment\n3\n\n")
+    assert read_recordings(path, "fill").series[0].tolist() == [[1, 2, 3]]
+    with pytest.raises(ValueError, match=r" has 1 missing values .* in series 1, channel 1, step 2; missing='fill'"):
+        read_recordings(path)
+    path.write_text("x,y\n1,2\n\n3,4\n")
+    assert read_recordings(path).series[0].tolist() == [[1, 3], [2, 4]]
 
 
 def test_csv_and_npy_files_are_read_as_series(tmp_path):

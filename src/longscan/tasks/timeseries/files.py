@@ -1,7 +1,8 @@
 """Readers of series: the .ts and .arff files of the UEA archive with labels, .csv and .npy files without.
 
-A header is advisory: if it contradicts the data, the data are used and one warning describes the contradiction; but a label that
-is not in its list of labels is an error. Damaged files raise ValueError with the file, the line and the error.
+A header is advisory: if it contradicts the data, the data are used and one warning describes the contradiction, and a key without
+a value is ignored; but a label that is not in its list of labels is an error. Damaged files raise ValueError with the file, the
+line and the error.
 
 Missing values ("?", "NaN", or nothing between commas) are counted, and `missing` selects their treatment:
 
@@ -60,10 +61,11 @@ def read_ts(path: str | Path, missing: Missing = "refuse", *, with_labels: bool 
     header: Header = {}
     for text in _header_lines(path, lines):
         key, *values = text[1:].split()
-        header[key.lower()] = values
+        if values:
+            header[key.lower()] = values
     if header.get("timestamps", ["false"])[0].lower() == "true":
         raise ValueError(f"{path} must contain series with equal steps, got time stamps (@timeStamps true)")
-    stated = [header[key][0].lower() for key in ("classlabel", "targetlabel") if header.get(key)]
+    stated = [header[key][0].lower() for key in ("classlabel", "targetlabel") if key in header]
     labelled = "true" in stated or not stated
     listed = header.get("classlabel", [])[1:] if with_labels else []
     series: list[np.ndarray] = []
@@ -99,15 +101,22 @@ def read_arff_dimensions(paths: Sequence[str | Path], missing: Missing = "refuse
 
 
 def read_csv(path: str | Path, missing: Missing = "refuse") -> Recordings:
-    """Read one series without labels: a line per step, "," separates channels; a first line without numbers is a header."""
-    lines = list(_lines(path))
+    """Read one series without labels: a line per step, "," separates channels; a first line without numbers is a header.
+
+    In a file of one channel an empty line between others is a missing value; in wider ones it is ignored.
+    """
+    numbered = list(_lines(path, with_empty=True))
+    filled = [row for row, (_, text) in enumerate(numbered) if text]
+    lines = numbered[filled[0] : filled[-1] + 1] if filled else []
     if lines and all(_parse_number(word) is None for word in lines[0][1].split(",")):
         lines = lines[1:]
     if not lines:
         raise ValueError(f"{path} must contain numbers, got none")
-    width = len(lines[0][1].split(","))
+    width = next(len(text.split(",")) for _, text in lines if text)
     rows = []
     for line, text in lines:
+        if not text and width > 1:
+            continue
         words = text.split(",")
         if len(words) != width:
             raise ValueError(f"{path}:{line}: the line must have {width} columns, like the first row, got {len(words)}")
@@ -165,14 +174,14 @@ def read_recordings(
     raise ValueError(f"{path}: its name must end in one of .ts, .arff, .csv, .npy")
 
 
-def _lines(path: str | Path) -> Iterator[tuple[int, str]]:
-    """Yield the numbered lines except comments and empty ones; only these must be UTF-8 text."""
+def _lines(path: str | Path, *, with_empty: bool = False) -> Iterator[tuple[int, str]]:
+    """Yield the numbered lines except comments and, unless `with_empty`, empty ones; only these must be UTF-8 text."""
     content = read_bytes(path).removeprefix(b"\xef\xbb\xbf")
     if b"\0" in content:
         raise ValueError(f"{path} must be UTF-8 text, got zero bytes")
     for line, raw in enumerate(content.splitlines(), 1):
         stripped = raw.strip()
-        if not stripped or stripped.startswith((b"#", b"%")):
+        if stripped.startswith((b"#", b"%")) or not (stripped or with_empty):
             continue
         try:
             yield line, stripped.decode()
@@ -230,6 +239,8 @@ def _parse_label(text: str, path: str | Path, line: int, listed: Sequence[str]) 
 
 def _parse_series(channels: list[str], previous: list[np.ndarray], path: str | Path, line: int) -> np.ndarray:
     """Return the series (C, L) of a line; ValueError if its number of channels differs from that of the previous series."""
+    if not channels:
+        raise ValueError(f"{path}:{line}: the line must have a channel before its label, got none")
     rows = [_parse_numbers(channel.split(","), path, line) for channel in channels]
     if previous and len(rows) != len(previous[0]):
         raise ValueError(f"{path}:{line}: the line must have {len(previous[0])} channels, like the first series, got {len(rows)}")
@@ -248,7 +259,7 @@ def _parse_number(word: str) -> float | None:
         number = float(word)
     except ValueError:
         return None
-    return number if abs(number) <= LARGEST else None
+    return number if abs(number) <= LARGEST and "_" not in word else None  # 1_1 is a number for Python alone
 
 
 def _is_too_large(word: str) -> bool:
@@ -264,7 +275,7 @@ def _parse_numbers(words: list[str], path: str | Path, line: int) -> list[float]
         numbers = [float(word) for word in words]
     except ValueError:
         numbers = [np.inf]
-    if (np.abs(numbers) <= LARGEST).all():
+    if (np.abs(numbers) <= LARGEST).all() and not any("_" in word for word in words):
         return numbers
     checked = [_parse_number(word) for word in words]
     if None in checked:
@@ -289,6 +300,9 @@ def _build_recordings(
         trimmed.append(case[:, : present[-1] + 1])
     found = set(labels or ())
     stated = [] if labels is None else header.get("classlabel", [])[1:]
+    if unknown := next((label for label in labels or () if label.lower() in _MISSING and label not in stated), None):
+        number = (labels or []).index(unknown) + 1
+        raise ValueError(f"{path}: series {number} must have a class label, got {unknown!r}, which is a missing value")
     classes = tuple(dict.fromkeys(label for label in stated if label in found)) if stated else tuple(sorted(found))
     resolved, count = _handle_missing(path, trimmed, missing)
     mismatches = _header_mismatches(header, series)
