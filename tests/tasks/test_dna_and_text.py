@@ -18,9 +18,10 @@ def test_fasta_records_are_read_as_base_indices(tmp_path):
     path = tmp_path / "a.fa"
     path.write_bytes(b">chr1 a name\nACGT\r\nacgu\nNRY\n>two\n>three\nTT\n")
     records = read_fasta(path)
-    assert [name for name, _ in records] == ["chr1", "three"]
-    assert records[0][1].tolist() == [0, 1, 2, 3, 0, 1, 2, 3, 4, 4, 4]
-    assert records[1][1].tolist() == [3, 3]
+    assert [header for header, _ in records] == ["chr1 a name", "two", "three"]
+    assert [bases.tolist() for _, bases in records] == [[0, 1, 2, 3, 0, 1, 2, 3, 4, 4, 4], [], [3, 3]]
+    path.write_bytes(b"> \nACGT\n>\nA\n")
+    assert [header for header, _ in read_fasta(path)] == ["", ""]
 
 
 @pytest.mark.parametrize(
@@ -99,10 +100,10 @@ def test_windows_of_n_are_sampled_again(tmp_path):
 
 
 def test_split_by_chromosome(tmp_path):
-    for kind in ("human", "pig"):
+    for kind, header in (("human", "NC_00 Homo sapiens chromosome {}, primary"), ("pig", "CHR{}_random")):
         (tmp_path / kind).mkdir()
         for number, letter in ((2, "A"), (1, "C"), (5, "G")):
-            (tmp_path / kind / f"chr{number}.fa").write_text(f">chr{number}\n" + letter * 200 + "\n")
+            (tmp_path / kind / f"part_{letter}.fa").write_text(f">{header.format(number)}\n" + letter * 200 + "\n")
     task = make_species(tmp_path, split="chromosome")
     assert task.classes == ("human", "pig")
     assert [task.batch(split, 0, 8).inputs.unique().tolist() for split in task.splits] == [[0], [1], [2]]
@@ -110,10 +111,10 @@ def test_split_by_chromosome(tmp_path):
     batch = language.batch("valid", 0, 8)
     assert torch.equal(batch.inputs[:, 1:], batch.targets[:, :-1])
     assert language.constant_score("valid") > 5, "C does not occur in train"
-    (tmp_path / "pig" / "chr5.fa").unlink()
+    (tmp_path / "pig" / "part_G.fa").unlink()
     _load.cache_clear()
     with pytest.raises(
-        ValueError, match=r"^`window` must be shorter than the ranges of pig in split test by chromosome, got windows of 40 bases"
+        ValueError, match=r"^`data_dir` must have a sequence of pig of at least 40 bases on chromosome 5 or 7 or 9 or 10 or 11 for"
     ):
         make_species(tmp_path, split="chromosome", test_size=61).batch("train", 0, 1)
 
@@ -217,6 +218,9 @@ def test_read_inputs_pads_sequences_of_a_fasta_file(folder, tmp_path):
     assert batch.valid.sum(1).tolist() == [5, 2]
     rows = DnaLanguage(data_dir=str(folder)).decode(torch.nn.functional.one_hot(batch.inputs, 5).float() * 9, batch)
     assert [row["next"] for row in rows] == ["A", "G"]
+    path.write_text(">a\nACGTA\n>b\n>c\nGG\n")
+    with pytest.raises(ValueError, match=r"new.fasta: each sequence must have bases, got none in sequence 2, 'b'$"):
+        make_species(folder).read_inputs(path)
 
 
 # Tests of bytes.
@@ -242,6 +246,8 @@ def test_byte_text_reads_a_folder_and_raises_for_missing_or_short_files(tmp_path
     assert bytes(task.batch("test", 0, 1).inputs[0].tolist()).startswith(b"two")
     with pytest.raises(ValueError, match=r"^`path` must have more than 200 bytes, .* with 120 of 2400 bytes in each"):
         ByteText(path=str(tmp_path), window=200).batch("train", 0, 1)
+    with pytest.raises(ValueError, match=r"^`path` must have more than 200 bytes, a window, in train, .* with 96 of 2400 bytes in"):
+        ByteText(path=str(tmp_path), window=200, valid_fraction=0.48).batch("train", 0, 1)
     with pytest.raises(FileNotFoundError, match=r"^`path` must be a file or a folder of files, got .*none, which does not exist"):
         ByteText(path=str(tmp_path / "none")).batch("train", 0, 1)
     with pytest.raises(FileNotFoundError, match=r"^`path` must be a file or a folder of files to learn from .*, got None"):

@@ -196,6 +196,8 @@ def test_files_of_activities_are_read_as_windows_that_do_not_overlap(folder):
     assert batch.inputs.shape == (len(starts), 32, 7)
     for row, (item, start) in enumerate(starts):
         assert np.array_equal(batch.inputs[row], item.inputs[start : start + 32])
+        first = 5 if start == 0 else (item.times[start] - item.times[start - 1]) / 10
+        assert batch.elapsed[row, 0].item() == pytest.approx(first), "as in the windows for training"
 
 
 @pytest.mark.parametrize("folder", ["human_activity"], indirect=True)

@@ -286,6 +286,13 @@ def test_lra_text_has_the_bytes_and_splits_of_the_reviews(folder):
 
 
 @pytest.mark.parametrize("folder", ["lra_text"], indirect=True)
+def test_line_of_a_file_is_a_review_whatever_characters_it_has(folder, tmp_path):
+    path = tmp_path / "new.txt"
+    path.write_bytes("one \u0085 and \u2028 two \f three\r\n\nfour\n".encode())
+    assert LraText(data_dir=folder).read_inputs(path).inputs.shape[0] == 2
+
+
+@pytest.mark.parametrize("folder", ["lra_text"], indirect=True)
 def test_characters_are_those_of_the_training_texts(folder, tmp_path):
     task = LraText(data_dir=folder, level="characters", longest=30)
     characters = task._alphabet.characters

@@ -7,8 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from sklearn.metrics import balanced_accuracy_score, f1_score
 
-from longscan.tasks import TASKS, read_ts
+from longscan.tasks import TASKS, Batch, read_ts
 from longscan.tasks.timeseries import protocols
 from longscan.tasks.timeseries._threefry import key_from_seed, permutation, split
 from longscan.tasks.timeseries.uea import Uea
@@ -239,6 +240,19 @@ def test_constant_score_is_that_of_the_largest_class_of_the_split(folder):
     assert task.scaled(task.constant_score()) == pytest.approx(0.6)
 
 
+def test_balanced_accuracy_and_f1_are_those_of_scikit_learn_without_a_class(folder):
+    task = Uea(dataset="Mine", data_dir=str(folder))
+    count = task.num_classes
+    batch = Batch(inputs=torch.zeros(5, 1, 1), targets=torch.tensor([0, 0, 0, 0, 0]))
+    answers = torch.tensor([0, 0, 0, 1, 1])
+    metrics = task.metrics("valid")
+    task.update(metrics, torch.nn.functional.one_hot(answers, count).float(), batch)
+    with pytest.warns(UserWarning, match="y_pred contains classes not in y_true"):
+        expected = balanced_accuracy_score(batch.targets, answers)
+    assert metrics["balanced_accuracy"].compute().item() == pytest.approx(expected)
+    assert metrics["macro_f1"].compute().item() == pytest.approx(f1_score(batch.targets, answers, average="macro"))
+
+
 def test_confusion_matrix_has_one_row_for_each_class(folder):
     task = Uea(dataset="Mine", data_dir=str(folder))
     metrics = task.metrics("test")
@@ -352,6 +366,13 @@ def test_missing_test_file_raises(folder):
         _ = Uea(dataset="Mine", data_dir=str(folder)).length
 
 
+def test_both_parts_come_from_the_same_folder(folder):
+    (folder / "Mine").mkdir()
+    (folder / "Mine_TEST.ts").rename(folder / "Mine" / "Mine_TEST.ts")
+    with pytest.raises(FileNotFoundError, match=r"a folder with Mine_TEST.ts, Mine_TEST.arff or MineDimension1_TEST.arff"):
+        _ = Uea(dataset="Mine", data_dir=str(folder)).length
+
+
 def test_damaged_data_set_raises(folder):
     write_ts(folder / "Mine_TEST.ts", make_series(1, 10, channels=3), ["b", "a"] * 5)
     with pytest.raises(ValueError, match=r"^`data_dir` must have as many channels in train as in test of Mine, got 2 and 3$"):
@@ -374,6 +395,15 @@ def test_constant_channels_have_scale_one():
     partition = protocols.aussm(flat * 10, seed=0)
     assert partition.scale[0] == 1
     assert partition.scale[1] == pytest.approx(np.std([2, 4] * 20, ddof=1))
+
+
+def test_rounding_of_the_mean_does_not_scale_a_constant_channel():
+    value = -0.15059799836040494
+    train = [np.array([[value] * 700, np.arange(700.0) + row]) for row in range(6)]
+    test = [np.array([[value + 0.01] * 700, np.arange(700.0)])]
+    validation = protocols.ValidationSplit(seed=0, fraction=0.2, stratified=False)
+    partition = protocols.clean(train, test, np.zeros(7, np.int64), validation)
+    assert partition.scale[0] == 1, "a deviation of 3e-17 would make 4e14 of the difference of 0.01"
 
 
 def test_permutations_equal_those_of_jax():

@@ -44,15 +44,18 @@ class ClassificationTask(Task):
     def metrics(self, split: Split) -> "dict[str, Metric]":
         """Return the accuracy over the scored answers, and more metrics for valid and test.
 
-        With `has_imbalanced_classes` these are "balanced_accuracy", the mean recall of the classes, and "macro_f1". For test, if
-        the model answers once per sequence, also "confusion", a matrix with a row for each class.
+        With `has_imbalanced_classes` these are "balanced_accuracy", the mean recall of the classes that occur among the targets,
+        and "macro_f1", the mean over the classes that occur among targets or answers, both as in scikit-learn. For test, if the
+        model answers once per sequence, also "confusion", a matrix with a row for each class.
         """
         from torchmetrics.classification import MulticlassAccuracy, MulticlassConfusionMatrix, MulticlassF1Score
+
+        from longscan.tasks._metrics import BalancedAccuracy
 
         count = self._classes_count
         metrics: dict[str, Metric] = {"accuracy": MulticlassAccuracy(count, average="micro", validate_args=False)}
         if split != "train" and self.has_imbalanced_classes:
-            metrics["balanced_accuracy"] = MulticlassAccuracy(count, average="macro", validate_args=False)
+            metrics["balanced_accuracy"] = BalancedAccuracy(count, validate_args=False)
             metrics["macro_f1"] = MulticlassF1Score(count, average="macro", validate_args=False)
         if split == "test" and not self.per_step:
             metrics["confusion"] = MulticlassConfusionMatrix(count, validate_args=False)

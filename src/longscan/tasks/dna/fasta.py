@@ -16,7 +16,10 @@ for _number, _letters in enumerate((b"Aa", b"Cc", b"Gg", b"TtUu")):
 
 
 def read_fasta(path: Path) -> list[tuple[str, np.ndarray]]:
-    """Return names and bases (n,) uint8 of the sequences in a file; ValueError naming file and line for other content."""
+    """Return header and bases (n,) uint8 of each sequence in a file; ValueError naming file and line for other content.
+
+    A header is the text after ">". A sequence may have no bases, but one of them has some.
+    """
     content = read_bytes(path)
     if not content.lstrip().startswith(b">"):
         raise ValueError(f"{path} must be a FASTA file, whose first line starts with '>', got {content[:20]!r}")
@@ -33,10 +36,9 @@ def read_fasta(path: Path) -> list[tuple[str, np.ndarray]]:
             wrong = letters[(codes == 255).argmax()]
             line = content.count(b"\n", 0, position + len(name) + 1 + body.find(bytes([wrong]))) + 1
             raise ValueError(f"{path}:{line}: each letter must be the code of a base, got {bytes([wrong])!r}")
-        if len(codes):
-            records.append((name[1:].split(None, 1)[0].decode("utf-8", "replace") if len(name) > 1 else "", codes))
+        records.append((name[1:].strip().decode("utf-8", "replace"), codes))
         position = len(content) if end < 0 else end + 1
-    if not records:
+    if not any(len(codes) for _, codes in records):
         raise ValueError(f"{path} must contain sequences, got none")
     return records
 

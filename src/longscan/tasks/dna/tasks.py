@@ -44,7 +44,8 @@ class _GenomeTask(Task):
         Literal["position", "chromosome"],
         Doc(
             "position: the first 70 % of every sequence are train, then valid to 85 %, then test; chromosome: 5, 7, 9, 10 and 11 "
-            "are test, 1, 3, 12 and 13 valid, all others train"
+            "are test, 1, 3, 12 and 13 valid, all others train; the name of a file or the header of a sequence says which it is, "
+            "as in chr5 or chromosome 5"
         ),
     ] = "position"
     species: Annotated[tuple[str, ...], Doc("names of the species to use; none for all in the folder")] = ()
@@ -122,8 +123,15 @@ class _GenomeTask(Task):
         return bases, species
 
     def read_inputs(self, path: str | Path) -> Batch:
-        """Read the sequences of a FASTA file, truncated to `window` bases; `valid` is False at the padding of shorter ones."""
-        sequences = Ragged.from_sequences([self._in_order(bases[: self.window]) for _, bases in read_fasta(Path(path))])
+        """Read the sequences of a FASTA file, truncated to `window` bases; `valid` is False at the padding of shorter ones.
+
+        Raises ValueError for a sequence without bases, for which there is no answer.
+        """
+        records = read_fasta(Path(path))
+        for number, (header, bases) in enumerate(records, 1):
+            if not len(bases):
+                raise ValueError(f"{path}: each sequence must have bases, got none in sequence {number}, {header[:40]!r}")
+        sequences = Ragged.from_sequences([self._in_order(bases[: self.window]) for _, bases in records])
         table, lengths = sequences.pad(None, 4)
         valid = torch.from_numpy(np.arange(table.shape[1]) < lengths[:, None])
         return Batch(torch.from_numpy(table.astype(np.int64)), valid=valid)
@@ -282,7 +290,7 @@ class DnaLanguage(_GenomeTask, LanguageTask):
 
 
 class _GenomeData(NamedTuple):
-    """All sequences, the number of the species (N,) and the name (N,) of each, and the names of the species.
+    """All sequences, the number of the species (N,) and the names of file and sequence (N,) of each, and the names of the species.
 
     Sequences of species that are not used have the number -1.
     """
@@ -321,13 +329,14 @@ def _load(data_dir: str | None) -> _GenomeData:
     def read() -> Arrays:
         sequences, owners, names = [], [], []
         for path, kind in zip(paths, kinds, strict=True):
-            for name, bases in read_fasta(path):
-                sequences.append(bases)
-                owners.append(species.index(kind))
-                names.append(f"{path.stem} {name}".encode()[:100])
+            for header, bases in read_fasta(path):
+                if len(bases):
+                    sequences.append(bases)
+                    owners.append(species.index(kind))
+                    names.append(f"{path.stem} {header}".encode()[:200])
         return {**Ragged.from_sequences(sequences)._asdict(), "owners": np.array(owners), "names": np.array(names)}
 
-    arrays = cached_arrays("dna", paths, species, read)
+    arrays = cached_arrays("genomes", paths, species, read)
     names = tuple(name.decode("utf-8", "replace") for name in arrays["names"].tolist())
     return _GenomeData(Ragged(arrays["values"], arrays["offsets"]), np.array(arrays["owners"]), names, species)
 
@@ -350,6 +359,12 @@ def _window_ranges(task: _GenomeTask) -> dict[Split, list[np.ndarray]]:
                 ranges[split][owner].append((int(first) + start, end - start))
     for split, kinds in ranges.items():
         for kind, species_ranges in zip(data.species, kinds, strict=True):
+            if not species_ranges and task.split == "chromosome" and split != "train":
+                numbers = " or ".join(map(str, sorted(_TEST if split == "test" else _VALID)))
+                raise ValueError(
+                    f"`data_dir` must have a sequence of {kind} of at least {task._sample_length} bases on chromosome {numbers} for "
+                    f"the split {split}, as the name of its file or its header says (chr5, chromosome 5), got none"
+                )
             if not species_ranges:
                 ranges_of = f"the ranges of {kind} in split {split} by {task.split}"
                 if split == "train" and task.train_part != "all":
@@ -363,8 +378,8 @@ def _split_ranges(method: str, name: str, length: int) -> dict[Split, tuple[int,
     if method == "position":
         first, second = int(0.7 * length), int(0.85 * length)
         return {"train": (0, first), "valid": (first, second), "test": (second, length)}
-    match = re.search(r"(?:chr|chromosome[ _]?)([0-9]+|[XYxy])\b", name)
-    number = int(match[1]) if match and match[1].isdigit() else 0
+    match = re.search(r"(?:chr|chromosome)[ _]?([0-9]+)", name, re.IGNORECASE)
+    number = int(match[1]) if match else 0
     return {"test" if number in _TEST else "valid" if number in _VALID else "train": (0, length)}
 
 

@@ -35,9 +35,9 @@ class HumanActivity(ClassificationTask):
         ▁█▁▁█▁▁▁█▁▁█▁▁▁█ 7 channels x 32 steps | walking
 
     The channels of a step are one indicator for each of four tags, and x, y and z in metres. `elapsed` is the time since the
-    previous step in units of 100 ms, 5 for the first step of a window. With protocol="published", as in the ODE-LSTM repository,
-    train contains half of each test window, since windows overlap by half, and the last sequence of the file is left out; here a
-    tenth of its training windows is valid.
+    previous step in units of 100 ms, 5 for the first step of a sequence. With protocol="published", as in the ODE-LSTM
+    repository, train contains half of each test window, since windows overlap by half, and the last sequence of the file is left
+    out; here a tenth of its training windows is valid.
     """
 
     source: ClassVar[str] = "archive.ics.uci.edu/dataset/196"
@@ -80,9 +80,12 @@ class HumanActivity(ClassificationTask):
         return text if batch.targets is None else f"{text} | {CLASSES[int(batch.targets[row, -1])]}"
 
     def read_inputs(self, path: str | Path) -> Batch:
-        """Read the sequences of a file in the same format as windows that do not overlap; its activities are ignored."""
+        """Read the sequences of a file in the same format as windows that do not overlap; its activities are ignored.
+
+        Steps of a sequence after its last whole window are left out.
+        """
         windows = [
-            (series.inputs[start : start + _WINDOW], _elapsed(series.times[start : start + _WINDOW]))
+            (series.inputs[start : start + _WINDOW], _elapsed(series.times)[start : start + _WINDOW])
             for series in _read(Path(path), labelled=False)
             for start in range(0, len(series.times) - _WINDOW + 1, _WINDOW)
         ]

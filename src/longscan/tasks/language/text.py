@@ -49,9 +49,11 @@ class ByteText(LanguageTask):
     def _split_bytes(self, split: Split) -> np.ndarray:
         content = _load(self.path)
         size = int(len(content) * self.valid_fraction)
+        needed = f"`path` must have more than {self.window} bytes, a window, in"
         if size <= self.window:
-            needed = f"more than {self.window} bytes, a window, in each of valid and test"
-            raise ValueError(f"`path` must have {needed}, got {self.path} with {size} of {len(content)} bytes in each")
+            raise ValueError(f"{needed} each of valid and test, got {self.path} with {size} of {len(content)} bytes in each")
+        if (left := len(content) - 2 * size) <= self.window:
+            raise ValueError(f"{needed} train, got {self.path} with {left} of {len(content)} bytes in it")
         first, last = {"train": (None, -2 * size), "valid": (-2 * size, -size), "test": (-size, None)}[split]
         return content[first:last]
 

@@ -65,8 +65,8 @@ class LraText(SequenceClassification):
         return self._append_class(f"{truncate_text(self._alphabet.text(tokens))} {len(tokens)} {self.level}", batch, row)
 
     def read_inputs(self, path: str | Path) -> Batch:
-        """Read reviews from a text file, one per line."""
-        texts = [line.encode() for line in read_text(path).splitlines() if line.strip()]
+        """Read reviews from a text file, one per line; empty lines are skipped."""
+        texts = [line.encode() for line in read_text(path).split("\n") if line.strip()]
         if not texts:
             raise ValueError(f"{path} must contain text, got none")
         return self._to_batch(Ragged.from_sequences(self._alphabet.encode(texts, self.longest)))

@@ -16,10 +16,10 @@ from longscan.tasks.series.clock import uneven_steps
 from longscan.tasks.series.files import Dialect
 from longscan.tasks.series.reading import Order, ReadOptions, SeriesStore, TableLayout, iterate_pieces, read_series
 from longscan.tasks.timeseries.files import Missing
+from longscan.tasks.timeseries.protocols import CONSTANT
 
 Uneven = Literal["refuse", "elapsed", "ignore"]
 PART = Rule(lambda part: 0 < part < 0.5, "a number above 0 and below 0.5")
-CONSTANT = 1e-10  # largest standard deviation, relative to the mean, of a channel that counts as constant
 WITH_TIMES = "times-"  # how a checksum begins that depends on the times of the steps
 SHOWN = 12  # largest number of channels or classes in a summary
 TREATMENTS = "`missing` fill interpolates them, mask marks them"

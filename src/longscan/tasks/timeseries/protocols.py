@@ -19,6 +19,7 @@ from longscan.tasks.base import Split
 from longscan.tasks.timeseries import _threefry
 
 Protocol = Literal["clean", "linoss", "aussm"]
+CONSTANT = 1e-10  # largest standard deviation, relative to the mean, of a channel that counts as constant
 
 
 @dataclass(frozen=True)
@@ -127,4 +128,4 @@ def _channel_statistics(series: list[np.ndarray]) -> tuple[np.ndarray, np.ndarra
     mean = np.where(present, values, 0).sum(1) / np.maximum(count, 1)
     spread = np.where(present, values - mean[:, None], 0)
     std = np.sqrt((spread**2).sum(1) / np.maximum(count - 1, 1))
-    return mean, np.where(std > 0, std, 1.0)
+    return mean, np.where(std > CONSTANT * np.abs(mean), std, 1.0)  # rounding gives equal values a deviation above 0

@@ -267,7 +267,11 @@ def _build_arrays(
 def _read_train_test(dataset: str, data_dir: str | None, missing: Missing) -> tuple[Recordings, Recordings]:
     """Read train and test of a data set; FileNotFoundError naming the missing files, the folders and the source."""
     folders = _candidate_folders(dataset, data_dir)
-    parts = [_read_part(dataset, part, list(folders.values()), missing) for part in ("TRAIN", "TEST")]
+    parts: list[Recordings | None] = [None, None]
+    for folder in folders.values():  # both parts are of one folder: another one may have another version of the set
+        parts = [_read_part(dataset, part, folder, missing) for part in ("TRAIN", "TEST")]
+        if any(part is not None for part in parts):
+            break
     if parts[0] is None or parts[1] is None:
         lacking = "TRAIN" if parts[0] is None else "TEST"
         needed = f"{dataset}_{lacking}.ts, {dataset}_{lacking}.arff or {dataset}Dimension1_{lacking}.arff"
@@ -295,14 +299,12 @@ def _candidate_folders(dataset: str, data_dir: str | None) -> dict[str, Path]:
     return folders
 
 
-def _read_part(dataset: str, part: str, folders: Sequence[Path], missing: Missing) -> Recordings | None:
-    for folder in folders:
-        if (path := folder / f"{dataset}_{part}.ts").is_file():
-            return read_ts(path, missing)
-        if (path := folder / f"{dataset}_{part}.arff").is_file():
-            return read_arff(path, missing)
-        count = len(list(folder.glob(f"{dataset}Dimension*_{part}.arff")))
-        if count:
-            paths = [folder / f"{dataset}Dimension{number}_{part}.arff" for number in range(1, count + 1)]
-            return read_arff_dimensions(paths, missing)
-    return None
+def _read_part(dataset: str, part: str, folder: Path, missing: Missing) -> Recordings | None:
+    """Read train or test of a data set from a folder; None if it is not there."""
+    if (path := folder / f"{dataset}_{part}.ts").is_file():
+        return read_ts(path, missing)
+    if (path := folder / f"{dataset}_{part}.arff").is_file():
+        return read_arff(path, missing)
+    count = len(list(folder.glob(f"{dataset}Dimension*_{part}.arff")))
+    paths = [folder / f"{dataset}Dimension{number}_{part}.arff" for number in range(1, count + 1)]
+    return read_arff_dimensions(paths, missing) if paths else None
