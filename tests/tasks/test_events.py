@@ -400,6 +400,8 @@ def test_damaged_tonic_array_raises(tmp_path):
         (np.zeros((3, 5)), r"must be numbers of shape \(events, 4\)"),
         (np.array([[1, 2, 3, np.nan]]), "must contain finite values, got .* in event 0"),
         (np.array([[1, 2, 5, 1]]), "polarity of each event must be from 0 to 1, got 5 in event 0"),
+        (np.array([[1, 0.5, 1, 1]]), "y of each event must be a whole number, got 0.5 in event 0; the columns are x, y, polarity"),
+        (np.array([[1, 2, 1, 1], [-0.5, 2, 1, 1]]), "x of each event must be a whole number, got -0.5 in event 1"),
         (np.array([[1, 2, 1, -1]]), "time of each event must be .*, got -1000 in event 0"),
         (np.array([[1, 200, 1, 1]]), "y of each event must be .*, got 200 in event 0"),
         (np.zeros((0, 4)), "must contain events, got none"),
@@ -435,6 +437,22 @@ def test_damaged_spike_file_raises(tmp_path):
         with h5py.File(path, "a") as file:
             change(file)
         with pytest.raises(ValueError, match=message):
+            read_spike_file(path)
+
+
+def test_spike_file_has_a_list_for_each_recording_and_a_number_for_each_label(tmp_path):
+    path = tmp_path / "a.h5"
+    row, one = np.array([[0.1, 0.2]]), np.array([1])
+    for times, units, labels, message in (
+        (np.array([0.1]), one, one, r"recording 0 must have a list of times and one of units, got float64 of shape \(\) and int64 of"),
+        (row, np.array([[b"a", b"b"]]), one, "recording 0 must have a list of times and one of units, got float64 of shape"),
+        (row, np.array([[1, 2.5]]), one, "recording 0 must have whole numbers as units, got 2.5"),
+        (row, np.array([[1, 2]]), one[None], r"an integer label for each recording, got .* labels of int64 and shape \(1, 1\)"),
+    ):
+        with h5py.File(path, "w") as file:
+            file["spikes/times"], file["spikes/units"], file["labels"] = times, units, labels
+            file["extra/keys"] = np.array([b"null", b"eins"])
+        with pytest.raises(ValueError, match=rf"a.h5:? .*{message}"):
             read_spike_file(path)
 
 
@@ -545,6 +563,21 @@ def test_missing_event_files_raise(tmp_path):
     for dataset, name in (("nmnist", "Train/0"), ("shd", "shd_train.h5"), ("ssc", "ssc_train.h5"), ("dvs_gesture", "ibmGesture")):
         with pytest.raises(FileNotFoundError, match=rf"^`data_dir` must be a folder with .*{name}"):
             Events(dataset=dataset, data_dir=str(tmp_path)).size("train")
+
+
+def test_folder_without_recordings_of_a_part_raises(folder):
+    for path in folder.glob("Test/*/*.bin"):
+        path.unlink()
+    with pytest.raises(FileNotFoundError, match=r"^`data_dir` must be a folder with Train/0 .* without recordings for test$"):
+        make_nmnist(folder).size("train")
+
+
+def test_recording_is_read_by_the_ending_of_its_name(folder, tmp_path):
+    task = make_nmnist(folder)
+    (tmp_path / "A.BIN").write_bytes(next(folder.glob("Test/0/*.bin")).read_bytes())
+    assert task.read_inputs(tmp_path / "A.BIN").inputs.shape[0] == 1
+    with pytest.raises(ValueError, match=r"a.h5: its name must end in one of .bin, .bs2, .npy, .aedat$"):
+        task.read_inputs(tmp_path / "a.h5")
 
 
 @pytest.mark.parametrize(

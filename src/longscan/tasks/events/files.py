@@ -73,6 +73,14 @@ def read_tonic_array(path: Path, size: tuple[int, int] = (128, 128)) -> Stream:
     if not np.isfinite(events).all():
         row = np.flatnonzero(~np.isfinite(events).all(1))[0]
         raise ValueError(f"{path} must contain finite values, got {events[row].tolist()} in event {row}")
+    for column, name in enumerate(("x", "y", "polarity")):
+        fractional = np.flatnonzero(events[:, column] % 1)
+        if len(fractional):
+            row = fractional[0]
+            raise ValueError(
+                f"{path}: {name} of each event must be a whole number, got {events[row, column]:g} in event {row}; the columns are "
+                "x, y, polarity, milliseconds"
+            )
     x, y, p, time = np.clip(events.T.astype(np.float64), -1, 2.0**31)
     microseconds = np.rint(time * 1000.0)
     return validate_and_sort(Stream(*(part.astype(np.int64) for part in (microseconds, x, y, p))), size, path)
@@ -213,8 +221,8 @@ def read_spike_file(path: Path, units: int = 700) -> tuple[list[Stream], np.ndar
         why = str(error).strip("'\"").splitlines()[0][:120] if str(error) else type(error).__name__
         needed = "spikes/times, spikes/units, labels and extra/keys"
         raise ValueError(f"{path} must be an HDF5 file with {needed}, got another or a damaged one ({why})") from None
-    if not len(times) == len(spikes) == len(labels) > 0 or labels.dtype.kind not in "iu":
-        found = f"{len(times)} recordings of times, {len(spikes)} of units and {len(labels)} labels of {labels.dtype}"
+    if not len(times) == len(spikes) == len(labels) > 0 or labels.dtype.kind not in "iu" or labels.ndim != 1:
+        found = f"{len(times)} recordings of times, {len(spikes)} of units and labels of {labels.dtype} and shape {labels.shape}"
         raise ValueError(f"{path} must have times, units and an integer label for each recording, got {found}")
     if labels.min() < 0 or labels.max() >= len(keys):
         raise ValueError(
@@ -222,7 +230,12 @@ def read_spike_file(path: Path, units: int = 700) -> tuple[list[Stream], np.ndar
             f"{labels.max()}"
         )
     streams = []
-    for number, (time, unit) in enumerate(zip(times, spikes, strict=True)):
+    for number, (time, unit) in enumerate(zip(map(np.asarray, times), map(np.asarray, spikes), strict=True)):
+        if any(values.ndim != 1 or values.dtype.kind not in "fiu" for values in (time, unit)):
+            found = f"{time.dtype} of shape {time.shape} and {unit.dtype} of shape {unit.shape}"
+            raise ValueError(f"{path}: recording {number} must have a list of times and one of units, got {found}")
+        if (unit % 1).any():
+            raise ValueError(f"{path}: recording {number} must have whole numbers as units, got {unit[unit % 1 != 0][0]:g}")
         if len(time) != len(unit) or not np.isfinite(time).all():
             found = f"{len(time)} times and {len(unit)} units" if len(time) != len(unit) else "a time that is not finite"
             raise ValueError(f"{path}: recording {number} must have a finite time for each unit, got {found}")
@@ -240,7 +253,7 @@ def read_sample_list(path: Path) -> list[tuple[str, int]]:
         words = text.split()
         if not words or words[0].startswith("#"):
             continue
-        if len(words) != 2 or not all(word.isdigit() for word in words):
+        if len(words) != 2 or not all(word.isdecimal() for word in words):
             raise ValueError(f"{path}:{line}: the line must be the number of a sample and its class, got {text[:40]!r}")
         rows.append((words[0], int(words[1])))
     if not rows:

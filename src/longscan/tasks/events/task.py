@@ -42,6 +42,7 @@ _NEEDED_FILES = {
     "dvs_gesture": "ibmGestureTrain/USER/CLASS.npy and ibmGestureTest, as tonic keeps them (`longscan data get DVSGesture`), or "
     "trials_to_train.txt, trials_to_test.txt and the recordings (https://research.ibm.com/dvsgesture)",
 }
+_RECORDING_READERS = {".bin": read_nmnist, ".bs2": read_nmnist, ".npy": read_tonic_array, ".aedat": read_aedat}
 _GESTURES = (
     "hand clapping", "right hand wave", "left hand wave", "right arm clockwise", "right arm counter clockwise",
     "left arm clockwise", "left arm counter clockwise", "arm roll", "air drums", "air guitar", "other",
@@ -222,9 +223,15 @@ class Events(ClassificationTask):
         return f"{text} | {self.classes[int(target.argmax() if target.ndim else target)]}"
 
     def read_inputs(self, path: str | Path) -> Batch:
-        """Read one recording: five bytes per event (.bin, .bs2), .npy (n, 4) with x, y, polarity, milliseconds, or .aedat."""
+        """Read one recording: five bytes per event (.bin, .bs2), .npy (n, 4) with x, y, polarity, milliseconds, or .aedat.
+
+        Raises ValueError for any other file.
+        """
         path, size = Path(path), _SIZES[self.dataset]
-        stream = {".npy": read_tonic_array, ".aedat": read_aedat}.get(path.suffix, read_nmnist)(path, size)
+        reader = _RECORDING_READERS.get(path.suffix.lower())
+        if reader is None:
+            raise ValueError(f"{path}: its name must end in one of {', '.join(_RECORDING_READERS)}")
+        stream = reader(path, size)
         if self.per_step:
             return self._pack_batch([stream], torch.zeros(1, dtype=torch.int64))._replace(targets=None)
         return self._pad_batch([stream], None)
@@ -281,6 +288,11 @@ def _recordings(dataset: Dataset, data_dir: str | None) -> _Recordings:
     else:
         listed = _find_nmnist_files(folder) if dataset == "nmnist" else _find_tonic_files(folder)
         reader = read_nmnist if dataset == "nmnist" else read_tonic_array
+        for part, entries in zip(("train", "test"), listed, strict=True):
+            if not entries:
+                raise FileNotFoundError(
+                    f"`data_dir` must be a folder with {_NEEDED_FILES[dataset]}, got {folder} without recordings for {part}"
+                )
         sources = [path for part in listed for path, _ in part]
 
         def read() -> Arrays:
@@ -371,10 +383,6 @@ def _find_tonic_files(folder: Path) -> FileLists:
     listed: FileLists = []
     for part in ("ibmGestureTrain", "ibmGestureTest"):
         root = first_existing(folder, [part, f"DVSGesture/{part}"], _NEEDED_FILES["dvs_gesture"])
-        paths = sorted(path for path in root.glob("*/*.npy") if path.stem.isdigit() and int(path.stem) < len(_GESTURES))
-        if not paths:
-            raise FileNotFoundError(
-                f"`data_dir` must be a folder with {_NEEDED_FILES['dvs_gesture']}, got {root} without recordings"
-            )
+        paths = sorted(path for path in root.glob("*/*.npy") if path.stem.isdecimal() and int(path.stem) < len(_GESTURES))
         listed.append([(path, int(path.stem)) for path in paths])
     return listed
