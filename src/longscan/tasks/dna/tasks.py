@@ -290,7 +290,7 @@ class DnaLanguage(_GenomeTask, LanguageTask):
 
 
 class _GenomeData(NamedTuple):
-    """All sequences, the number of the species (N,) and the names of file and sequence (N,) of each, and the names of the species.
+    """All sequences, the number of the species (N,) and the names (N,) of each, of its file and itself, and those of the species.
 
     Sequences of species that are not used have the number -1.
     """
@@ -362,8 +362,8 @@ def _window_ranges(task: _GenomeTask) -> dict[Split, list[np.ndarray]]:
             if not species_ranges and task.split == "chromosome" and split != "train":
                 numbers = " or ".join(map(str, sorted(_TEST if split == "test" else _VALID)))
                 raise ValueError(
-                    f"`data_dir` must have a sequence of {kind} of at least {task._sample_length} bases on chromosome {numbers} for "
-                    f"the split {split}, as the name of its file or its header says (chr5, chromosome 5), got none"
+                    f"`data_dir` must have a sequence of {kind} of at least {task._sample_length} bases on chromosome {numbers} "
+                    f"for the split {split}, as the name of its file or its header says (chr5, chromosome 5), got none"
                 )
             if not species_ranges:
                 ranges_of = f"the ranges of {kind} in split {split} by {task.split}"

@@ -78,7 +78,7 @@ def read_tonic_array(path: Path, size: tuple[int, int] = (128, 128)) -> Stream:
         if len(fractional):
             row = fractional[0]
             raise ValueError(
-                f"{path}: {name} of each event must be a whole number, got {events[row, column]:g} in event {row}; the columns are "
+                f"{path}: {name} of each event must be whole, got {events[row, column]:g} in event {row}; the columns are "
                 "x, y, polarity, milliseconds"
             )
     x, y, p, time = np.clip(events.T.astype(np.float64), -1, 2.0**31)
