@@ -1,11 +1,14 @@
 """Slow imports are late: `import longscan` imports nothing, help pages no torch, and only reports jinja2."""
 
 import json
+import pkgutil
 import subprocess
 import sys
 from typing import Any
 
 import pytest
+
+import longscan
 
 
 def run_python(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -21,6 +24,15 @@ def list_imported_packages(code: str) -> set[str]:
 
 def test_import_longscan_imports_nothing_else() -> None:
     assert list_imported_packages("import longscan") == {"longscan"}
+
+
+def test_modules_of_the_package_are_imported_when_they_are_used() -> None:
+    public = {module.name for module in pkgutil.iter_modules(longscan.__path__) if not module.name.startswith("_")}
+    assert set(longscan._SUBMODULES) == public - {"cli"}
+    completed = run_python("import longscan; print(longscan.ops.linear_scan.__name__, longscan.tasks.TASKS['parity'].name)")
+    assert completed.stdout == "linear_scan parity\n", completed.stderr
+    with pytest.raises(AttributeError, match=r"^module 'longscan' has no attribute 'opps'$"):
+        _ = longscan.opps
 
 
 def test_cli_imports_no_torch() -> None:

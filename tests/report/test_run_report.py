@@ -279,10 +279,19 @@ def test_line_is_interrupted_at_missing_values_and_on_a_logarithmic_axis_at_zero
 
 
 def test_line_of_one_point_is_a_circle():
-    for values, circles in (([2.0], 1), ([np.nan, 2.0], 1), ([1.0, 2.0], 0)):
+    for values, circles in (([2.0], 1), ([np.nan, 2.0], 1), ([1.0, 2.0], 0), ([1.0, None, 2.0, 3.0, np.nan, 4.0], 2)):
         chart = svg.Chart(100, svg.Axis(), svg.Axis())
         chart.line(range(len(values)), values, svg.COLOURS[0])
         assert str(chart.render()).count("<circle") == circles
+
+
+@pytest.mark.parametrize("values", [[2.2, 4.5], [5.5e-5, 9e-5], [3.0, 3.1], [1.0, 9.0], [1e-3, 1e6]])
+def test_logarithmic_axis_has_ticks_for_every_range(values):
+    chart = svg.Chart(300, svg.Axis(), svg.Axis(log=True))
+    chart.line(range(2), values, svg.COLOURS[0])
+    ticks = chart._scales()[1].ticks(6)
+    assert len(ticks) >= 2
+    assert all(values[0] / 4 < value < values[1] * 4 for value, _ in ticks)
 
 
 def test_map_of_a_forecast_is_explained_as_that_of_a_number():

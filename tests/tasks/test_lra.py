@@ -2,6 +2,8 @@
 
 import os
 import pickle
+import subprocess
+import sys
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +18,7 @@ from longscan.tasks._random import CounterRNG
 from longscan.tasks._store import Ragged, cached_arrays
 from longscan.tasks._text import Alphabet
 from longscan.tasks.base import rows_of_step
-from longscan.tasks.lra import ListOps, LraImage, LraRetrieval, LraText, Pathfinder
+from longscan.tasks.lra import ListOps, LraImage, LraRetrieval, LraText, Pathfinder, _generated
 from longscan.tasks.lra._cifar10 import read_batch
 from longscan.tasks.lra._listops import SYMBOLS, ExpressionLimits, generate_expressions
 from longscan.tasks.lra._pathfinder_images import IMAGE_SETTINGS, _Canvas, _draw_batch, _two_snakes, draw_images, image_settings
@@ -98,6 +100,28 @@ def test_listops_reads_expressions_from_a_file(tmp_path):
         path.write_text(text)
         with pytest.raises(ValueError, match=message):
             ListOps().read_inputs(path)
+
+
+SCRIPT = """
+from longscan.tasks import TASKS
+
+task = TASKS["listops"](train_size=4200, valid_size=8, test_size=8, shorter_than=30, longer_than=10)
+print("once", len(task.batch("train", 0, 4200).inputs))
+"""
+
+
+def test_examples_are_generated_in_processes_that_do_not_run_the_script_again(tmp_path, monkeypatch):
+    """A plain script, without `if __name__ == "__main__"`; the examples do not depend on the number of processes."""
+    monkeypatch.setenv("LONGSCAN_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(_generated.os, "cpu_count", lambda: 2)
+    (tmp_path / "script.py").write_text(SCRIPT)
+    done = subprocess.run([sys.executable, str(tmp_path / "script.py")], capture_output=True, text=True, check=False, timeout=200)
+    assert done.stdout == "once 4200\n", done.stderr
+    task = ListOps(train_size=4200, shorter_than=30, longer_than=10)
+    whole = _generated._generate_split(task, "train", 4200)
+    blocks = [_generated._generate_block((task, "train", number, min(256, 4200 - 256 * number))) for number in range(17)]
+    assert np.array_equal(whole["values"], np.concatenate([sequences.values for sequences, _ in blocks]))
+    assert np.array_equal(whole["targets"], np.concatenate([targets for _, targets in blocks]))
 
 
 def test_bounds_without_expressions_raise():

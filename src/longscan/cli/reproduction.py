@@ -44,9 +44,9 @@ def reproduce(
 ) -> int:
     """Repeat rows of the papers' tables or the state-tracking benchmark, list them, or compare scores with published ones.
 
-    A model of state-tracking takes about 20 seconds on an H100, and on one core of a CPU 3 minutes (GRU) to 23 minutes (Gated
-    DeltaNet), PD-SSM on A5 and S5 4 and 17 hours. On a CPU choose less by --rows, --seeds and --updates: the command prints at
-    its start how long it will take.
+    A model of state-tracking takes about 18 seconds on an H100 that eight of them share, and on one core of a CPU 3 minutes (GRU)
+    to 23 minutes (Gated DeltaNet), PD-SSM on A5 and S5 4 and 17 hours. On a CPU choose less by --rows, --seeds and --updates: the
+    command prints at its start how long it will take.
 
     Examples:
         longscan reproduce list

@@ -4,8 +4,8 @@ A group of systems has the states
 
     x_k = exp(lambda tau_k) x_{k-1} + (1 - |exp(lambda tau_k)|) (P u_k)          complex, one eigenvalue lambda for each state
 
-of columns u_k: the standardised channels and their differences from step to step, or, in the second layer, max(0, y) of some
-outputs y of the first. tau_k is 1 or, in every second group of a layer, the time since the step before, where it is known.
+of columns u_k: the standardised channels and their differences from step to step, or, in the second layer, some outputs of the
+first, limited to 0 to 3. tau_k is 1 or, in every second group of a layer, the time since the step before, where it is known.
 The outputs are y_k = Re(C x_k); each reads few states, and each state few columns, with random weights. The time constants of
 a group are log-uniform between two bounds; the bounds of all groups together go from `SHORTEST` steps to `LONGEST` times the
 length of the series, at most `MOST` steps. Half of the states read the series from its end. The first group of a layer has no

@@ -97,11 +97,18 @@ class Chart:
     def line(
         self, x: Values, y: Values, colour: str, name: str = "", *, width: float = 2, dash: str = "", opacity: float = 1
     ) -> None:
-        """Add a line through points; it is interrupted where a value is not finite. A single point is drawn as a circle."""
+        """Add a line through points; it is interrupted where a value is not finite.
+
+        A point without neighbours is drawn as a circle, in lines of at most MAX_POINTS points.
+        """
         style = f'stroke-width="{width:g}" stroke-opacity="{opacity:g}"' + (f' stroke-dasharray="{dash}"' if dash else "")
         self._add("line", x, y, colour=colour, style=style, labels=(name,) if name else ())
-        if np.isfinite(np.asarray(y, float)).sum() == 1:
-            self._add("points", x, y, colour=colour, size=max(width, 3), style="circle fill-opacity=\"1\" stroke-opacity=\"1\"")
+        where, values = (np.asarray([np.nan if v is None else v for v in given], float) for given in (x, y))
+        finite = np.pad(np.isfinite(where) & np.isfinite(values), 1)
+        alone = np.flatnonzero(finite[1:-1] & ~finite[:-2] & ~finite[2:])
+        if len(alone) > 0 and len(values) <= MAX_POINTS:
+            style = f'circle fill-opacity="{opacity:g}" stroke-opacity="{opacity:g}"'
+            self._add("points", where[alone], values[alone], colour=colour, size=max(width, 3), style=style)
         self._enter(name, colour, "line", dash)
 
     def band(self, x: Values, low: Values, high: Values, colour: str, name: str = "") -> None:
@@ -363,7 +370,10 @@ class _Scale:
             return [(10.0**power, power_text(power)) for power in powers if power % every == 0]
         digits = range(math.floor(self.low), math.ceil(self.high) + 1)
         values = [digit * 10.0**power for power in digits for digit in (1, 2, 5)]
-        return [(value, f"{value:,g}") for value in values if self.low - 1e-9 <= math.log10(value) <= self.high + 1e-9]
+        values = [value for value in values if self.low - 1e-9 <= math.log10(value) <= self.high + 1e-9]
+        if len(values) < 2:
+            return linear_ticks(10.0**self.low, 10.0**self.high, count)
+        return [(value, f"{value:,g}") for value in values]
 
 
 def linear_ticks(low: float, high: float, count: float, *, percent: bool = False) -> list[tuple[float, str]]:

@@ -1,11 +1,14 @@
 """Tasks whose examples are generated from a seed: fixed sets that are cached on disk, or an endless training stream."""
 
 import os
+import pickle
+import subprocess
+import sys
 from abc import abstractmethod
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, fields
 from functools import lru_cache, partial
-from multiprocessing import get_context
 from typing import Annotated, Literal
 
 import numpy as np
@@ -19,6 +22,8 @@ from longscan.tasks.classification import majority_share
 from longscan.tasks.examples import LabelledSequences, SequenceClassification, consecutive_rows
 
 Block = tuple[Ragged, np.ndarray]  # sequences and targets
+Job = tuple["GeneratedTask", Split, int, int]  # number and size of a block of a split
+_WORKER = "from longscan.tasks.lra._generated import work; work()"
 # Settings that do not affect the examples; they are not part of the generator's key.
 _LAYOUT_SETTINGS = ("data", "train_size", "valid_size", "test_size", "data_dir", "pixels")
 
@@ -28,7 +33,7 @@ class GeneratedTask(SequenceClassification):
     """A task with generated sequences.
 
     Fixed sets are generated once and cached on disk (`longscan.tasks._store`); valid and test are fixed sets in any case. Two
-    examples of these generators practically never coincide, so the splits are disjoint.
+    examples of the default settings practically never coincide, so the splits are disjoint; very short expressions do.
     """
 
     data: Annotated[
@@ -104,8 +109,9 @@ def _generate_split(task: GeneratedTask, split: Split, size: int) -> Arrays:
     jobs = [(task, split, start // task._block_size, min(task._block_size, size - start)) for start in starts]
     workers = min(len(jobs) // 8, os.cpu_count() or 1)
     if workers > 1:
-        with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
-            blocks = list(pool.map(_generate_block, jobs))
+        with ThreadPoolExecutor(workers) as threads:
+            parts = list(threads.map(_generate_in_process, [jobs[first::workers] for first in range(workers)]))
+        blocks = [parts[number % workers][number // workers] for number in range(len(jobs))]
     else:
         blocks = [_generate_block(job) for job in jobs]
     offsets = np.concatenate([[0], np.concatenate([block[0].lengths for block in blocks]).cumsum()])
@@ -113,6 +119,31 @@ def _generate_split(task: GeneratedTask, split: Split, size: int) -> Arrays:
     return {"values": values, "offsets": offsets, "targets": targets}
 
 
-def _generate_block(job: tuple[GeneratedTask, Split, int, int]) -> Block:
+def _generate_in_process(jobs: Sequence[Job]) -> list[Block]:
+    """Return the blocks of jobs from another process, which imports this package alone.
+
+    A process of `multiprocessing` would import the user's script, too, and run it unless it has `if __name__ == "__main__"`.
+    """
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    done = subprocess.run([sys.executable, "-c", _WORKER], input=pickle.dumps(jobs), stdout=subprocess.PIPE, env=environment)
+    if done.returncode:
+        raise RuntimeError(f"a process that generates examples ended with code {done.returncode}")
+    found: list[Block] | ValueError = pickle.loads(done.stdout)
+    if isinstance(found, ValueError):
+        raise found
+    return found
+
+
+def work() -> None:
+    """Read pickled jobs from the standard input; write their blocks, or a ValueError, to the standard output, pickled."""
+    found: list[Block] | ValueError
+    try:
+        found = [_generate_block(job) for job in pickle.load(sys.stdin.buffer)]
+    except ValueError as error:
+        found = error
+    sys.stdout.buffer.write(pickle.dumps(found))
+
+
+def _generate_block(job: Job) -> Block:
     task, split, index, count = job
     return task._generate(CounterRNG((*task._rng_key(split), "block"), index), count)
