@@ -72,6 +72,9 @@ def test_samples_follow_the_distribution():
     torch.testing.assert_close(sample_frequencies(logits, top_k=2), two, atol=0.01, rtol=0)
     for top_p, expected in ((0.7, two), (0.79, two), (0.5, torch.eye(5)[0]), (1.0, logits[0].exp())):
         torch.testing.assert_close(sample_frequencies(logits, top_p=top_p), expected, atol=0.01, rtol=0)
+    three = torch.tensor([5, 1, 3, 0, 0]) / 9
+    for min_p, expected in ((0.15, three), (0.3, two), (0.0, logits[0].exp()), (1.0, torch.eye(5)[0])):
+        torch.testing.assert_close(sample_frequencies(logits, min_p=min_p), expected, atol=0.01, rtol=0)
     assert torch.equal(sample_frequencies(logits, temperature=0), torch.eye(5)[0])
     assert torch.equal(sample_frequencies(logits, top_k=1), torch.eye(5)[0])
 
@@ -96,6 +99,7 @@ def test_streaming_state_has_a_constant_size():
         ({"temperature": -1.0}, "`temperature` must be .*, got -1.0"),
         ({"top_k": 0}, "`top_k` must be .*, got 0"),
         ({"top_p": 0.0}, "`top_p` must be .*, got 0.0"),
+        ({"min_p": 1.5}, "`min_p` must lie between 0 and 1, got 1.5"),
         ({"steps": -1}, "`steps` must be .*, got -1"),
         ({"stop": 99}, r"`stop` must be a token below vocab_size .*, got 99"),
         ({"prompt": torch.zeros(1, 0, dtype=torch.int64)}, r"`prompt` must have shape .*, got \(1, 0\)"),
@@ -147,6 +151,28 @@ def test_generate_with_the_arguments_of_transformers_gives_the_same_tokens():
     assert torch.equal(samples[:, 4:], expected)
 
 
+def test_several_continuations_of_each_row_follow_one_another():
+    net, prompt = make_model(), torch.randint(0, 11, (2, 4))
+    mask = torch.tensor([[0, 1, 1, 1], [1, 1, 1, 1]])
+    options = {"max_new_tokens": 6, "do_sample": True, "repetition_penalty": 1.2, "min_p": 0.05}
+    found = net.generate(
+        prompt, attention_mask=mask, num_return_sequences=3, generator=torch.Generator().manual_seed(3), **options
+    )
+    repeated, masks = prompt[[0, 0, 0, 1, 1, 1]], mask[[0, 0, 0, 1, 1, 1]]
+    expected = net.generate(repeated, attention_mask=masks, generator=torch.Generator().manual_seed(3), **options)
+    assert torch.equal(found, expected)
+    assert len(found.unique(dim=0)) > 2
+
+
+def test_padding_is_no_earlier_occurrence_of_its_token():
+    net, short = make_model(), torch.tensor([[3, 5, 7]])
+    options = {"max_new_tokens": 6, "repetition_penalty": 5.0}
+    expected = net.generate(short, **options)[:, 3:]
+    for token in range(11):
+        padded, mask = torch.tensor([[token, 3, 5, 7]]), torch.tensor([[0, 1, 1, 1]])
+        assert torch.equal(net.generate(padded, attention_mask=mask, **options)[:, 4:], expected)
+
+
 def test_generate_ends_when_every_row_has_ended():
     net, prompt = make_model(), torch.randint(0, 11, (2, 3))
     tokens, _ = generate(net, prompt, 9, temperature=0)
@@ -187,6 +213,12 @@ def test_streamer_of_transformers_prints_the_tokens(capsys):
         ({"max_new_tokens": -1}, "`max_new_tokens` must be .*, got -1"),
         ({"temperature": 0.5}, "`temperature` must be 1.0 unless do_sample=True, got 0.5"),
         ({"top_k": 3}, "`top_k` must be None unless do_sample=True, got 3"),
+        ({"num_return_sequences": 2}, "`num_return_sequences` must be 1 unless do_sample=True, got 2"),
+        ({"num_return_sequences": 0}, "`num_return_sequences` must be at least 1, got 0"),
+        ({"max_length": 0}, r"`max_length` must be at least the length of the prompt \(1\), got 0"),
+        ({"max_length": 5, "max_new_tokens": 4}, r"`max_length` must be None if max_new_tokens is given \(4\), got 5"),
+        ({"min_new_tokens": 21}, r"`min_new_tokens` must lie between 0 and the number of new tokens \(20\), got 21"),
+        ({"repetition_penalty": 0.0}, "`repetition_penalty` must be above 0, got 0.0"),
         ({"eos_token_id": [1, 11]}, r"`eos_token_id` must be tokens below vocab_size \(11\), got \[1, 11\]"),
         ({"eos_token_id": 1, "pad_token_id": 11}, r"`pad_token_id` must be a token below vocab_size \(11\), got 11"),
         ({"attention_mask": torch.ones(1, 2)}, r"`attention_mask` must have the shape of input_ids \(1, 1\), got \(1, 2\)"),

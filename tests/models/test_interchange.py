@@ -63,6 +63,25 @@ def test_loaded_model_gives_the_same_logits_and_tokens(kind, shape, tmp_path):
         assert len({sum(part.numel() for part in stack.parameters()) for stack in stacks}) == 1
 
 
+def test_generate_has_the_results_of_transformers_for_its_arguments():
+    original = make_transformers_model("mamba", SHAPES["mamba"][0])
+    prompt = torch.randint(0, 24, (3, 7))
+    loaded = from_transformers(original).eval()
+    mask = {"attention_mask": torch.ones_like(prompt)}
+    plain = original.generate(prompt, do_sample=False, max_new_tokens=20, eos_token_id=None, pad_token_id=0, **mask)
+    eos = int(plain[0, 8])
+    different = 0
+    for options in (
+        {"max_length": 19, "repetition_penalty": 1.3},
+        {"max_new_tokens": 15, "eos_token_id": eos, "min_new_tokens": 6},
+        {"max_new_tokens": 15, "eos_token_id": [eos, 3], "repetition_penalty": 0.7, "min_new_tokens": 4},
+    ):
+        expected = original.generate(prompt, do_sample=False, pad_token_id=0, **{"eos_token_id": None, **options}, **mask)
+        assert torch.equal(loaded.generate(prompt, pad_token_id=0, **options), expected), options
+        different += not torch.equal(expected[:, :9], plain[:, :9])
+    assert different  # The options change what is generated.
+
+
 def test_time_step_limit_is_kept_by_loading_and_saving(tmp_path):
     original = make_transformers_model("mamba2", SHAPES["mamba2"][0], time_step_limit=(0.001, 0.02))
     tokens = torch.randint(0, 24, (2, 40))

@@ -1,6 +1,7 @@
 """Generation of tokens by a language model with a state, and outputs of a model for a sequence that comes in pieces."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -17,6 +18,7 @@ def sample(
     temperature: float = 1.0,
     top_k: int | None = None,
     top_p: float | None = None,
+    min_p: float | None = None,
     generator: torch.Generator | None = None,
 ) -> Tensor:
     """Sample a token for each row of logits.
@@ -26,6 +28,7 @@ def sample(
         temperature: divisor of the logits; 0 takes the most likely token.
         top_k: sample from the k most likely tokens only.
         top_p: sample from the smallest set of most likely tokens whose probabilities, after temperature and top_k, sum to this.
+        min_p: sample from the tokens only whose probability is at least this fraction of the largest one.
         generator: random number generator, on the device of the logits.
 
     Returns the tokens (B,). Raises ValueError naming an option that is out of its range.
@@ -36,6 +39,8 @@ def sample(
         raise ValueError(f"`top_k` must be at least 1, got {top_k}")
     if top_p is not None and not 0 < top_p <= 1:
         raise ValueError(f"`top_p` must be a probability above 0, got {top_p}")
+    if min_p is not None and not 0 <= min_p <= 1:
+        raise ValueError(f"`min_p` must lie between 0 and 1, got {min_p}")
     if temperature == 0:
         return logits.argmax(-1)
     scores, order = (logits.float() / temperature).sort(dim=-1, descending=True, stable=True)
@@ -45,6 +50,8 @@ def sample(
     if top_p is not None:
         before = probabilities.cumsum(-1) - probabilities
         probabilities = torch.where(before < top_p, probabilities, 0)
+    if min_p is not None:
+        probabilities = torch.where(probabilities >= min_p * probabilities[:, :1], probabilities, 0)
     return order.gather(-1, torch.multinomial(probabilities, 1, generator=generator)).squeeze(-1)
 
 
@@ -60,6 +67,7 @@ def generate(
     temperature: float = 1.0,
     top_k: int | None = None,
     top_p: float | None = None,
+    min_p: float | None = None,
     generator: torch.Generator | None = None,
 ) -> tuple[Tensor, ModelState]:
     """Generate tokens that follow the rows of a prompt, in memory that does not depend on their number.
@@ -71,7 +79,7 @@ def generate(
         state: the state that an earlier call returned; None for the start of a sequence.
         valid: (B, L) bool, False for padding. Each row has one contiguous run of valid tokens.
         stop: token that ends a row. The rest of the row is filled with it.
-        temperature, top_k, top_p, generator: see `sample`.
+        temperature, top_k, top_p, min_p, generator: see `sample`.
 
     Returns the tokens (B, steps), and the state after all of them except the last: `generate(model, tokens[:, -1:], steps,
     state=state)` continues. Raises ValueError naming an argument that does not fit, and if the model cannot run step by step.
@@ -90,7 +98,8 @@ def generate(
     if not steps:
         _, after = model(prompt, state, valid=valid, return_state=True)
         return prompt[:, :0], after
-    for token, _, reached in _decode(model, prompt, steps, state, valid, ends, stop, temperature, top_k, top_p, generator):
+    choose = partial(sample, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, generator=generator)
+    for token, _, reached in _decode(model, prompt, steps, state, valid, ends, stop, choose):
         generated.append(token)
         after = reached
     return torch.stack(generated, 1), after
@@ -104,15 +113,12 @@ def _decode(
     valid: Tensor | None,
     ends: Tensor | None,
     fill: int | None,
-    temperature: float,
-    top_k: int | None,
-    top_p: float | None,
-    generator: torch.Generator | None,
+    choose: Callable[[Tensor], Tensor],
 ) -> Iterator[tuple[Tensor, Tensor, ModelState]]:
     """Yield, for each of `steps` tokens, the tokens (B,), whether each row has ended (B,), and the state before the tokens.
 
     A row ends with one of the tokens `ends`; its tokens after that are `fill`, and its state stays as it is.
-    Both are None, or neither.
+    Both are None, or neither. `choose` takes the logits (B, V) of a step and returns the tokens (B,).
     """
     logits, state = model(prompt, state, valid=valid, return_state=True)
     last = torch.full_like(prompt[:, 0], prompt.shape[1] - 1)
@@ -121,7 +127,7 @@ def _decode(
     current = logits[torch.arange(len(prompt), device=prompt.device), last]
     finished = torch.zeros(len(prompt), dtype=torch.bool, device=prompt.device)
     for index in range(steps):
-        token = sample(current, temperature=temperature, top_k=top_k, top_p=top_p, generator=generator)
+        token = choose(current)
         if ends is not None and fill is not None:
             token = torch.where(finished, fill, token)
             finished = finished | torch.isin(token, ends)
@@ -140,16 +146,36 @@ class Streamer(Protocol):
         """Take note that no token follows."""
 
 
+def _new_tokens(prompt: int, max_new_tokens: int | None, max_length: int | None) -> int:
+    """Return the largest number of tokens after a prompt of `prompt` tokens."""
+    if max_new_tokens is not None and max_length is not None:
+        raise ValueError(f"`max_length` must be None if max_new_tokens is given ({max_new_tokens}), got {max_length}")
+    if max_length is not None:
+        if max_length < prompt:
+            raise ValueError(f"`max_length` must be at least the length of the prompt ({prompt}), got {max_length}")
+        return max_length - prompt
+    if max_new_tokens is None:
+        return 20
+    if max_new_tokens < 0:
+        raise ValueError(f"`max_new_tokens` must be at least 0, got {max_new_tokens}")
+    return max_new_tokens
+
+
 @torch.no_grad()
 def generate_ids(
     model: LanguageModel,
     input_ids: Tensor,
     *,
-    max_new_tokens: int = 20,
+    max_new_tokens: int | None = None,
+    max_length: int | None = None,
+    min_new_tokens: int = 0,
     do_sample: bool = False,
     temperature: float = 1.0,
     top_k: int | None = None,
     top_p: float | None = None,
+    min_p: float | None = None,
+    repetition_penalty: float = 1.0,
+    num_return_sequences: int = 1,
     eos_token_id: int | Sequence[int] | None = None,
     pad_token_id: int | None = None,
     attention_mask: Tensor | None = None,
@@ -160,10 +186,22 @@ def generate_ids(
     model.backbone.require_streaming("`generate`")
     if input_ids.ndim != 2 or not input_ids.shape[1]:
         raise ValueError(f"`input_ids` must have shape (batch, length >= 1), got {tuple(input_ids.shape)}")
-    if max_new_tokens < 0:
-        raise ValueError(f"`max_new_tokens` must be at least 0, got {max_new_tokens}")
+    steps = _new_tokens(input_ids.shape[1], max_new_tokens, max_length)
+    if not 0 <= min_new_tokens <= steps:
+        raise ValueError(f"`min_new_tokens` must lie between 0 and the number of new tokens ({steps}), got {min_new_tokens}")
+    if not repetition_penalty > 0:
+        raise ValueError(f"`repetition_penalty` must be above 0, got {repetition_penalty}")
+    if num_return_sequences < 1:
+        raise ValueError(f"`num_return_sequences` must be at least 1, got {num_return_sequences}")
     if not do_sample:
-        for name, value, default in (("temperature", temperature, 1.0), ("top_k", top_k, None), ("top_p", top_p, None)):
+        random_options = (
+            ("temperature", temperature, 1.0),
+            ("top_k", top_k, None),
+            ("top_p", top_p, None),
+            ("min_p", min_p, None),
+            ("num_return_sequences", num_return_sequences, 1),
+        )
+        for name, value, default in random_options:
             if value != default:
                 raise ValueError(f"`{name}` must be {default} unless do_sample=True, got {value}")
     if attention_mask is not None and attention_mask.shape != input_ids.shape:
@@ -182,13 +220,31 @@ def generate_ids(
     if fill is not None and not 0 <= fill < model.vocab_size:
         raise ValueError(f"`pad_token_id` must be a token below vocab_size ({model.vocab_size}), got {fill}")
     ends = torch.tensor(eos, device=input_ids.device) if eos else None
-    temperature = temperature if do_sample else 0.0
+    input_ids = input_ids.repeat_interleave(num_return_sequences, 0)
+    valid = None if valid is None else valid.repeat_interleave(num_return_sequences, 0)
+    occurred = None
+    if repetition_penalty != 1:
+        counted = torch.ones_like(input_ids) if valid is None else valid.to(input_ids.dtype)
+        counts = input_ids.new_zeros(len(input_ids), model.vocab_size).scatter_add_(1, input_ids, counted)
+        occurred = counts > 0
+    generated = [input_ids]
+
+    def choose(logits: Tensor) -> Tensor:
+        if occurred is not None:
+            lowered = torch.where(logits < 0, logits * repetition_penalty, logits / repetition_penalty)
+            logits = torch.where(occurred, lowered, logits)
+        if ends is not None and len(generated) <= min_new_tokens:  # The first of `generated` is the prompt.
+            logits = logits.index_fill(-1, ends, -torch.inf)
+        return sample(
+            logits, temperature=temperature if do_sample else 0.0, top_k=top_k, top_p=top_p, min_p=min_p, generator=generator
+        )
+
     if streamer is not None:
         streamer.put(input_ids.cpu())
-    generated = [input_ids]
-    steps = _decode(model, input_ids, max_new_tokens, None, valid, ends, fill, temperature, top_k, top_p, generator)
-    for token, finished, _ in steps:
+    for token, finished, _ in _decode(model, input_ids, steps, None, valid, ends, fill, choose):
         generated.append(token[:, None])
+        if occurred is not None:
+            occurred.scatter_(1, token[:, None], True)
         if streamer is not None:
             streamer.put(token.cpu())
         if bool(finished.all()):

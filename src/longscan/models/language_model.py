@@ -144,11 +144,16 @@ class LanguageModel(PretrainedModel):
         self,
         input_ids: Tensor,
         *,
-        max_new_tokens: int = 20,
+        max_new_tokens: int | None = None,
+        max_length: int | None = None,
+        min_new_tokens: int = 0,
         do_sample: bool = False,
         temperature: float = 1.0,
         top_k: int | None = None,
         top_p: float | None = None,
+        min_p: float | None = None,
+        repetition_penalty: float = 1.0,
+        num_return_sequences: int = 1,
         eos_token_id: int | Sequence[int] | None = None,
         pad_token_id: int | None = None,
         attention_mask: Tensor | None = None,
@@ -161,10 +166,16 @@ class LanguageModel(PretrainedModel):
 
         Args:
             input_ids: prompt, tokens (B, L) with L >= 1.
-            max_new_tokens: largest number of tokens to generate. The call ends earlier when every row has ended.
+            max_new_tokens: largest number of tokens to generate; None for 20. The call ends earlier when every row has ended.
+            max_length: the same limit with the tokens of the prompt counted, L and more. Only one of the two can be given.
+            min_new_tokens: number of tokens before which no row ends.
             do_sample: sample the tokens; otherwise take the most probable ones.
-            temperature, top_k, top_p: see `longscan.models.sample`. They need do_sample=True. In transformers, top_k is 50 unless
-                it is given; here None means all tokens.
+            temperature, top_k, top_p, min_p: see `longscan.models.sample`. They need do_sample=True. In transformers, top_k is
+                50 unless it is given; here None means all tokens.
+            repetition_penalty: divisor of positive logits, and factor of negative ones, of all tokens that have occurred in the
+                row (CTRL, arXiv 1909.05858); padding does not count. 1 leaves the logits as they are.
+            num_return_sequences: number of continuations of each row, which follow one another in the result. Above 1 needs
+                do_sample=True.
             eos_token_id: token, or several, that end a row.
             pad_token_id: token after the end of a row; None for eos_token_id, or the first of them.
             attention_mask: (B, L), 0 at padding. Each row has one contiguous run of tokens.
@@ -172,8 +183,8 @@ class LanguageModel(PretrainedModel):
                 called at the end, such as `transformers.TextStreamer`, which takes one row.
             generator: random number generator, on the device of the model.
 
-        Returns tokens (B, L + n) with n <= max_new_tokens. Raises ValueError naming an argument that does not fit, and if the
-        model cannot run step by step.
+        Returns tokens (B * num_return_sequences, L + n) with n <= max_new_tokens. Raises ValueError naming an argument that does
+        not fit, and if the model cannot run step by step.
         """
         from longscan.models.generation import generate_ids
 
@@ -181,10 +192,15 @@ class LanguageModel(PretrainedModel):
             self,
             input_ids,
             max_new_tokens=max_new_tokens,
+            max_length=max_length,
+            min_new_tokens=min_new_tokens,
             do_sample=do_sample,
             temperature=temperature,
             top_k=top_k,
             top_p=top_p,
+            min_p=min_p,
+            repetition_penalty=repetition_penalty,
+            num_return_sequences=num_return_sequences,
             eos_token_id=eos_token_id,
             pad_token_id=pad_token_id,
             attention_mask=attention_mask,
