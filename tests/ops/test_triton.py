@@ -243,9 +243,32 @@ def test_angles_stay_accurate_over_thousands_of_steps():
 def test_chained_programs_add_gradients_of_shared_parameters(is_complex, tiles, fenced, monkeypatch):
     """Chains of up to five programs, each with one or two channels, add dB and dC, which are sums over all channels."""
     module = import_module("longscan.ops.selective_scan.triton.launch")
-    monkeypatch.setattr(module, "ORDERED_SUMS", {f"selective_scan{kind}_backward": fenced for kind in ("", "_wide", "_pairs")})
-    monkeypatch.setattr(module, "MIN_CHAIN_TILES", tiles)
+    entries = [f"selective_scan{kind}_backward" for kind in ("", "_wide", "_pairs")]
+    monkeypatch.setattr(module, "ORDERED_SUMS", dict.fromkeys(entries, fenced))
+    monkeypatch.setattr(module, "MIN_CHAIN_TILES", dict.fromkeys(entries, tiles))
     assert_triton_equals_reference(40, is_complex, monkeypatch)
+
+
+@pytest.mark.parametrize(("most", "passes", "is_complex"), [(16, 0, True), (2, 2, False)])
+def test_scans_pass_states_through_few_pieces_themselves(most, passes, is_complex, monkeypatch):
+    """Five launches for a forward and backward pass, without an initial state; one more in each direction for many pieces."""
+    module = import_module("longscan.ops.selective_scan.triton.launch")
+    set_plan(monkeypatch, 64)
+    set_tile_sizes(monkeypatch, steps=8, lanes=4, warps=1)
+    monkeypatch.setattr(module, "MAX_PASSED_PIECES", most)
+    kernels, launch = [], module.launch
+    monkeypatch.setattr(module, "launch", lambda kernel, *args, **kw: kernels.append(kernel) or launch(kernel, *args, **kw))
+    inputs = example("selective_scan", torch.float64, length=40, is_complex=is_complex)
+    one_channel = {"u": 2, "dt": 2, "z": 2, "A": 0, "D": 0, "dt_bias": 0}  # the axis of the channels
+    inputs = {name: inputs[name].narrow(one_channel[name], 0, 1).contiguous() for name in one_channel} | {
+        name: inputs[name] for name in "BC"
+    }
+    expected = run_backend("selective_scan", inputs, "reference")
+    kernels.clear()
+    found = run_backend("selective_scan", move_to_device(inputs), "triton")
+    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)
+    assert len(kernels) == 5 + passes
+    assert kernels.count(module.state_passing_kernel) == passes
 
 
 @pytest.mark.parametrize("is_complex", [pytest.param(False, marks=pytest.mark.slow), True])

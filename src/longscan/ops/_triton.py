@@ -255,16 +255,18 @@ def state_passing_kernel(
     """Pass a state from split to split of the time axis, x <- mult x + local, and store it before and after every split.
 
     mult, local: (B, splits, size[, 2]); first: (B, size[, 2]); out: (B, splits + 1, size[, 2]), out[:, 0] = first. With REVERSE
-    the state passes from the last split to the first, with conj(mult), and out[:, splits] = first. restarts: (B, splits), not 0
+    the state passes from the last split to the first, with conj(mult), and out[:, splits] = first; zero if it is None. restarts: (B, splits), not 0
     where a sequence starts in a split, so that x <- local there; None if no sequence does.
     """
     n_components: tl.constexpr = 2 if COMPLEX else 1
     b = tl.program_id(0).to(tl.int64)
     offset = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     mask = offset < size
-    xr = tl.load(first + (b * size + offset) * n_components, mask=mask, other=0.0)
+    xr = tl.zeros((BLOCK,), mult.dtype.element_ty)
+    if first is not None:
+        xr = tl.load(first + (b * size + offset) * n_components, mask=mask, other=0.0)
     xi = xr
-    if COMPLEX:
+    if COMPLEX and first is not None:
         xi = tl.load(first + (b * size + offset) * 2 + 1, mask=mask, other=0.0)
     AHEAD: tl.constexpr = 16  # splits whose numbers are loaded together: one after another, each load would wait for memory
     for i in range(0, splits + 1, AHEAD):

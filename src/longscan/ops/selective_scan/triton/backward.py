@@ -14,6 +14,7 @@ from longscan.ops.selective_scan.triton.math import (
     expand_channels,
     expand_restarts,
     flip,
+    load_and_pass,
     load_flags,
     load_pairs,
     load_states,
@@ -25,6 +26,7 @@ from longscan.ops.selective_scan.triton.math import (
     shift_steps,
     stack_steps,
     state_offsets,
+    store_map,
     sum_over_channels,
     sum_over_states,
     tile_states,
@@ -75,13 +77,13 @@ def scan_gradients(a_re, a_im, v_re, v_im, dh_re, dh_im, p_flags, restart, next_
 
 @triton.jit(do_not_specialize=["length", "blocks", "tiles", "pieces", "span", "rows"])
 def chunk_state_bwd_kernel(
-    p_dy, p_dt, p_A, p_C, p_z, p_bias, p_scale, p_flags, p_factor, p_local, length, channels, states, blocks, tiles, pieces, span,
-    rows, PAIR_FACTOR: tl.constexpr, SOFTPLUS: tl.constexpr, COMPLEX: tl.constexpr, T: tl.constexpr, CR: tl.constexpr,
+    p_dy, p_dt, p_A, p_C, p_z, p_bias, p_scale, p_flags, p_maps, length, channels, states, blocks, tiles, pieces, span, rows,
+    PAIR_FACTOR: tl.constexpr, SOFTPLUS: tl.constexpr, COMPLEX: tl.constexpr, T: tl.constexpr, CR: tl.constexpr,
     NR: tl.constexpr, CW: tl.constexpr, NL: tl.constexpr, CL: tl.constexpr, MATERIALIZE: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """Gradient of the state before a piece of `span` tiles if that after it is 0, p_local, and the factors' product, p_factor.
+    """Store the product of the factors of a piece of `span` tiles, and the gradient of the state before it if that after it is 0.
 
-    Both (B, pieces, D N[, 2]). The product is not conjugated, and means nothing where a sequence starts in the piece.
+    p_maps: (2, B, pieces, D N[, 2]). The product is not conjugated, and means nothing where a sequence starts in the piece.
     """
     P: tl.constexpr = 2 if COMPLEX else 1
     BD: tl.constexpr = CR * CW * CL
@@ -124,13 +126,8 @@ def chunk_state_bwd_kernel(
         if COMPLEX:
             dh_im = select_row(w_im, top)
         time += tl.sum(b_dt, 0)
-    o_out = (i_b * pieces + i_p) * size * P + o_pair * P
-    tl.store(p_local + o_out, dh_re, mask=m_pair)
     a_re, a_im = decay(tl.reshape(time, (CR, 1, CW, 1, CL)), A_re, A_im, COMPLEX)
-    tl.store(p_factor + o_out, a_re, mask=m_pair)
-    if COMPLEX:
-        tl.store(p_local + o_out + 1, dh_im, mask=m_pair)
-        tl.store(p_factor + o_out + 1, a_im, mask=m_pair)
+    store_map(p_maps, i_b, i_p, pieces, size, o_pair, m_pair, a_re, a_im, dh_re, dh_im, blocks, COMPLEX)
 
 
 @triton.jit
@@ -174,9 +171,9 @@ def recompute_tile_states(
     do_not_specialize=["length", "blocks", "tiles", "pieces", "span", "rows", "group", "chain", "first_piece", "slice_steps"]
 )  # fmt: skip
 def chunk_scan_bwd_kernel(
-    p_dy, p_u, p_dt, p_A, p_B, p_C, p_D, p_z, p_bias, p_scale, p_flags, p_checkpoints, p_tiles, p_dstates, p_dinitial, p_du,
-    p_ddt, p_dz, p_dscale, p_dB, p_dC, p_sums, p_counters, length, channels, states, blocks, tiles, pieces, span, rows, group,
-    chain, first_piece, slice_steps,
+    p_dy, p_u, p_dt, p_A, p_B, p_C, p_D, p_z, p_bias, p_scale, p_flags, p_checkpoints, p_tiles, p_dstates, p_maps, p_dinitial,
+    p_du, p_ddt, p_dz, p_dscale, p_dB, p_dC, p_sums, p_counters, length, channels, states, blocks, tiles, pieces, span, rows,
+    group, chain, first_piece, slice_steps,
     PAIR_FACTOR: tl.constexpr, SOFTPLUS: tl.constexpr, COMPLEX: tl.constexpr, SEQUENTIAL: tl.constexpr, ORDERED: tl.constexpr,
     FENCED: tl.constexpr, PTX: tl.constexpr, RECOMPUTE: tl.constexpr, T: tl.constexpr, CR: tl.constexpr, NR: tl.constexpr,
     CW: tl.constexpr, NL: tl.constexpr, CL: tl.constexpr, NW: tl.constexpr, MATERIALIZE: tl.constexpr, STAGES: tl.constexpr,
@@ -184,9 +181,10 @@ def chunk_scan_bwd_kernel(
     """Gradients of a piece of `span` tiles, from its last tile to its first; README.md has the table of buffers.
 
     SEQUENTIAL: pieces follow each other in separate launches, leave the gradient of their state in p_dinitial, and add to the
-    same p_sums; p_dstates is the gradient of the final state. RECOMPUTE: tile size of `recompute_tile_states`. ORDERED: chains of
-    `chain` programs add to the same dB and dC, in order (ordered_sums.py); otherwise each program has its own part of a slice of
-    the steps.
+    same p_sums; p_dstates is the gradient of the final state. It is that, too, if p_maps has the maps of the pieces, which a
+    program then applies by itself; otherwise p_dstates has the gradients of the states before and after all pieces. RECOMPUTE:
+    tile size of `recompute_tile_states`. ORDERED: chains of `chain` programs add to the same dB and dC, in order
+    (ordered_sums.py); otherwise each program has its own part of a slice of the steps.
     """
     P: tl.constexpr = 2 if COMPLEX else 1
     BD: tl.constexpr = CR * CW * CL
@@ -200,14 +198,19 @@ def chunk_scan_bwd_kernel(
     o_channel, o_state = i_d * BD + channel_offsets(CR, CW, CL), state_offsets(NR, NL)
     m_pair, o_pair, size = (o_channel < channels) & (o_state < states), o_channel * states + o_state, channels * states
     p_A += (i_b // rows) * size * P + o_pair * P
-    p_dinitial += i_b * size * P + o_pair * P
-    p_dh = p_dstates + (i_b if SEQUENTIAL else i_b * (pieces + 1) + i_p + 1) * size * P + o_pair * P
+    p_dinitial += i_b * size * P
+    p_dh = p_dstates + (i_b * (pieces + 1) + i_p + 1) * size * P
+    if SEQUENTIAL or p_maps is not None:
+        p_dh = p_dstates + i_b * size * P
     if SEQUENTIAL and i_p < pieces - 1:
         p_dh = p_dinitial
-    A_re, dh_re = load_pairs(p_A, m_pair), load_pairs(p_dh, m_pair)
-    A_im, dh_im, dA_re, dA_im = A_re, dh_re, A_re * 0.0, A_re * 0.0
+    A_re = load_pairs(p_A, m_pair)
+    A_im, dA_re, dA_im = A_re, A_re * 0.0, A_re * 0.0
     if COMPLEX:
-        A_im, dh_im = load_pairs(p_A + 1, m_pair), load_pairs(p_dh + 1, m_pair)
+        A_im = load_pairs(p_A + 1, m_pair)
+    dh_re, dh_im = load_and_pass(
+        p_dh, p_maps, i_b, pieces - 1, pieces, -1, pieces - 1 - i_p, size, o_pair, m_pair, blocks, A_re, COMPLEX
+    )
     if SEQUENTIAL:
         tl.debug_barrier()  # before the result is stored in the same place
     bias, skip = tl.zeros((BD,), A_re.dtype), tl.zeros((BD,), A_re.dtype)
@@ -312,9 +315,12 @@ def chunk_scan_bwd_kernel(
             added += 1
             if ORDERED:
                 spin_wait(p_previous, seen, least, FENCED, PTX)
-            if ORDERED and FENCED:
-                tl.atomic_add(p_dB + o_sum, dBC, mask=m_sum & (row < T)[:, None], sem="relaxed")
-                tl.atomic_add(p_dC + o_sum, dBC, mask=m_sum & (row >= T)[:, None], sem="relaxed")
+            if ORDERED and FENCED:  # the first program of a chain stores, so that nothing need be filled with zeros before
+                m_add = m_sum & (o_sum * 0 + i_d % chain != 0)
+                m_store = m_sum & (o_sum * 0 + i_d % chain == 0)
+                tl.store(tl.where((row < T)[:, None], p_dB + o_sum, p_dC + o_sum), dBC, mask=m_store)
+                tl.atomic_add(p_dB + o_sum, dBC, mask=m_add & (row < T)[:, None], sem="relaxed")
+                tl.atomic_add(p_dC + o_sum, dBC, mask=m_add & (row >= T)[:, None], sem="relaxed")
             elif ORDERED:
                 p_sum = tl.where((row < T)[:, None], p_dB + o_sum, p_dC + o_sum)
                 sums_before = tl.atomic_add(p_sum, dBC, mask=m_sum, sem="relaxed")
@@ -351,10 +357,10 @@ def chunk_scan_bwd_kernel(
         d_bias += tl.load(p_dchannels, mask=m_later_d, other=0.0)
         d_skip += tl.load(p_dchannels + channels, mask=m_later_d, other=0.0)
     m_first = m_pair & (o_channel * 0 + (0 if SEQUENTIAL else i_p) == 0)
-    tl.store(p_dinitial, dh_re, mask=m_first)
+    tl.store(p_dinitial + o_pair * P, dh_re, mask=m_first)
     tl.store(p_dA, dA_re, mask=m_pair)
     if COMPLEX:
-        tl.store(p_dinitial + 1, dh_im, mask=m_first)
+        tl.store(p_dinitial + o_pair * P + 1, dh_im, mask=m_first)
         tl.store(p_dA + 1, dA_im, mask=m_pair)
     tl.store(p_dchannels, d_bias, mask=o_d < channels)
     tl.store(p_dchannels + channels, d_skip, mask=o_d < channels)

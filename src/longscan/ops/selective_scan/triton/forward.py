@@ -13,6 +13,7 @@ from longscan.ops.selective_scan.triton.math import (
     channel_offsets,
     decay,
     expand_channels,
+    load_and_pass,
     load_flags,
     load_pairs,
     load_states,
@@ -21,6 +22,7 @@ from longscan.ops.selective_scan.triton.math import (
     select_row,
     stack_steps,
     state_offsets,
+    store_map,
     sum_over_states,
     tile_states,
 )
@@ -28,13 +30,13 @@ from longscan.ops.selective_scan.triton.math import (
 
 @triton.jit(do_not_specialize=["length", "blocks", "tiles", "pieces", "span", "rows"])
 def chunk_state_fwd_kernel(
-    p_u, p_dt, p_A, p_B, p_bias, p_scale, p_flags, p_factor, p_local, length, channels, states, blocks, tiles, pieces, span, rows,
+    p_u, p_dt, p_A, p_B, p_bias, p_scale, p_flags, p_maps, length, channels, states, blocks, tiles, pieces, span, rows,
     SOFTPLUS: tl.constexpr, COMPLEX: tl.constexpr, T: tl.constexpr, CR: tl.constexpr, NR: tl.constexpr, CW: tl.constexpr,
     NL: tl.constexpr, CL: tl.constexpr, MATERIALIZE: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """Final state of a piece of `span` tiles from zero, p_local, and the product of its factors, p_factor (B, pieces, D N[, 2]).
+    """Store the product of the factors of a piece of `span` tiles, and its final state from zero.
 
-    The product means nothing where a sequence starts in the piece.
+    p_maps: (2, B, pieces, D N[, 2]). The product means nothing where a sequence starts in the piece.
     """
     P: tl.constexpr = 2 if COMPLEX else 1
     BD: tl.constexpr = CR * CW * CL
@@ -68,26 +70,22 @@ def chunk_state_fwd_kernel(
         if COMPLEX:
             h_im = select_row(x_im, last)
         time += tl.sum(b_dt, 0)
-    o_out = (i_b * pieces + i_p) * size * P + o_pair * P
-    tl.store(p_local + o_out, h_re, mask=m_pair)
     a_re, a_im = decay(tl.reshape(time, (CR, 1, CW, 1, CL)), A_re, A_im, COMPLEX)
-    tl.store(p_factor + o_out, a_re, mask=m_pair)
-    if COMPLEX:
-        tl.store(p_local + o_out + 1, h_im, mask=m_pair)
-        tl.store(p_factor + o_out + 1, a_im, mask=m_pair)
+    store_map(p_maps, i_b, i_p, pieces, size, o_pair, m_pair, a_re, a_im, h_re, h_im, blocks, COMPLEX)
 
 
 @triton.jit(do_not_specialize=["length", "blocks", "tiles", "pieces", "span", "rows", "interval"])
 def chunk_scan_fwd_kernel(
-    p_u, p_dt, p_A, p_B, p_C, p_D, p_z, p_bias, p_scale, p_initial, p_entering, p_flags, p_y, p_final, p_checkpoints,
-    length, channels, states, blocks, tiles, pieces, span, rows, interval,
+    p_u, p_dt, p_A, p_B, p_C, p_D, p_z, p_bias, p_scale, p_initial, p_entering, p_maps, p_flags, p_y, p_final,
+    p_checkpoints, length, channels, states, blocks, tiles, pieces, span, rows, interval,
     PAIR_FACTOR: tl.constexpr, SOFTPLUS: tl.constexpr, COMPLEX: tl.constexpr, T: tl.constexpr, CR: tl.constexpr,
     NR: tl.constexpr, CW: tl.constexpr, NL: tl.constexpr, CL: tl.constexpr, NW: tl.constexpr, MATERIALIZE: tl.constexpr,
     STAGES: tl.constexpr,
 ):  # fmt: skip
     """Outputs of a piece of `span` tiles, the final state of a row, and checkpoints: the states before every `interval` tiles.
 
-    p_entering (B, pieces + 1, D N[, 2]): states before the pieces; None if a piece is a whole row, which starts from p_initial.
+    p_entering (B, pieces + 1, D N[, 2]): states before the pieces, or None. Without it a piece starts from p_initial, after the
+    pieces before it, whose maps `chunk_state_fwd_kernel` stored to p_maps; or from zero if p_initial is None, too.
     p_checkpoints (B, tiles / interval, [2,] N, D), or None to store none. PAIR_FACTOR: 2 if a complex state stands for a
     conjugate pair.
     """
@@ -98,14 +96,17 @@ def chunk_scan_fwd_kernel(
     o_channel, o_state = i_d * BD + channel_offsets(CR, CW, CL), state_offsets(NR, NL)
     m_pair, o_pair, size = (o_channel < channels) & (o_state < states), o_channel * states + o_state, channels * states
     p_A += (i_b // rows) * size * P + o_pair * P
-    if p_entering is not None:
-        p_h = p_entering + (i_b * (pieces + 1) + i_p) * size * P + o_pair * P
-    else:
-        p_h = p_initial + i_b * size * P + o_pair * P
-    A_re, h_re = load_pairs(p_A, m_pair), load_pairs(p_h, m_pair)
-    A_im, h_im = A_re, h_re
+    A_re = load_pairs(p_A, m_pair)
+    A_im = A_re
     if COMPLEX:
-        A_im, h_im = load_pairs(p_A + 1, m_pair), load_pairs(p_h + 1, m_pair)
+        A_im = load_pairs(p_A + 1, m_pair)
+    p_h = p_initial
+    if p_entering is not None:
+        p_h = p_entering + (i_b * (pieces + 1) + i_p) * size * P
+    elif p_initial is not None:
+        p_h = p_initial + i_b * size * P
+    zero = tl.zeros(A_re.shape, A_re.dtype)
+    h_re, h_im = load_and_pass(p_h, p_maps, i_b, 0, pieces, 1, i_p, size, o_pair, m_pair, blocks, zero, COMPLEX)
     bias, skip = tl.zeros((BD,), A_re.dtype), tl.zeros((BD,), A_re.dtype)
     if p_bias is not None:
         bias = tl.load(p_bias + (i_b // rows) * channels + o_d, mask=o_d < channels, other=0.0)

@@ -19,9 +19,11 @@ from longscan.ops.selective_scan.triton.backward import (
 from longscan.ops.selective_scan.triton.forward import chunk_scan_fwd_kernel, chunk_state_fwd_kernel
 
 MANY_STATES = 32  # real states of a channel, above which tiles have other sizes
+MAX_PASSED_PIECES = 16  # before a piece, whose maps a program of the scans applies by itself
 CHECKPOINT_STEPS = 64  # between two checkpoints, at least
 MIN_RECOMPUTE_STEPS = {1: 16, 2: 4}  # number of components of A -> least tile of `recompute_tile_states`
-MIN_CHAIN_TILES = 12  # tiles of a piece for each program of a chain, at least
+# Entries of the launch table -> tiles of a piece for each program of a chain, at least.
+MIN_CHAIN_TILES = {"selective_scan_wide_backward": 2, "selective_scan_pairs_backward": 12}
 # Entries of the launch table whose programs add to the same dB and dC, in order -> whether a fence orders the additions. If not,
 # a program waits until its atomic additions have returned.
 ORDERED_SUMS = {"selective_scan_wide_backward": True, "selective_scan_pairs_backward": False}
@@ -125,16 +127,30 @@ def chunk_states_shape(batch: int, length: int, channels: int, states: int, *pai
     return batch, ceil_div(length, checkpoint_interval(int(states), components)) * components * states * channels
 
 
+def scans_pass_states(split: tables.Plan, flags: Tensor | None) -> bool:
+    """Return whether a program of the scans passes the state through the pieces before its own, without `state_passing_kernel`.
+
+    A traced graph with an open length has any number of pieces. With flags the maps of pieces in which a sequence starts do not
+    apply.
+    """
+    return flags is None and isinstance(split.splits, int) and split.splits <= MAX_PASSED_PIECES
+
+
+def new_maps(p: Problem, split: tables.Plan, like: Tensor) -> Tensor:
+    """Return the buffer for the maps of the state by the pieces: factors and local states, (2, B, pieces, D N[, 2])."""
+    return like.new_empty((2, p.batch, split.splits, p.size, p.components))
+
+
 def pass_states(
-    p: Problem, split: tables.Plan, factor: Tensor, local: Tensor, first: Tensor, flags: Tensor | None, out: Tensor, reverse: bool
+    p: Problem, split: tables.Plan, maps: Tensor, first: Tensor | None, flags: Tensor | None, out: Tensor, reverse: bool
 ) -> None:
     """Compute the states before all pieces, and after the last, from the state `first`; reverse: gradients, from after the last.
 
-    factor, local: (B, pieces, D N[, 2]) as the first kernels return them. out: (B, pieces + 1, D N[, 2]).
+    maps: (2, B, pieces, D N[, 2]) as the first kernels store them. first: None for zero. out: (B, pieces + 1, D N[, 2]).
     """
     grid, restarts = (p.batch, ceil_div(p.size, 128)), tables.restarts(flags, split.span * split.T)
     constants = {"COMPLEX": p.components == 2, "REVERSE": reverse, "BLOCK": 128}
-    launch(state_passing_kernel, grid, factor, local, first, restarts, out, split.splits, p.size, constants=constants)
+    launch(state_passing_kernel, grid, maps[0], maps[1], first, restarts, out, split.splits, p.size, constants=constants)
 
 
 def forward(
@@ -153,13 +169,15 @@ def forward(
     paired: bool,
     save_states: bool,
     exchange_state: Callable[[Tensor, Tensor], Tensor] | None = None,
+    zero_state: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return y (B, L, D), the final state (B, D, N[, 2]) and, with `save_states`, the checkpoints for `backward`.
 
     Contiguous tensors; the state and the parameters have one real dtype, and complex numbers have a last axis of size 2. L, D
     and N are at least 1. The parameters A (D, N[, 2]), D and dt_bias may have a leading axis of groups: equal runs of batch rows
     then belong to different groups. exchange_state: function that returns the initial state, which replaces `initial_state`, from
-    the product of the factors of all steps and the final state for an initial state of zero.
+    the product of the factors of all steps and the final state for an initial state of zero. zero_state: whether the initial
+    state is zero, so that `initial_state` is not read.
     """
     p = make_problem(u, A, initial_state, dt_softplus, "")
     split = tables.plan(p.entry, p.length, p.programs, p.device)
@@ -168,24 +186,26 @@ def forward(
     checkpoints = initial_state.new_empty(shape)
     grid = p.programs, split.splits
     sizes = p.length, p.channels, p.states, p.blocks, split.tiles, split.splits, split.span, p.rows
+    first = None if zero_state else initial_state
     with on_device(u):
-        entering = None
+        entering = maps = None
         if exchange_state is not None or split.parallel:
-            factor, local = (initial_state.new_empty((p.batch, split.splits, p.size, p.components)) for _ in range(2))
-            entering = initial_state.new_empty((p.batch, split.splits + 1, p.size, p.components))
-            launch(
-                chunk_state_fwd_kernel, grid, u, dt, A, B, dt_bias, dt_scale, flags, factor, local, *sizes, constants=p.constants
-            )
-            if exchange_state is not None:
-                one = torch.zeros_like(initial_state)
-                (one if p.components == 1 else one[..., 0]).fill_(1)
-                pass_states(p, split, factor, torch.zeros_like(local), one, flags, entering, False)
-                product = entering[:, -1].clone().view(initial_state.shape)
-                pass_states(p, split, factor, local, torch.zeros_like(initial_state), flags, entering, False)
-                initial_state = exchange_state(product, entering[:, -1].clone().view(initial_state.shape)).contiguous()
-            pass_states(p, split, factor, local, initial_state, flags, entering, False)
+            maps = new_maps(p, split, initial_state)
+            launch(chunk_state_fwd_kernel, grid, u, dt, A, B, dt_bias, dt_scale, flags, maps, *sizes, constants=p.constants)
+            if exchange_state is not None or not scans_pass_states(split, flags):
+                entering = initial_state.new_empty((p.batch, split.splits + 1, p.size, p.components))
+                if exchange_state is not None:
+                    one = torch.zeros_like(initial_state)
+                    (one if p.components == 1 else one[..., 0]).fill_(1)
+                    without_inputs = torch.stack([maps[0], torch.zeros_like(maps[1])])
+                    pass_states(p, split, without_inputs, one, flags, entering, False)
+                    product = entering[:, -1].clone().view(initial_state.shape)
+                    pass_states(p, split, maps, None, flags, entering, False)
+                    first = exchange_state(product, entering[:, -1].clone().view(initial_state.shape)).contiguous()
+                pass_states(p, split, maps, first, flags, entering, False)
+                maps = None
         launch(
-            chunk_scan_fwd_kernel, grid, u, dt, A, B, C, D, z, dt_bias, dt_scale, initial_state, entering, flags, y, final,
+            chunk_scan_fwd_kernel, grid, u, dt, A, B, C, D, z, dt_bias, dt_scale, first, entering, maps, flags, y, final,
             checkpoints if save_states else None, *sizes, p.interval // p.constants["T"],
             constants={"PAIR_FACTOR": pair_factor(p, paired), "NW": p.state_warps, **p.constants},
         )  # fmt: skip
@@ -229,31 +249,33 @@ def backward(
     d_bias, dD = (u.new_empty(0) if x is None else torch.empty_like(x) for x in (dt_bias, D))
     sums = like.new_empty((p.batch, pieces, p.size * p.components + 2 * p.channels))
     d_scale = None if dt_scale is None else like.new_empty((p.blocks, p.batch, p.length))
-    d_states = grad_final
+    d_states, maps = grad_final, None
     with on_device(u):
         if split.parallel:
-            factor, local = (like.new_empty((p.batch, pieces, p.size, p.components)) for _ in range(2))
-            d_states = like.new_empty((p.batch, pieces + 1, p.size, p.components))
+            maps = new_maps(p, split, like)
             steps_per_piece = split.span * split.T
             sizes = (
                 p.length, p.channels, p.states, p.blocks, ceil_div(p.length, p.constants["T"]), split.splits,
                 steps_per_piece // p.constants["T"], p.rows,
             )  # fmt: skip
             launch(
-                chunk_state_bwd_kernel, (p.programs, split.splits), grad_y, dt, A, C, z, dt_bias, dt_scale, flags, factor, local,
-                *sizes, constants={"PAIR_FACTOR": factor_of_pair, **p.constants},
+                chunk_state_bwd_kernel, (p.programs, split.splits), grad_y, dt, A, C, z, dt_bias, dt_scale, flags, maps, *sizes,
+                constants={"PAIR_FACTOR": factor_of_pair, **p.constants},
             )  # fmt: skip
-            if exchange_gradient is not None:
-                pass_states(p, split, factor, local, torch.zeros_like(grad_final), flags, d_states, True)
-                grad_final = exchange_gradient(d_states[:, 0].reshape(grad_final.shape)).contiguous()
-            pass_states(p, split, factor, local, grad_final, flags, d_states, True)
+            if exchange_gradient is not None or not scans_pass_states(split, flags):
+                d_states = like.new_empty((p.batch, pieces + 1, p.size, p.components))
+                if exchange_gradient is not None:
+                    pass_states(p, split, maps, None, flags, d_states, True)
+                    grad_final = exchange_gradient(d_states[:, 0].reshape(grad_final.shape)).contiguous()
+                pass_states(p, split, maps, grad_final, flags, d_states, True)
+                maps = None
         counters = torch.zeros(p.programs * split.splits + 1, dtype=torch.int32, device=u.device) if chain_length > 1 else None
         tiles = p.interval // p.constants["T"]  # of a chunk
         tile_states = like.new_empty((p.programs * pieces_per_launch, tiles, p.components, p.pairs))
 
         inputs = grad_y, u, dt, A, B, C, D, z, dt_bias, dt_scale, flags, chunk_states
         scan = partial(
-            launch_scan, p, split, (*inputs, tile_states, d_states, d_initial, du, ddt, dz, d_scale), (sums, counters),
+            launch_scan, p, split, (*inputs, tile_states, d_states, maps, d_initial, du, ddt, dz, d_scale), (sums, counters),
             chain_length, factor_of_pair,
         )  # fmt: skip
         add = sum_slices if chain_length == 1 and p.blocks > 1 else sum_in_order
@@ -282,12 +304,13 @@ def sum_in_order(
     stop).
     """
     chains, numbers = ceil_div(p.blocks, chain_length), p.states * p.components
+    stored = chain_length == 1 or ORDERED_SUMS[p.entry]  # the first program of a chain stores its terms, and the others add
     if chains == 1 and B.dtype == like.dtype:
-        dB, dC = torch.zeros_like(B), torch.zeros_like(C)
+        dB, dC = (torch.empty_like(x) if stored else torch.zeros_like(x) for x in (B, C))
         scan(0, split.splits, dB, dC)
         return dB, dC
     dB, dC = torch.empty_like(B), torch.empty_like(C)
-    partials = like.new_zeros((2, chains * p.batch * p.length * numbers))
+    partials = (like.new_empty if stored else like.new_zeros)((2, chains * p.batch * p.length * numbers))
     scan(0, split.splits, *partials)
     launch_sum_partials(p, partials, dB, dC, chains, 0, p.length)
     return dB, dC
@@ -332,7 +355,7 @@ def plan_backward(p: Problem, bytes_per_number: int, piece: bool) -> tuple[table
     split = split._replace(parallel=split.parallel or piece)
     longest = 1
     if p.entry in ORDERED_SUMS and isinstance(split.span, int):  # an open length must not decide which kernels a graph has
-        longest = max(1, split.span * split.T // (steps * MIN_CHAIN_TILES))
+        longest = max(1, split.span * split.T // (steps * MIN_CHAIN_TILES[p.entry]))
     chain_length = ceil_div(p.blocks, ceil_div(p.blocks, longest))
     if chain_length > 1 or p.blocks == 1:
         return split, chain_length, split.splits

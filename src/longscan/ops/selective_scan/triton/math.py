@@ -9,7 +9,7 @@ Values of a channel alone are (T, BD) tiles, values of a state alone (T, BN) til
 import triton
 import triton.language as tl
 
-from longscan.ops._triton import affine, segmented_affine, sincos, softplus
+from longscan.ops._triton import affine, segmented_affine, sincos, softplus, where_positive
 
 # ---------------------------------------------------------------------------------------------- elements of tiles
 
@@ -97,6 +97,63 @@ def load_pairs(pointers, mask):
     """Return numbers of pairs of a channel and a state, (CR, NR, CW, NL, CL)."""
     x = tl.load(pointers, mask=mask, other=0.0)
     return tl.reshape(x[None], x.shape)
+
+
+@triton.jit
+def load_parts(pointers, mask, COMPLEX: tl.constexpr):
+    """Return the real and the imaginary parts of numbers in memory; without COMPLEX both are the same."""
+    re = tl.load(pointers, mask=mask, other=0.0)
+    im = re
+    if COMPLEX:
+        im = tl.load(pointers + 1, mask=mask, other=0.0)
+    return re, im
+
+
+@triton.jit
+def store_map(p_maps, i_b, i_p, pieces, size, o_pair, m_pair, a_re, a_im, h_re, h_im, blocks, COMPLEX: tl.constexpr):
+    """Store the map h -> a h + b of a piece: a in the first and b, given as h, in the second half of p_maps."""
+    P: tl.constexpr = 2 if COMPLEX else 1
+    half = (tl.num_programs(0) // blocks).to(tl.int64) * pieces * size * P
+    p_out = p_maps + (i_b * pieces + i_p) * size * P + o_pair * P
+    tl.store(p_out, a_re, mask=m_pair)
+    tl.store(p_out + half, h_re, mask=m_pair)
+    if COMPLEX:
+        tl.store(p_out + 1, a_im, mask=m_pair)
+        tl.store(p_out + half + 1, h_im, mask=m_pair)
+
+
+@triton.jit
+def load_and_pass(
+    p_h, p_maps, i_b, first, pieces, sign: tl.constexpr, count, size, o_pair, m_pair, blocks, zero, COMPLEX: tl.constexpr
+):  # fmt: skip
+    """Return both parts of the state at p_h, `zero` if that is None, after `count` pieces unless p_maps is None.
+
+    p_maps: as `store_map` stores it. first: index of the first of these pieces. sign: 1 if they follow each other in time; -1 in
+    reversed time, for gradients, for which the factors are conjugated.
+    """
+    P: tl.constexpr = 2 if COMPLEX else 1
+    h_re, h_im = zero, zero
+    if p_h is not None:
+        h_re, h_im = load_parts(p_h + o_pair * P, m_pair, COMPLEX)
+    if p_maps is not None:
+        half = (tl.num_programs(0) // blocks).to(tl.int64) * pieces * size * P
+        p_first = p_maps + (i_b * pieces + first) * size * P + o_pair * P
+        AHEAD: tl.constexpr = 4  # pieces whose maps are loaded together: one after another, each load would wait for memory
+        for i in range(0, count, AHEAD):
+            for k in tl.static_range(AHEAD):
+                p_map, m_map = p_first + sign * (i + k) * (size * P), where_positive(m_pair, count - i - k)
+                a_re, a_im = load_parts(p_map, m_map, COMPLEX)
+                b_re, b_im = load_parts(p_map + half, m_map, COMPLEX)
+                a_re = tl.where(m_map, a_re, 1.0)  # beyond the last piece h stays as it is
+                if COMPLEX:
+                    moved = a_re * h_re - sign * a_im * h_im + b_re
+                    h_im = a_re * h_im + sign * a_im * h_re + b_im
+                    h_re = moved
+                else:
+                    h_re = a_re * h_re + b_re
+        if not COMPLEX:
+            h_im = h_re
+    return tl.reshape(h_re[None], h_re.shape), tl.reshape(h_im[None], h_im.shape)
 
 
 @triton.jit
