@@ -269,7 +269,7 @@ class NativeOp:
         def forward(
             *args: Any, exchange_state: Callable[[Tensor, Tensor], Tensor] | None = None, zero_state: bool = False
         ) -> Any:
-            """Run the kernels. zero_state: whether the initial state is zero and need not be read, which Triton's kernels know."""
+            """Run the kernels. zero_state: whether the initial state is zero, so that Triton's kernels need not read it."""
             check(forward_signature, dict(zip(arguments, args, strict=False)), args[-1])
             *given, backend = _contiguous(args)
             module, more, back = self.module(backend), dict[str, Any](), dict[str, Any]()

@@ -255,8 +255,8 @@ def state_passing_kernel(
     """Pass a state from split to split of the time axis, x <- mult x + local, and store it before and after every split.
 
     mult, local: (B, splits, size[, 2]); first: (B, size[, 2]); out: (B, splits + 1, size[, 2]), out[:, 0] = first. With REVERSE
-    the state passes from the last split to the first, with conj(mult), and out[:, splits] = first; zero if it is None. restarts: (B, splits), not 0
-    where a sequence starts in a split, so that x <- local there; None if no sequence does.
+    the state passes from the last split to the first, with conj(mult), and out[:, splits] = first. first: None for zero.
+    restarts: (B, splits), not 0 where a sequence starts in a split, so that x <- local there; None if no sequence does.
     """
     n_components: tl.constexpr = 2 if COMPLEX else 1
     b = tl.program_id(0).to(tl.int64)
