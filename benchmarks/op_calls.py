@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 import torch
@@ -9,7 +10,7 @@ from torch import Tensor
 
 from longscan.numerics.oscillators import oscillator_step
 from longscan.ops import OPS
-from longscan.ops._examples import example_inputs
+from longscan.ops._examples import example_inputs, example_masks
 
 CPU = torch.device("cpu")
 Inputs = dict[str, Tensor]
@@ -22,7 +23,7 @@ class OpCall:
 
     names: names of the tensor arguments, in the order in which peers take them. options: further arguments. adjust: function of
     the example inputs and the shape that returns the inputs of this call. float32_only: arguments that are float32 in a call with
-    a dtype of 16 bits.
+    a dtype of 16 bits. masked: whether the call has `valid` and `seq_idx`, which are not among its inputs.
     """
 
     op: str
@@ -31,6 +32,7 @@ class OpCall:
     adjust: Callable[[Inputs, Shape], Inputs] = lambda inputs, _: inputs
     is_complex: bool = False
     float32_only: tuple[str, ...] = ()
+    masked: bool = False
 
     def inputs(self, shape: Shape, dtype: str = "float32", device: torch.device = CPU) -> list[Tensor]:
         """Return the tensors of one call. With a dtype of 16 bits, only those with axes (B, L, ...) have this dtype."""
@@ -52,7 +54,9 @@ class OpCall:
 
     def call(self, *inputs: Tensor, backend: str) -> Tensor:
         """Return the output y of the op, without its final state."""
-        y: Tensor = OPS[self.op].function(**dict(zip(self.names, inputs, strict=True)), **self.options, backend=backend)[0]
+        given = dict(zip(self.names, inputs, strict=True))
+        masks = packed_masks(*inputs[0].shape[:2], inputs[0].device) if self.masked else {}
+        y: Tensor = OPS[self.op].function(**given, **masks, **self.options, backend=backend)[0]
         return y
 
     def results(self, inputs: list[Tensor], backend: str) -> list[Tensor]:
@@ -65,6 +69,13 @@ class OpCall:
         """Return y and the gradients by the reference backend in float64, for inputs that are rounded to `dtype`."""
         inputs = [x.to(torch.complex128 if x.is_complex() else torch.float64) for x in self.inputs(shape, dtype)]
         return self.results(inputs, "reference")
+
+
+@cache
+def packed_masks(batch: int, length: int, device: torch.device) -> Inputs:
+    """Return `valid` and `seq_idx`, the same for each call of these sizes."""
+    masks = example_masks(batch, length, torch.Generator().manual_seed(0))
+    return {name: mask.to(device) for name, mask in masks.items()}
 
 
 def mamba_scales(inputs: Inputs, shape: Shape) -> Inputs:
@@ -98,6 +109,7 @@ HEADS = ("x", "dt", "A", "B", "C", "D")
 ROTATING = ("input_scale", "own_scale", "angle", "B_bias", "C_bias")  # the further arguments of Mamba-3
 UNITARY = OpCall("unitary_scan", ("u", "dt", "W", "bias", "B", "C", "D", "z"), adjust=complex_coefficients)
 SELECTIVE = OpCall("selective_scan", S6, {"dt_softplus": True}, mamba_scales)
+SELECTIVE_MASKED = OpCall("selective_scan", S6, {"dt_softplus": True}, mamba_scales, masked=True)
 SELECTIVE_COMPLEX = OpCall("selective_scan", S6, {"dt_softplus": True}, mamba_scales, is_complex=True)
 SSD = OpCall("ssd_scan", HEADS, adjust=small_steps)
 SSD_ROTATING = OpCall("ssd_scan", HEADS + ROTATING, adjust=small_steps, float32_only=("dt", "input_scale", "own_scale", "angle"))
