@@ -249,9 +249,9 @@ def test_chained_programs_add_gradients_of_shared_parameters(is_complex, tiles, 
     assert_triton_equals_reference(40, is_complex, monkeypatch)
 
 
-@pytest.mark.parametrize(("most", "passes", "is_complex"), [(16, 0, True), (2, 2, False)])
+@pytest.mark.parametrize(("most", "passes", "is_complex"), [(16, 0, False), (2, 2, False), (16, 2, True)])
 def test_scans_pass_states_through_few_pieces_themselves(most, passes, is_complex, monkeypatch):
-    """Five launches for a forward and backward pass, without an initial state; one more in each direction for many pieces."""
+    """Five launches for a forward and backward pass; one more in each direction for many pieces, or complex A."""
     module = import_module("longscan.ops.selective_scan.triton.launch")
     set_plan(monkeypatch, 64)
     set_tile_sizes(monkeypatch, steps=8, lanes=4, warps=1)

@@ -39,7 +39,7 @@ TABLE = {
     "selective_scan": Launch(steps=16, lanes=256, warps=1, stages=3),
     "selective_scan_wide": Launch(steps=8, lanes=1024, warps=4, stages=3),
     "selective_scan_backward": Launch(steps=4, lanes=256, warps=1, stages=3),
-    "selective_scan_wide_backward": Launch(steps=16, lanes=256, warps=2, stages=3),
+    "selective_scan_wide_backward": Launch(steps=8, lanes=256, warps=2, stages=3),
     "selective_scan_pairs": Launch(steps=4, lanes=512, warps=4, stages=3),
     "selective_scan_pairs_backward": Launch(steps=4, lanes=256, warps=2, stages=3),
     "ssd_scan": Launch(steps=64, lanes=8192, warps=4, stages=2),

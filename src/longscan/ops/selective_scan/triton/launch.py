@@ -19,11 +19,11 @@ from longscan.ops.selective_scan.triton.backward import (
 from longscan.ops.selective_scan.triton.forward import chunk_scan_fwd_kernel, chunk_state_fwd_kernel
 
 MANY_STATES = 32  # real states of a channel, above which tiles have other sizes
-MAX_PASSED_PIECES = 16  # before a piece, whose maps a program of the scans applies by itself
+MAX_PASSED_PIECES = 16  # whose maps the programs of the scans apply by themselves, if A is real
 CHECKPOINT_STEPS = 64  # between two checkpoints, at least
 MIN_RECOMPUTE_STEPS = {1: 16, 2: 4}  # number of components of A -> least tile of `recompute_tile_states`
 # Entries of the launch table -> tiles of a piece for each program of a chain, at least.
-MIN_CHAIN_TILES = {"selective_scan_wide_backward": 2, "selective_scan_pairs_backward": 12}
+MIN_CHAIN_TILES = {"selective_scan_wide_backward": 4, "selective_scan_pairs_backward": 12}
 # Entries of the launch table whose programs add to the same dB and dC, in order -> whether a fence orders the additions. If not,
 # a program waits until its atomic additions have returned.
 ORDERED_SUMS = {"selective_scan_wide_backward": True, "selective_scan_pairs_backward": False}
@@ -127,13 +127,13 @@ def chunk_states_shape(batch: int, length: int, channels: int, states: int, *pai
     return batch, ceil_div(length, checkpoint_interval(int(states), components)) * components * states * channels
 
 
-def scans_pass_states(split: tables.Plan, flags: Tensor | None) -> bool:
+def scans_pass_states(p: Problem, split: tables.Plan, flags: Tensor | None) -> bool:
     """Return whether a program of the scans passes the state through the pieces before its own, without `state_passing_kernel`.
 
     A traced graph with an open length has any number of pieces. With flags the maps of pieces in which a sequence starts do not
-    apply.
+    apply. With complex A the scans, which have more registers, would be slower (README.md).
     """
-    return flags is None and isinstance(split.splits, int) and split.splits <= MAX_PASSED_PIECES
+    return p.components == 1 and flags is None and isinstance(split.splits, int) and split.splits <= MAX_PASSED_PIECES
 
 
 def new_maps(p: Problem, split: tables.Plan, like: Tensor) -> Tensor:
@@ -192,7 +192,7 @@ def forward(
         if exchange_state is not None or split.parallel:
             maps = new_maps(p, split, initial_state)
             launch(chunk_state_fwd_kernel, grid, u, dt, A, B, dt_bias, dt_scale, flags, maps, *sizes, constants=p.constants)
-            if exchange_state is not None or not scans_pass_states(split, flags):
+            if exchange_state is not None or not scans_pass_states(p, split, flags):
                 entering = initial_state.new_empty((p.batch, split.splits + 1, p.size, p.components))
                 if exchange_state is not None:
                     one = torch.zeros_like(initial_state)
@@ -262,7 +262,7 @@ def backward(
                 chunk_state_bwd_kernel, (p.programs, split.splits), grad_y, dt, A, C, z, dt_bias, dt_scale, flags, maps, *sizes,
                 constants={"PAIR_FACTOR": factor_of_pair, **p.constants},
             )  # fmt: skip
-            if exchange_gradient is not None or not scans_pass_states(split, flags):
+            if exchange_gradient is not None or not scans_pass_states(p, split, flags):
                 d_states = like.new_empty((p.batch, pieces + 1, p.size, p.components))
                 if exchange_gradient is not None:
                     pass_states(p, split, maps, None, flags, d_states, True)

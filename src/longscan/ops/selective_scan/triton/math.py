@@ -100,16 +100,6 @@ def load_pairs(pointers, mask):
 
 
 @triton.jit
-def load_parts(pointers, mask, COMPLEX: tl.constexpr):
-    """Return the real and the imaginary parts of numbers in memory; without COMPLEX both are the same."""
-    re = tl.load(pointers, mask=mask, other=0.0)
-    im = re
-    if COMPLEX:
-        im = tl.load(pointers + 1, mask=mask, other=0.0)
-    return re, im
-
-
-@triton.jit
 def store_map(p_maps, i_b, i_p, pieces, size, o_pair, m_pair, a_re, a_im, h_re, h_im, blocks, COMPLEX: tl.constexpr):
     """Store the map h -> a h + b of a piece: a in the first and b, given as h, in the second half of p_maps."""
     P: tl.constexpr = 2 if COMPLEX else 1
@@ -128,31 +118,26 @@ def load_and_pass(
 ):  # fmt: skip
     """Return both parts of the state at p_h, `zero` if that is None, after `count` pieces unless p_maps is None.
 
-    p_maps: as `store_map` stores it. first: index of the first of these pieces. sign: 1 if they follow each other in time; -1 in
-    reversed time, for gradients, for which the factors are conjugated.
+    p_maps: as `store_map` stores it, for real A. first: index of the first of these pieces. sign: 1 if they follow each other in
+    time; -1 in reversed time, for gradients.
     """
     P: tl.constexpr = 2 if COMPLEX else 1
     h_re, h_im = zero, zero
     if p_h is not None:
-        h_re, h_im = load_parts(p_h + o_pair * P, m_pair, COMPLEX)
+        h_re = tl.load(p_h + o_pair * P, mask=m_pair, other=0.0)
+        h_im = h_re
+        if COMPLEX:
+            h_im = tl.load(p_h + o_pair * P + 1, mask=m_pair, other=0.0)
     if p_maps is not None:
-        half = (tl.num_programs(0) // blocks).to(tl.int64) * pieces * size * P
-        p_first = p_maps + (i_b * pieces + first) * size * P + o_pair * P
+        half = (tl.num_programs(0) // blocks).to(tl.int64) * pieces * size
+        p_first = p_maps + (i_b * pieces + first) * size + o_pair
         AHEAD: tl.constexpr = 4  # pieces whose maps are loaded together: one after another, each load would wait for memory
         for i in range(0, count, AHEAD):
             for k in tl.static_range(AHEAD):
-                p_map, m_map = p_first + sign * (i + k) * (size * P), where_positive(m_pair, count - i - k)
-                a_re, a_im = load_parts(p_map, m_map, COMPLEX)
-                b_re, b_im = load_parts(p_map + half, m_map, COMPLEX)
-                a_re = tl.where(m_map, a_re, 1.0)  # beyond the last piece h stays as it is
-                if COMPLEX:
-                    moved = a_re * h_re - sign * a_im * h_im + b_re
-                    h_im = a_re * h_im + sign * a_im * h_re + b_im
-                    h_re = moved
-                else:
-                    h_re = a_re * h_re + b_re
-        if not COMPLEX:
-            h_im = h_re
+                p_map, m_map = p_first + sign * (i + k) * size, where_positive(m_pair, count - i - k)
+                factor = tl.load(p_map, mask=m_map, other=1.0)  # beyond the last piece h stays as it is
+                h_re = factor * h_re + tl.load(p_map + half, mask=m_map, other=0.0)
+        h_im = h_re
     return tl.reshape(h_re[None], h_re.shape), tl.reshape(h_im[None], h_im.shape)
 
 
