@@ -30,6 +30,37 @@ class DriverWithoutGPU:
         return GPUTarget("cuda", 90, 32)
 
 
+WRITTEN: dict[tuple[int, str], list[str]] = {}  # a kernel and its arguments -> the tensors that it writes
+
+
+def reuse_written_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Find the tensors that a kernel writes once for each dtype of its tensors and each value of its other arguments.
+
+    torch compiles the kernel to Triton's code for it, in half of the time of these tests. It asks several times in each trace,
+    and the tests trace the same kernels.
+    """
+    from torch._higher_order_ops import triton_kernel_wrap
+
+    find, table = triton_kernel_wrap.get_mutated_tensors, triton_kernel_wrap.kernel_side_table
+
+    def find_once(kernel: int, constants: int, given: dict[str, Any], *others: Any) -> list[str]:
+        arguments = {**given, **table.get_constant_args(constants)}
+        described = {name: describe_argument(x) for name, x in arguments.items()}
+        key = id(table.get_kernel(kernel)), f"{described} {others}"
+        if key not in WRITTEN:
+            WRITTEN[key] = find(kernel, constants, given, *others)
+        return WRITTEN[key]
+
+    monkeypatch.setattr(triton_kernel_wrap, "get_mutated_tensors", find_once)
+
+
+def describe_argument(x: Any) -> Any:
+    """Return what torch compiles a kernel for: the dtype of a tensor, and the value of a number that is known."""
+    if isinstance(x, Tensor):
+        return x.dtype
+    return "open" if isinstance(x, torch.SymInt) else x
+
+
 @pytest.fixture
 def graphs(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[torch.fx.GraphModule]]:
     """Graphs that were traced, on a machine that seems to have a GPU."""
@@ -42,6 +73,7 @@ def graphs(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[torch.fx.GraphModul
     monkeypatch.setattr(driver, "_active", DriverWithoutGPU())
     monkeypatch.setattr(JITFunction, "run", lambda *_, **__: None)
     monkeypatch.setenv("TRITON_DEFAULT_FP_FUSION", "1")  # Triton 3.9 warns where it is unset
+    reuse_written_tensors(monkeypatch)
     torch._dynamo.reset()
     yield []
     torch._dynamo.reset()
