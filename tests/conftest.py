@@ -62,7 +62,7 @@ def pytest_configure(config: pytest.Config) -> None:
     torch.set_num_threads(1)
     for device in (torch.cuda, torch.xpu, torch.mtia):
         if not device.is_available():  # `manual_seed` keeps a seed and a formatted stack for each, for a third of a short test
-            device.manual_seed_all = lambda seed: None
+            device.manual_seed_all = lambda seed: None  # noqa: ARG005
     chunks.CHUNK_ELEMENTS = 2**12
     if os.environ.get("TRITON_INTERPRET") == "1":
         speed_up_interpreter()

@@ -32,6 +32,10 @@ SKIPPED_CHOICES = (
     *(f"pathfinder-resolution={size}" for size in (64, 128, 256)),
     *(f"human_activity-test_person={person}" for person in "ABCD"),
 )
+# Settings whose code the tasks share. `make test` has their choices for tasks with answers of one and of several tokens and for
+# one set of generated files, `make contract` for all tasks.
+SHARED_SETTINGS = ("data", "teacher_forcing")
+SHOW_SHARED_SETTINGS = ("parity", "repetition", "listops")
 SMALL_SIZES = {"train_size": 90, "valid_size": 40, "test_size": 300}  # values of the settings that set the size of a fixed set
 
 
@@ -73,7 +77,9 @@ def list_variants() -> Iterator[Any]:
                 if field.name == "data" and name.startswith("chomsky_"):  # all languages have the same code for it
                     continue
                 if choice != field.default and f"{name}-{field.name}={choice}" not in SKIPPED_CHOICES:
-                    yield pytest.param(make_small(cls, **{field.name: choice}), id=f"{name}-{field.name}={choice}")
+                    slow = field.name in SHARED_SETTINGS and name not in SHOW_SHARED_SETTINGS
+                    marks = pytest.mark.slow if slow else ()
+                    yield pytest.param(make_small(cls, **{field.name: choice}), id=f"{name}-{field.name}={choice}", marks=marks)
     both = make_small(Forecast, layout="append", level="season", periods=2, channels="apart")
     yield pytest.param(both, id="forecast-append-season-apart")
 

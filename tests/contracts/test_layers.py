@@ -407,16 +407,16 @@ def test_elapsed_times_and_rates_scale_inversely(name: str, options: dict[str, A
         assert_close(layer(x, elapsed=factor * elapsed), y)
 
 
-def mark_slow_after_first(*, slow_first: bool = False) -> pytest.MarkDecorator:
-    """Parametrise `entry` and `options`, and mark as slow all but the first settings of an entry, or only these.
+def mark_slow_unless(is_quick: Callable[[str, int], bool]) -> pytest.MarkDecorator:
+    """Parametrise `entry` and `options`, and mark as slow what `is_quick(entry, number of the settings)` does not choose.
 
-    Where a test takes long, `make test` runs it with the first settings, and another one of the same property, which takes less
-    time, with the others. `make contract` runs both with all settings.
+    Where a test takes long, `make test` runs it with the first settings of an entry, and another one of the same property, which
+    takes less time, with the others. `make contract` runs both with all settings.
     """
     return pytest.mark.parametrize(
         ("entry", "options"),
         [
-            pytest.param(entry, options, marks=pytest.mark.slow if (number == 0) == slow_first else ())
+            pytest.param(entry, options, marks=() if is_quick(entry, number) else pytest.mark.slow)
             for entry in ENTRIES
             for number, options in enumerate(get_options(entry))
         ],
@@ -424,8 +424,12 @@ def mark_slow_after_first(*, slow_first: bool = False) -> pytest.MarkDecorator:
     )
 
 
-first_cases = mark_slow_after_first()
-later_cases = mark_slow_after_first(slow_first=True)
+def is_first_of_a_layer(entry: str, number: int) -> bool:
+    return number == 0 and entry.startswith("layer")
+
+
+first_cases = mark_slow_unless(lambda _, number: number == 0)
+later_cases = mark_slow_unless(lambda _, number: number > 0)
 
 
 @first_cases
@@ -486,7 +490,7 @@ def run_on_chunks(module: SequenceModule, padded: bool, monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize("padded", [True, False])
-@first_cases
+@mark_slow_unless(is_first_of_a_layer)
 def test_results_are_on_the_device_of_the_inputs(
     entry: str, options: dict[str, Any], padded: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -502,7 +506,7 @@ def test_results_are_on_the_device_of_the_inputs(
 
 
 @pytest.mark.parametrize("padded", [True, False])
-@later_cases
+@mark_slow_unless(lambda entry, number: not is_first_of_a_layer(entry, number))
 def test_results_are_not_on_the_default_device(
     entry: str, options: dict[str, Any], padded: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -4,6 +4,7 @@ import json
 import multiprocessing
 from collections.abc import Callable
 from contextlib import nullcontext
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -155,8 +156,6 @@ def run_all(rank: int, folder: str, cases: list[tuple[Any, ...]], programs: int,
     from longscan.ops import _gpu
 
     _gpu.programs_to_fill = lambda _: programs
-    speed_up_interpreter()
-    torch.set_num_threads(1)
     distributed.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=SIZE)
     errors = {str(case): run_op(*case) for case in cases}
     if short_convs:
@@ -165,18 +164,29 @@ def run_all(rank: int, folder: str, cases: list[tuple[Any, ...]], programs: int,
     distributed.destroy_process_group()
 
 
+def fork_processes(*args: Any) -> None:
+    """Run `run_all` in SIZE copies of this process, which imports for them what takes longer to import than the cases to run."""
+    import_module("torch._dynamo")  # for the first call of an op on pieces
+    speed_up_interpreter()
+    torch.set_num_threads(1)
+    context = multiprocessing.get_context("fork")
+    workers = [context.Process(target=run_all, args=(rank, *args)) for rank in range(SIZE)]
+    for process in workers:
+        process.start()
+    for process in workers:
+        process.join(500)
+        assert process.exitcode == 0
+
+
 def run_processes(folder: Path, *args: Any) -> list[dict[str, float]]:
     """Run `run_all` with the arguments after its folder in SIZE new processes, and return the errors of each."""
     with pytest.MonkeyPatch.context() as patch:
         if find_spec("triton") is not None:
-            patch.setenv("TRITON_INTERPRET", "1")  # to be read when Triton is imported, so that processes are not forked
-        context = multiprocessing.get_context("spawn")
-        workers = [context.Process(target=run_all, args=(rank, str(folder), *args)) for rank in range(SIZE)]
-        for process in workers:
-            process.start()
-    for process in workers:
-        process.join(500)
-        assert process.exitcode == 0
+            patch.setenv("TRITON_INTERPRET", "1")  # to be read when Triton is imported, so that this process is not forked
+        process = multiprocessing.get_context("spawn").Process(target=fork_processes, args=(str(folder), *args))
+        process.start()
+    process.join(550)
+    assert process.exitcode == 0
     return [json.loads((folder / f"errors-{rank}.json").read_text()) for rank in range(SIZE)]
 
 
