@@ -89,6 +89,8 @@ class SSMClassifier(ClassifierMixin, SeriesEstimator):
         the channels. time_unit_: the median time between steps. n_channels_, channel_names_, has_times_: of X in fit.
     """
 
+    _with_values = True
+
     def __init__(
         self,
         spec: Spec | None = None,

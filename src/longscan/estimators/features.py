@@ -23,6 +23,9 @@ series of the fit:
 
 The last three kinds are linear in the outputs. Regressions use them, classifiers the first three.
 
+Classifiers have further features, the standardised channels themselves, as means over equal parts of a series: each step of a
+series of up to `MOST_VALUES` steps. Classes that depend on a linear function of all steps, or on one of them, are found by these.
+
 Groups with long time constants are summarised at every k-th step, with `SAMPLES` of them in the shortest time constant. A
 step counts by a ramp from 0 to 1 around the threshold, `RAMP` deviations wide, so that rounding errors do not change
 features.
@@ -61,6 +64,8 @@ WORK = 4e9  # steps of all series times outputs from which outputs are fewer
 MANY_SERIES, THEIR_OUTPUTS = 3000, 96  # the cost of the regression grows with the cube of the smaller of series and features
 STEPS_AT_ONCE = 8192  # of the series of a batch
 CALIBRATION_STEPS, CALIBRATION_LENGTH = 8192, 1024  # of the series by which thresholds are chosen, together and each
+MOST_VALUES = 512  # of a channel that are features themselves, at most
+VALUES_PER_OUTPUT = 8  # of all channels for each output, at most, so that they are fewer than the other features
 LARGEST_FEATURE = 5.0  # deviations from the mean; one that is nearly constant in the fit can be thousands elsewhere
 SHAPE_KINDS = ("distribution", "intervals", "extremes")
 LINEAR_KINDS = ("means", "part means", "ends")
@@ -217,9 +222,11 @@ class StateFeatures(nn.Module):
         outputs: number of outputs of the first layer; the second has half as many.
         random: generator of the parameters.
         kinds: `SHAPE_KINDS`, `LINEAR_KINDS` or both.
+        values: number of values of each channel that are features as well, means over as many equal parts of a series.
 
     Attributes:
-        families: (n_features, 2), the group of each feature, and the place of its kind in `kinds`.
+        families: (n_features, 2), the group of each feature, and the place of its kind in `kinds`. The values are a group and a
+            kind after the others.
 
     `calibrate` must be called before `forward`.
     """
@@ -227,10 +234,16 @@ class StateFeatures(nn.Module):
     difference_scale: Tensor
 
     def __init__(
-        self, channels: int, length: int, outputs: int, random: np.random.RandomState, kinds: Sequence[str] = SHAPE_KINDS
+        self,
+        channels: int,
+        length: int,
+        outputs: int,
+        random: np.random.RandomState,
+        kinds: Sequence[str] = SHAPE_KINDS,
+        values: int = 0,
     ) -> None:
         super().__init__()
-        self.channels, self.length, self.outputs = channels, length, outputs
+        self.channels, self.length, self.outputs, self.values = channels, length, outputs, values
         self.register_buffer("difference_scale", torch.ones(channels))
         each = outputs // FIRST
         hidden = min(HIDDEN, each)
@@ -256,7 +269,9 @@ class StateFeatures(nn.Module):
         self.kinds = tuple(kinds)
         sizes = [per_output[KINDS.index(kind)] * (self.outputs // FIRST) for kind in self.kinds]
         numbers = np.tile(np.repeat(np.arange(len(sizes)), sizes), FIRST + SECOND)
-        self.families = np.stack([np.repeat(np.arange(FIRST + SECOND), sum(sizes)), numbers], 1)
+        of_outputs = np.stack([np.repeat(np.arange(FIRST + SECOND), sum(sizes)), numbers], 1)
+        of_values = np.tile([FIRST + SECOND, len(sizes)], (self.values * self.channels, 1))
+        self.families = np.concatenate([of_outputs, of_values])
 
     @property
     def n_features(self) -> int:
@@ -278,6 +293,8 @@ class StateFeatures(nn.Module):
                 weights[stride] = _part_weights(inputs, valid, stride)
             known = None if padding is None else padding[:, ::stride]
             found += group.summarise(y, weights[stride], known, self.kinds, buffers[1])
+        if self.values:
+            found.append(_part_means(inputs, valid, self.values).flatten(1))
         return torch.cat(found, 1)
 
     @torch.no_grad()
@@ -334,7 +351,7 @@ class FeatureModel(nn.Module):
     """A linear map of standardised `StateFeatures`, which are limited to `LARGEST_FEATURE` on both sides of 0.
 
     Args:
-        channels, length, outputs, kinds: of the features.
+        channels, length, outputs, kinds, values: of the features.
         d_output: number of outputs of the map.
 
     Attributes:
@@ -344,10 +361,17 @@ class FeatureModel(nn.Module):
     mean: Tensor
     scale: Tensor
 
-    def __init__(self, *, channels: int, length: int, outputs: int, kinds: Sequence[str], d_output: int) -> None:
+    def __init__(self, *, channels: int, length: int, outputs: int, kinds: Sequence[str], d_output: int, values: int = 0) -> None:
         super().__init__()
-        self.config = {"channels": channels, "length": length, "outputs": outputs, "kinds": list(kinds), "d_output": d_output}
-        self.features = StateFeatures(channels, length, outputs, np.random.RandomState(0), kinds)
+        self.config = {
+            "channels": channels,
+            "length": length,
+            "outputs": outputs,
+            "kinds": list(kinds),
+            "values": values,
+            "d_output": d_output,
+        }
+        self.features = StateFeatures(channels, length, outputs, np.random.RandomState(0), kinds, values)
         size = self.features.n_features
         self.register_buffer("mean", torch.zeros(size))
         self.register_buffer("scale", torch.ones(size))
@@ -361,6 +385,7 @@ class FeatureModel(nn.Module):
             length=features.length,
             outputs=features.outputs,
             kinds=features.kinds,
+            values=features.values,
             d_output=len(fit.bias),
         )
         model.features = features
@@ -389,12 +414,14 @@ def calibrated_features(
     random: np.random.RandomState,
     seconds: float | None = None,
     kinds: Sequence[str] = SHAPE_KINDS,
+    *,
+    with_values: bool = False,
 ) -> tuple[StateFeatures, int]:
     """Return features for series, with scales and thresholds from some of them, and for how many series there is time.
 
     seconds: time to compute the features and to fit the regression. If the fewest features of all series
     take longer, the number of series is smaller, but at least `FEWEST_SERIES`. None: no limit, all series, and a result that does
-    not depend on the speed.
+    not depend on the speed. with_values: whether values of the channels are features as well, `MOST_VALUES` of each at most.
     """
     count, length, channels = series.values.shape
     outputs = choose_outputs(count, length)
@@ -404,7 +431,8 @@ def calibrated_features(
     while True:
         own = np.random.RandomState(seed)
         start = monotonic()
-        features = StateFeatures(channels, length, outputs, own, kinds).to(device)
+        values = min(MOST_VALUES, int(np.median(series.lengths)), VALUES_PER_OUTPUT * outputs // channels) if with_values else 0
+        features = StateFeatures(channels, length, outputs, own, kinds, values).to(device)
         batch = sample.batch(np.arange(len(sample.lengths)), device)
         features.calibrate(*batch, own)
         if seconds is None:
@@ -457,6 +485,20 @@ def _deviation(values: Tensor) -> Tensor:
 def _part_of(buffer: Tensor | None, *shape: int) -> Tensor | None:
     """Return a view of a shape of the start of a buffer; None without a buffer."""
     return None if buffer is None else buffer.flatten()[: math.prod(shape)].view(shape)
+
+
+def _part_means(inputs: Tensor, valid: Tensor | None, count: int) -> Tensor:
+    """Return the means (n, count, C) of series (n, L, C) over `count` equal parts of each, whose ends may lie within a step."""
+    n, length, channels = inputs.shape
+    device = inputs.device
+    lengths = torch.full((n,), length, device=device) if valid is None else valid.sum(1)
+    known = inputs if valid is None else inputs.where(valid[..., None], 0.0)
+    sums = torch.cat([known.new_zeros(n, 1, channels), known], 1).cumsum(1)
+    ends = lengths[:, None] * torch.arange(count + 1, device=device)  # in units of 1 / count of a step
+    before = (ends // count).clamp(max=length - 1)
+    rows = before[..., None].expand(-1, -1, channels)
+    at_ends = torch.lerp(sums.gather(1, rows), sums.gather(1, rows + 1), ((ends - before * count).to(inputs) / count)[..., None])
+    return at_ends.diff(dim=1) * (count / lengths.to(inputs))[:, None, None]
 
 
 def _part_weights(inputs: Tensor, valid: Tensor | None, stride: int) -> Tensor:

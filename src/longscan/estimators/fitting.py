@@ -274,6 +274,7 @@ class SeriesEstimator(SavedEstimator):
     channel_names_: tuple[str, ...] | None
     has_times_: bool
     _kinds: tuple[str, ...] = SHAPE_KINDS  # of the features
+    _with_values = False  # whether the values of the channels are features as well
 
     def __init__(
         self,
@@ -444,7 +445,7 @@ class SeriesEstimator(SavedEstimator):
         seconds: float | None,
     ) -> None:
         """Set `model_` to a regression from random features, and the curves to its leave-one-out and validation errors."""
-        features, count = calibrated_features(series, device, random, seconds, self._kinds)
+        features, count = calibrated_features(series, device, random, seconds, self._kinds, with_values=self._with_values)
         n = len(series.lengths)
         if count < n:
             rows = _choose_rows(examples.targets.numpy(), count, random)
