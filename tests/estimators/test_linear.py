@@ -17,15 +17,19 @@ from longscan.estimators.linear import (
     PENALTIES,
     SMALLEST_UNIT,
     WINDOWS,
+    Difference,
+    Members,
     Regression,
     _combine,
     _Fold,
     _folds,
     _regress,
     _units,
+    continue_change,
     find_season,
     fit_early_and_whole,
     fit_linear,
+    fit_short,
     fold_shares,
     repeat_last,
     usable_members,
@@ -280,11 +284,45 @@ def test_few_years_of_months_are_forecast_as_well_as_by_the_seasonal_naive_forec
     assert forecast.index.equals(y.index[54:])
 
 
-def test_the_last_step_is_repeated_if_nothing_can_be_compared():
-    model = SSMForecaster(3, device="cpu", random_state=0).fit(np.array([2.0, 5.0, 4.0, 7.0]))
-    np.testing.assert_allclose(model.predict(), 7.0, rtol=1e-6)
+def test_a_series_without_a_direction_repeats_its_last_step_if_nothing_can_be_compared():
+    model = SSMForecaster(3, device="cpu", random_state=0).fit(np.array([2.0, 5.0, 4.0, 3.5]))
+    np.testing.assert_allclose(model.predict(), 3.5, rtol=1e-6)
     np.testing.assert_allclose(model.predict(np.array([1.0, 9.0])), 9.0, rtol=1e-6)
     assert repeat_last(2).widened(3).forecast(np.array([[[1.0], [2.0], [4.0]]])).tolist() == [[[4.0], [4.0]]]
+    assert continue_change(np.array([[1.0], [4.0]]), 2).bias.tolist() == [[0.0, 0.0]], "one change has no deviation"
+
+
+def test_a_short_series_continues_its_change():
+    """Eighteen years of growth by 5 and noise of deviation 1 are continued; eight of two series are too few, and repeated."""
+    years = np.arange(24)
+    y = 100 + 5 * years + np.random.default_rng(0).normal(size=24)
+    for length in (8, 18):  # nothing can be compared, and two parts that overlap
+        forecast = SSMForecaster(6, device="cpu", random_state=0).fit(y[:length]).predict()
+        actual = y[length : length + 6]
+        assert np.abs(forecast - actual).mean() < 0.3 * np.abs(y[length - 1] - actual).mean()
+    panel = SSMForecaster(6, device="cpu", random_state=0).fit([y[:8], y[:8] + 1]).predict()
+    np.testing.assert_allclose(panel[0], y[7], rtol=1e-6)
+
+
+def test_the_mean_change_is_shrunk_by_its_deviation():
+    values = np.array([[0.0, 0.0], [2.0, 3.0], [3.0, -1.0], [6.0, 1.0]])  # changes 2, 1, 3 and 3, -4, 2
+    found = continue_change(values, 2)
+    mean, square = 2.0, 1.0 / 3  # of the first channel, and the variance of this mean
+    np.testing.assert_allclose(found.bias, [np.array([1, 2]) * (1 - square / mean**2) * mean, [0, 0]])
+    np.testing.assert_allclose(found.forecast(np.array([[[6.0, 1.0]]]))[0], np.array([[6, 1], [6, 1]]) + found.bias.T)
+
+
+def test_a_short_series_without_a_season_has_half_of_its_mean_change():
+    x = np.random.default_rng(0).normal(size=(40, 1)).cumsum(0) + np.arange(40)[:, None]
+    for length, horizon, is_half in ((28, 6, True), (31, 6, False)):
+        members = usable_members(np.array([length]), horizon, 1)
+        found, regressions = fit_short([x[:length]], horizon, members), fit_linear([x[:length]], horizon, *members)
+        change = continue_change(x[:length], horizon)
+        past = x[None, :length][:, -found.window :]
+        expected = [part.widened(found.window).forecast(past) for part in (regressions, change if is_half else regressions)]
+        np.testing.assert_allclose(found.forecast(past), np.mean(expected, 0), atol=1e-9)
+    seasonal = Members([1], [Difference(5, 4)])
+    np.testing.assert_array_equal(fit_short([x[:28]], 6, seasonal).bias, fit_linear([x[:28]], 6, *seasonal).bias)
 
 
 def test_seasons_are_peaks_of_the_autocorrelation():

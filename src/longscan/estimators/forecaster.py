@@ -40,12 +40,13 @@ from longscan.estimators.forecast_series import (
 from longscan.estimators.limits import fill_codes, find_codes, find_limits
 from longscan.estimators.linear import (
     FOLDS,
+    LONG_WINDOW,
     LinearForecast,
     Members,
     find_season,
     fit_early_and_whole,
     fit_linear,
-    repeat_last,
+    fit_short,
     usable_members,
     usable_windows,
 )
@@ -98,8 +99,10 @@ class SSMForecaster(SavedEstimator):
 
     Then everything is fitted to the whole series. Series that are too short for windows of 336 steps are forecast by regressions
     of their differences as well, from one season to the next, or from step to step. Their season is that of the clock, or without
-    dates the lag of the highest autocorrelation. If a series is too short for any comparison, its last value is repeated. With
-    `times`, or if `window` is set to more steps than can be compared, the blocks forecast alone and are trained for all `epochs`.
+    dates the lag of the highest autocorrelation. The forecast of a single series of less than five horizons without a season is
+    half that of the regressions and half its last value and mean change, or the latter alone if it is too short for any
+    comparison. Of several series that are too short, the last value is repeated. With `times`, or if `window` is set to more
+    steps than can be compared, the blocks forecast alone and are trained for all `epochs`.
 
     Of several series, one with large values would decide what is fitted. If the deviations of a channel in two series differ by
     more than a factor of three, each series is therefore standardised by its own mean and deviation, and the regressions have no
@@ -269,7 +272,7 @@ class SSMForecaster(SavedEstimator):
         final: LinearForecast | None = None
         if members.largest and self.n_covariates_:
             linear = fit_linear(list(early.trimmed()), self.horizon, *members)
-        elif members.largest and (self.window is not None or not members.differences):
+        elif members.largest and (self.window is not None or not self._is_short(members, len(collection))):
             whole, first = list(standardised.trimmed()), list(early.trimmed())
             constants = members.constants
             linear, final = fit_early_and_whole(whole, first, self.horizon, members.windows, constants=constants)
@@ -388,10 +391,14 @@ class SSMForecaster(SavedEstimator):
             return members
         return members._replace(constants=False, differences=[one for one in members.differences if one.lag > 1])
 
+    @staticmethod
+    def _is_short(members: Members, count: int) -> bool:
+        """Return whether `count` series are forecast by `fit_short`, with these members of their first part."""
+        return bool(members.differences) or (count == 1 and LONG_WINDOW not in members.windows)
+
     def _fit_short(self, series: StandardisedSeries) -> LinearForecast:
-        """Return the linear forecast of short series, that of the last step if nothing else can be fitted."""
-        members = self._members(series)
-        return fit_linear(list(series.trimmed()), self.horizon, *members) if members.largest else repeat_last(self.horizon)
+        """Return the linear forecast of short series."""
+        return fit_short(list(series.trimmed()), self.horizon, self._members(series))
 
     def _longest_window(self, longest: int, early: StandardisedSeries) -> int:
         """Return the window for series of at most `longest` steps without a linear forecast; log it if it is shorter than set."""

@@ -14,8 +14,10 @@ linear map of the longest window again.
 Series that are too short for a window of `LONG_WINDOW` steps have further members: the same regressions of the differences of
 steps one season apart, x_t - x_{t-m}, or if these are too short as well, of single steps (m = 1). The forecast is then
 y_k = x_{k-m} + the forecast of the difference, so that the members include the seasonal naive forecast and the mean change from
-step to step. Series of less than five horizons are forecast in two parts that overlap, see `fold_shares`. If no regression can be
-fitted and compared, `repeat_last` is the forecast.
+step to step. Series of less than five horizons are forecast in two parts that overlap, see `fold_shares`. Such a comparison tells
+little, so that without a season the forecast of a single series is half that of the members and half `continue_change`, its last
+value and its mean change. The latter is the whole forecast if no regression can be fitted and compared, and `repeat_last` that of
+several series.
 
 All of this needs only the sums of products x_s x_t over windows (`window_sums`): the regressions, their squared errors on other
 windows, and the products of the errors of two members, which give the squared error of any combination. There is no table of
@@ -211,6 +213,43 @@ def find_season(series: Sequence[Array]) -> int:
 def repeat_last(horizon: int) -> LinearForecast:
     """Return the forecast of the last step for all channels."""
     return LinearForecast(np.ones((1, horizon, 1)), np.zeros((1, horizon)), np.zeros((1, horizon)), math.nan)
+
+
+def continue_change(values: Array, horizon: int) -> LinearForecast:
+    """Return the forecast of the last step of a series (L, C) and its mean change from step to step, for each channel.
+
+    The mean change m of deviation s (of the mean) is multiplied by max(0, 1 - s^2 / m^2), the James-Stein estimate of one mean.
+    Changes without a direction are therefore not continued.
+    """
+    changes = np.diff(values, axis=0)
+    mean = changes.mean(0) if len(changes) > 1 else np.zeros(values.shape[1])
+    square = changes.var(0, ddof=1) / len(changes) if len(changes) > 1 else mean
+    share = np.where(square < mean**2, 1 - square / np.maximum(mean**2, 1e-300), 0)
+    bias = (share * mean)[:, None] * np.arange(1, horizon + 1)
+    return LinearForecast(np.ones((len(bias), horizon, 1)), np.zeros(bias.shape), bias, math.nan)
+
+
+def average(first: LinearForecast, second: LinearForecast) -> LinearForecast:
+    """Return the mean of two forecasts; its `error` is that of the first."""
+    window = max(first.window, second.window)
+    pairs = zip(first.widened(window)[:3], second.widened(window)[:3], strict=True)
+    weight, level, bias = (0.5 * (own + other) for own, other in pairs)
+    return LinearForecast(weight, level, bias, first.error)
+
+
+def fit_short(series: Sequence[Array], horizon: int, members: Members) -> LinearForecast:
+    """Fit the linear forecast of series (L_i, C) that may be too short for some or all regressions. members: usable ones.
+
+    It is that of `fit_linear`, or the mean of it and of `continue_change` for one series of less than `FEWEST_HORIZONS` horizons
+    without a season. Without members it is that of `continue_change`, or of `repeat_last` for several series.
+    """
+    change = continue_change(series[0], horizon) if len(series) == 1 and members.constants else None
+    if not members.largest:
+        return repeat_last(horizon) if change is None else change
+    found = fit_linear(series, horizon, *members)
+    is_seasonal = any(difference.lag > 1 for difference in members.differences)
+    is_long = LONG_WINDOW in members.windows or len(series[0]) >= FEWEST_HORIZONS * horizon
+    return found if change is None or is_seasonal or is_long else average(found, change)
 
 
 def fit_linear(
