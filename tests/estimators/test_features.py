@@ -36,7 +36,7 @@ from longscan.estimators.features import (
     choose_outputs,
 )
 from longscan.estimators.fitting import _choose_rows
-from longscan.estimators.ridge import fit_ridge, fit_scores, fit_values, regression_seconds
+from longscan.estimators.ridge import fit_ridge, fit_scores, fit_values, lowers_cross_entropy, regression_seconds
 from longscan.estimators.series import StandardisedSeries
 
 DEFAULT = {"device": "cpu", "random_state": 0}
@@ -364,7 +364,38 @@ def test_classifier_finds_classes_that_are_linear_in_all_steps():
     random = np.random.default_rng(1)
     X = random.standard_normal((480, 30))
     y = X @ random.standard_normal(30) > 0
-    assert SSMClassifier(**DEFAULT).fit(X[:80], y[:80]).score(X[80:], y[80:]) > 0.77
+    model = SSMClassifier(**DEFAULT).fit(X[:80], y[:80])
+    assert model.network().features.values == 30
+    assert model.score(X[80:], y[80:]) > 0.77
+
+
+def test_classifier_leaves_values_out_that_do_not_lower_the_error():
+    """Waves of a random start; their predictions are those of the other features alone."""
+    X, y = make_waves(60)
+    model = SSMClassifier(**DEFAULT).fit(X, y)
+    assert model.network().features.values == 0
+    without = type("WithoutValues", (SSMClassifier,), {"_with_values": False})(**DEFAULT).fit(X, y)
+    np.testing.assert_array_equal(model.predict_proba(X), without.predict_proba(X))
+
+
+def test_a_lower_cross_entropy_exceeds_two_standard_errors():
+    random = np.random.default_rng(0)
+    features, classes = random.standard_normal((40, 3)), np.arange(40) % 2
+    fit = fit_scores(features, classes)
+    logits = np.stack([np.zeros(40), random.normal(0.3, 1, 40)], 1)
+    logits[classes == 0] = logits[classes == 0, ::-1]
+    even, other = fit._replace(left_out=np.zeros((40, 2))), fit._replace(left_out=logits)
+    for weights in (None, random.uniform(0.5, 2, 40)):
+        share = np.full(40, 1 / 40) if weights is None else weights / weights.sum()
+        for shift in (0.0, 0.2, 0.4):
+            moved = other._replace(left_out=logits + shift * np.eye(2)[classes] * 10)
+            gains = np.log(2) - np.log1p(
+                np.exp(moved.left_out[np.arange(40), 1 - classes] - moved.left_out[np.arange(40), classes])
+            )
+            mean = share @ gains
+            expected = mean > 2 * np.sqrt(share**2 @ (gains - mean) ** 2)
+            assert lowers_cross_entropy(moved, even, classes, weights) == expected == (shift > 0)
+            assert not lowers_cross_entropy(even, moved, classes, weights)
 
 
 def test_families_that_determine_the_targets_have_larger_factors():

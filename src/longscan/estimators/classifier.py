@@ -27,7 +27,7 @@ from longscan.estimators.fitting import (
     read_weights,
 )
 from longscan.estimators.reading import Layout, align_targets
-from longscan.estimators.ridge import RidgeFit, fit_scores
+from longscan.estimators.ridge import RidgeFit, fit_scores, lowers_cross_entropy
 from longscan.estimators.series import Collection
 from longscan.estimators.streams import ClassifierStream
 
@@ -199,7 +199,16 @@ class SSMClassifier(ClassifierMixin, SeriesEstimator):
         return cross_entropy(outputs, targets, reduction="none")
 
     def _regression(self, values: np.ndarray, features: StateFeatures, examples: Examples) -> RidgeFit:
-        return fit_scores(values, examples.targets.numpy(), examples.weights, features.families)
+        classes, weights, families = examples.targets.numpy(), examples.weights, features.families
+        fit = fit_scores(values, classes, weights, families)
+        if not features.values:
+            return fit
+        count = features.n_features - features.values * features.channels
+        of_outputs = fit_scores(values[:, :count], classes, weights, families[:count])
+        if lowers_cross_entropy(fit, of_outputs, classes, weights):
+            return fit
+        features.leave_out_values()
+        return of_outputs
 
     def _errors(self, outputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
         return {"error": (outputs.argmax(1) != targets).float(), **super()._errors(outputs, targets)}

@@ -23,8 +23,9 @@ series of the fit:
 
 The last three kinds are linear in the outputs. Regressions use them, classifiers the first three.
 
-Classifiers have further features, the standardised channels themselves, as means over equal parts of a series: each step of a
-series of up to `MOST_VALUES` steps. Classes that depend on a linear function of all steps, or on one of them, are found by these.
+Classifiers have further features where these lower the leave-one-out error beyond chance: the standardised channels themselves,
+as means over equal parts of a series, each step of a series of up to `MOST_VALUES` steps. They find classes that depend on a
+linear function of all steps, or on one of them.
 
 Groups with long time constants are summarised at every k-th step, with `SAMPLES` of them in the shortest time constant. A
 step counts by a ramp from 0 to 1 around the threshold, `RAMP` deviations wide, so that rounding errors do not change
@@ -273,6 +274,11 @@ class StateFeatures(nn.Module):
         of_values = np.tile([FIRST + SECOND, len(sizes)], (self.values * self.channels, 1))
         self.families = np.concatenate([of_outputs, of_values])
 
+    def leave_out_values(self) -> None:
+        """Leave out the features that are values of the channels."""
+        self.values = 0
+        self.select(self.kinds)
+
     @property
     def n_features(self) -> int:
         """Number of features."""
@@ -442,7 +448,8 @@ def calibrated_features(
             features(*batch).cpu()
         end = monotonic()
         of_features = (end - calibrated) / share
-        fits = 2 if len(features.kinds) == len(KINDS) else 1  # of the kinds that are linear in the outputs, and of all
+        # Of the kinds that are linear in the outputs and of all, or of the features without the values and of all.
+        fits = 2 if len(features.kinds) == len(KINDS) or values else 1
         of_fits = fits * regression_seconds(count, features.n_features)
         seconds -= end - start
         if of_features + of_fits <= seconds:
