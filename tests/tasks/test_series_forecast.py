@@ -201,6 +201,25 @@ def test_filled_targets_do_not_choose_the_penalty(tmp_path, monkeypatch):
     assert error == pytest.approx(np.square(ahead)[scored].mean(), rel=1e-4)
 
 
+def test_regression_is_that_of_the_measured_training_targets(tmp_path, monkeypatch):
+    """With many rounds, each step of the horizon has the least squares of the windows in which it was measured."""
+    frame = pd.DataFrame({"time": range(300), "x": np.random.default_rng(1).normal(size=300).cumsum()})
+    frame.loc[[*range(20, 24), *range(70, 90, 3), *range(120, 130)], "x"] = np.nan
+    task = SeriesForecast(path=write(tmp_path / "a.csv", frame), horizon=4, context=8, missing="fill")
+    monkeypatch.setattr("longscan.tasks.series.forecast.PENALTIES", (1e-9,))
+    monkeypatch.setattr("longscan.tasks.series.forecast.MISSING_ROUNDS", 100)
+    weights = _regress(task, np.zeros((0, 1)))[0].numpy()
+    starts, data = task._data.starts["train"], task._data
+    values = ((data.values - data.statistics.mean) / data.statistics.scale)[:, 0]
+    windows = values[starts[:, None] + np.arange(12)] - values[starts + 7][:, None]
+    measured = data.measured[starts[:, None] + np.arange(8, 12)]
+    assert 0.6 < measured.mean() < 0.95
+    for step in range(4):
+        rows = measured[:, step]
+        expected = np.linalg.lstsq(windows[rows, :7], windows[rows, 8 + step], rcond=None)[0]
+        assert weights[:7, step] == pytest.approx(expected, rel=1e-3, abs=1e-3)
+
+
 def test_parts_without_a_measured_target_are_refused(tmp_path):
     frame = pd.DataFrame({"time": range(80), "x": np.sin(np.arange(80.0)), "y": np.cos(np.arange(80.0))})
     frame.loc[64:71, "x"] = np.nan

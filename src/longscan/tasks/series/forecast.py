@@ -40,6 +40,7 @@ from longscan.tasks.series.reading import SeriesStore, read_series
 
 MAX_CONTEXT = 512
 FIT_WINDOWS = 20_000  # largest number of training windows of the ridge regression
+MISSING_ROUNDS = 3  # fits after the first one if training targets are missing; further ones change the error by less than 1 %
 FIT_ROWS = 200_000  # largest number of training rows of the effect of what is known ahead
 PENALTIES = (1e-1, 1e1, 1e2, 1e3, 1e4)
 SMALLEST_GAIN = 0.005  # relative gain in the squared error on valid from which on columns that are known ahead are used
@@ -105,8 +106,8 @@ class SeriesForecast(SeriesFile, RegressionTask):
 
     The last part of each series is test, the part before it valid, each at least as long as the horizon in series of four
     horizons and more; the context of a window may contain rows of the part before.
-    With `missing` fill the steps at which a target was missing have no part in the loss, the metrics and the baselines; the
-    ridge regression is fitted to filled values, too.
+    With `missing` fill the steps at which a target was missing have no part in the loss, the metrics and the baselines; contexts
+    have the filled values.
     Channels are standardised by the training rows, and errors are of standardised values. The inputs are the context and
     `horizon` empty steps, which a channel marks and whose outputs are the forecast. From context and targets the `level` is
     subtracted, which further channels contain. The last channels are those that are `known` ahead and the `calendar`, with
@@ -675,22 +676,36 @@ def _regress(task: SeriesForecast, effect: np.ndarray) -> tuple[Tensor, float]:
     """Return the weights (context, horizon) with the penalty that is best on valid, and the mean squared error there.
 
     One regression for all channels that are forecast, from the differences of the context to its last value, without the effect
-    (P, C) of what is known ahead.
+    (P, C) of what is known ahead. Targets that were missing do not count: forecasts replace them and the regression is fitted
+    again, the expectation-maximisation algorithm of a regression with missing answers.
     """
     data = task._data
     chosen = np.linspace(0, len(data.starts["train"]) - 1, min(FIT_WINDOWS, len(data.starts["train"]))).round().astype(int)
-    gram, cross = np.zeros((data.context, data.context)), np.zeros((data.context, task.horizon))
-    for piece in np.array_split(data.starts["train"][chosen], max(1, len(chosen) // 1000)):
-        contexts, ahead = _differences(task, piece, effect)
-        gram += contexts.T @ contexts
-        cross += contexts.T @ ahead
+    starts = data.starts["train"][chosen]
+    pieces = np.array_split(starts, max(1, len(chosen) // 1000))
     contexts, ahead = _differences(task, data.starts["valid"], effect)
-    # the rows of `_differences` are the targets of one window after the other
-    measured = task._measured_ahead(data.starts["valid"]).numpy().repeat(len(data.targets), 0)
-    scale = np.trace(gram) / len(gram) / max(1, len(chosen)) or 1.0
-    found = [np.linalg.solve(gram + penalty * scale * np.eye(len(gram)), cross) for penalty in PENALTIES]
-    errors = [float(((contexts @ weights - ahead) ** 2)[measured].mean()) for weights in found]
-    return torch.from_numpy(found[int(np.argmin(errors))].astype(np.float32)), min(errors)
+    measured = _measured_rows(task, data.starts["valid"])
+    weights: np.ndarray = np.zeros((data.context, task.horizon))
+    error = np.inf
+    for step in range(1 if task._measured_ahead(starts).all() else 1 + MISSING_ROUNDS):
+        gram, cross = np.zeros((data.context, data.context)), np.zeros((data.context, task.horizon))
+        for piece in pieces:
+            past, targets = _differences(task, piece, effect)
+            if step:  # a value that was filled is no measurement: the forecast takes its place
+                targets = np.where(_measured_rows(task, piece), targets, past @ weights)
+            gram += past.T @ past
+            cross += past.T @ targets
+        scale = np.trace(gram) / len(gram) / max(1, len(chosen)) or 1.0
+        found = [np.linalg.solve(gram + penalty * scale * np.eye(len(gram)), cross) for penalty in PENALTIES]
+        errors = [float(((contexts @ one - ahead) ** 2)[measured].mean()) for one in found]
+        weights, error = found[int(np.argmin(errors))], min(errors)
+    return torch.from_numpy(weights.astype(np.float32)), error
+
+
+def _measured_rows(task: SeriesForecast, starts: np.ndarray) -> np.ndarray:
+    """Return at which steps of the rows of `_differences` all targets were measured, (n, horizon) bool."""
+    # the rows are the targets of one window after the other
+    return task._measured_ahead(starts).numpy().repeat(len(task._data.targets), 0)
 
 
 def _differences(task: SeriesForecast, starts: np.ndarray, effect: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
