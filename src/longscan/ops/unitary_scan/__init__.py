@@ -228,7 +228,7 @@ def _plain_forward(
 def _plain_backward(grad_y: Tensor | None, grad_final: Tensor | None, *args: Any) -> tuple[Tensor, ...]:
     """Return the gradients of the tensors, as `PlainCall` takes them."""
     *given, kept, phase_dt = args
-    tensors = [x if x is None else x.contiguous() for x in _convert(*given)]
+    tensors: list[Any] = [x if x is None else x.contiguous() for x in _convert(*given)]
     u = tensors[0]
     grad_final = grad_final if grad_final is None else to_pairs(grad_final, u.dtype).contiguous()
     grad_y = pairs_or_zeros(grad_y, u.shape, u).contiguous()

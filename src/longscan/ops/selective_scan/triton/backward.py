@@ -77,14 +77,19 @@ def scan_gradients(a_re, a_im, v_re, v_im, dh_re, dh_im, p_flags, restart, next_
 
 @triton.jit(do_not_specialize=["length", "blocks", "tiles", "pieces", "span", "rows"])
 def chunk_state_bwd_kernel(
-    p_dy, p_dt, p_A, p_C, p_z, p_bias, p_scale, p_flags, p_maps, length, channels, states, blocks, tiles, pieces, span, rows,
-    PAIR_FACTOR: tl.constexpr, SOFTPLUS: tl.constexpr, COMPLEX: tl.constexpr, T: tl.constexpr, CR: tl.constexpr,
+    p_dy, p_dt, p_A, p_C, p_z, p_bias, p_scale, p_flags, p_maps, p_counters, length, channels, states, blocks, tiles, pieces,
+    span, rows, PAIR_FACTOR: tl.constexpr, SOFTPLUS: tl.constexpr, COMPLEX: tl.constexpr, T: tl.constexpr, CR: tl.constexpr,
     NR: tl.constexpr, CW: tl.constexpr, NL: tl.constexpr, CL: tl.constexpr, MATERIALIZE: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """Store the product of the factors of a piece of `span` tiles, and the gradient of the state before it if that after it is 0.
 
     p_maps: (2, B, pieces, D N[, 2]). The product is not conjugated, and means nothing where a sequence starts in the piece.
+    p_counters: of the programs of the backward scan, which are set to 0, or None.
     """
+    if p_counters is not None:
+        program, last = tl.program_id(1) * tl.num_programs(0) + tl.program_id(0), tl.num_programs(0) * pieces
+        tl.store(p_counters + program, 0)
+        tl.store(p_counters + last, 0, mask=program == 0)
     P: tl.constexpr = 2 if COMPLEX else 1
     BD: tl.constexpr = CR * CW * CL
     i_b, i_d, i_p = (tl.program_id(0) // blocks).to(tl.int64), tl.program_id(0) % blocks, tl.program_id(1)
@@ -181,9 +186,9 @@ def chunk_scan_bwd_kernel(
     """Gradients of a piece of `span` tiles, from its last tile to its first; README.md has the table of buffers.
 
     SEQUENTIAL: pieces follow each other in separate launches, leave the gradient of their state in p_dinitial, and add to the
-    same p_sums; p_dstates is the gradient of the final state. It is that, too, if p_maps has the maps of the pieces, which a
-    program then applies by itself; otherwise p_dstates has the gradients of the states before and after all pieces. RECOMPUTE:
-    tile size of `recompute_tile_states`. ORDERED: chains of `chain` programs add to the same dB and dC, in order
+    same p_sums; p_dstates is the gradient of the final state. It is that, too, or None for zero, if p_maps has the maps of the
+    pieces, which a program then applies by itself; otherwise it has the gradients of the states before and after all pieces.
+    RECOMPUTE: tile size of `recompute_tile_states`. ORDERED: chains of `chain` programs add to the same dB and dC, in order
     (ordered_sums.py); otherwise each program has its own part of a slice of the steps.
     """
     P: tl.constexpr = 2 if COMPLEX else 1
@@ -199,17 +204,20 @@ def chunk_scan_bwd_kernel(
     m_pair, o_pair, size = (o_channel < channels) & (o_state < states), o_channel * states + o_state, channels * states
     p_A += (i_b // rows) * size * P + o_pair * P
     p_dinitial += i_b * size * P
-    p_dh = p_dstates + (i_b * (pieces + 1) + i_p + 1) * size * P
-    if SEQUENTIAL or p_maps is not None:
-        p_dh = p_dstates + i_b * size * P
+    p_dh = p_dstates
     if SEQUENTIAL and i_p < pieces - 1:
         p_dh = p_dinitial
+    elif SEQUENTIAL or (p_maps is not None and p_dstates is not None):
+        p_dh += i_b * size * P
+    elif p_maps is None:
+        p_dh += (i_b * (pieces + 1) + i_p + 1) * size * P
     A_re = load_pairs(p_A, m_pair)
     A_im, dA_re, dA_im = A_re, A_re * 0.0, A_re * 0.0
     if COMPLEX:
         A_im = load_pairs(p_A + 1, m_pair)
+    zero = tl.zeros(A_re.shape, A_re.dtype)
     dh_re, dh_im = load_and_pass(
-        p_dh, p_maps, i_b, pieces - 1, pieces, -1, pieces - 1 - i_p, size, o_pair, m_pair, blocks, A_re, COMPLEX
+        p_dh, p_maps, i_b, pieces - 1, pieces, -1, pieces - 1 - i_p, size, o_pair, m_pair, blocks, zero, COMPLEX
     )
     if SEQUENTIAL:
         tl.debug_barrier()  # before the result is stored in the same place

@@ -249,8 +249,10 @@ class Sequences(NamedTuple):
     def skip(self, p: "Problem", steps: int) -> "Sequences":
         """Return these buffers without so many steps at the beginning, which are whole slices."""
         row = p.batch * steps
-        widths = p.K, p.K, p.D, 1, p.D, p.D
-        return Sequences(*(x if x is None else x[row * width :] for x, width in zip(self, widths, strict=True)))
+        u_lo, dt, valid, g = (x if x is None else x[row * width :] for x, width in (
+            (self.u_lo, p.K), (self.dt, p.D), (self.valid, 1), (self.g, p.D)
+        ))  # fmt: skip
+        return Sequences(self.u_hi[row * p.K :], u_lo, dt, valid, self.x[row * p.D :], g)
 
 
 def sequence_bytes(p: Problem, steps: int) -> int:
