@@ -182,7 +182,7 @@ def forward(
     y, final = torch.empty_like(u), A.new_empty((p.batch, p.channels, *B.shape[2:]))
     checkpoints = A.new_empty(chunk_states_shape(p.batch, p.length, p.channels, *B.shape[2:]) if save_states else (0,))
     grid = p.programs, split.splits
-    sizes = p.length, p.channels, p.states, p.blocks, split.tiles, split.splits, split.span, p.rows
+    sizes = p.length, p.channels, p.states, split.splits, split.span, p.rows
     with on_device(u):
         entering = maps = None
         if exchange_state is not None or split.parallel:
@@ -253,11 +253,7 @@ def backward(
     with on_device(u):
         if split.parallel:
             maps = new_maps(p, split, like)
-            steps_per_piece = split.span * split.T
-            sizes = (
-                p.length, p.channels, p.states, p.blocks, ceil_div(p.length, p.constants["T"]), split.splits,
-                steps_per_piece // p.constants["T"], p.rows,
-            )  # fmt: skip
+            sizes = p.length, p.channels, p.states, split.splits, split.span * split.T // p.constants["T"], p.rows
             launch(
                 chunk_state_bwd_kernel, (p.programs, split.splits), grad_y, dt, A, C, z, dt_bias, dt_scale, flags, maps, counters,
                 *sizes, constants={"PAIR_FACTOR": factor_of_pair, **p.constants},
@@ -382,12 +378,10 @@ def launch_scan(
     dC: Tensor,
 ) -> None:
     """Launch the backward scan of the pieces [first, stop). tensors, sums: the kernel's arguments before and after dB and dC."""
-    T, steps = p.constants["T"], split.span * split.T
-    span, recompute = steps // T, max(T, MIN_RECOMPUTE_STEPS[p.components])
-    group, slice_steps = split.T // T, tables.smallest(stop * steps, p.length) - first * steps
+    T, recompute = p.constants["T"], max(p.constants["T"], MIN_RECOMPUTE_STEPS[p.components])
     launch(
-        chunk_scan_bwd_kernel, (p.programs, stop - first), *tensors, dB, dC, *sums, p.length, p.channels, p.states, p.blocks,
-        ceil_div(p.length, T), split.splits, span, p.rows, group, chain_length, first, slice_steps,
+        chunk_scan_bwd_kernel, (p.programs, stop - first), *tensors, dB, dC, *sums, p.length, p.channels, p.states, split.splits,
+        split.span * split.T // T, p.rows, split.T // T, chain_length, first,
         constants={
             "PAIR_FACTOR": factor_of_pair, "SEQUENTIAL": not split.parallel, "ORDERED": chain_length > 1,
             "FENCED": ORDERED_SUMS.get(p.entry, False), "PTX": p.ptx, "RECOMPUTE": recompute, "NW": p.state_warps,
