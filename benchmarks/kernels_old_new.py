@@ -33,6 +33,8 @@ OP_CASES = (  # further sizes of ops: name, op of `op_calls`, sizes, dtype
     ("selective", "SELECTIVE", "4 1024 256 16", "float32"),
     ("selective masked", "SELECTIVE_MASKED", "16 1024 32 64", "float32"),
     ("selective complex", "SELECTIVE_COMPLEX", "8 1024 64 64", "float32"),
+    ("unitary", "UNITARY", "4 1024 64 64", "float32"),
+    ("unitary masked", "UNITARY_MASKED", "16 1024 32 64", "float32"),
     ("convolution", "SHORT_CONV", "4 1024 256", "float32"),
 )
 MODELS = {  # name -> spec, width and states of a model of about 600,000 parameters, as in the suite systems

@@ -108,6 +108,7 @@ S6 = ("u", "dt", "A", "B", "C", "D", "z", "dt_bias")
 HEADS = ("x", "dt", "A", "B", "C", "D")
 ROTATING = ("input_scale", "own_scale", "angle", "B_bias", "C_bias")  # the further arguments of Mamba-3
 UNITARY = OpCall("unitary_scan", ("u", "dt", "W", "bias", "B", "C", "D", "z"), adjust=complex_coefficients)
+UNITARY_MASKED = OpCall("unitary_scan", UNITARY.names, adjust=complex_coefficients, masked=True)
 SELECTIVE = OpCall("selective_scan", S6, {"dt_softplus": True}, mamba_scales)
 SELECTIVE_MASKED = OpCall("selective_scan", S6, {"dt_softplus": True}, mamba_scales, masked=True)
 SELECTIVE_COMPLEX = OpCall("selective_scan", S6, {"dt_softplus": True}, mamba_scales, is_complex=True)
