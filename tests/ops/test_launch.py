@@ -214,9 +214,11 @@ class Launcher:
 
     first_loads: ClassVar[dict[str, str]] = {}
     last_module: ClassVar[dict[str, str]]
+    made: ClassVar[list[str]] = []
 
     def __init__(self, types: str, metadata: None) -> None:
         assert metadata is None
+        self.made.append(types)
         time.sleep(0.03 if types in self.first_loads else 0)  # so that the other kernel is loaded in the meantime
         if types in self.first_loads:
             module = self.last_module
@@ -245,21 +247,26 @@ class CompiledKernel:
 
 
 def test_no_kernel_is_launched_by_the_function_of_another(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two of the kernels have the same types of arguments, so that a module is loaded twice while kernels are made in threads."""
+    """Two of the kernels have the same types of arguments, so that a module is loaded twice while kernels are made in threads.
+
+    The function of a kernel is built once, however often the kernel is launched, and loaded once.
+    """
     runtime = pytest.importorskip("triton.runtime")
     monkeypatch.setattr(runtime, "driver", SimpleNamespace(active=SimpleNamespace(launcher_cls=Launcher)))
     monkeypatch.setattr(_gpu, "INTERPRETED", False)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     monkeypatch.setattr(torch.cuda, "device", lambda _: nullcontext())
     Launcher.first_loads.clear()
+    Launcher.made.clear()
     kernels = [CompiledKernel("three pointers"), CompiledKernel("two pointers"), CompiledKernel("three pointers")]
 
     def call() -> None:
         if _gpu.is_compiling():
-            for kernel in kernels:
+            for kernel in kernels * 2:
                 _gpu.launch(kernel, (1,), SimpleNamespace(get_device=lambda: 0), constants={})
         else:
             _gpu.compile_ahead()
 
     _gpu.compile_together(call)
     assert [kernel.function for kernel in kernels] == [kernel.src for kernel in kernels]
+    assert len(Launcher.made) == 2 * len(kernels)

@@ -104,7 +104,7 @@ class _Ahead(threading.local):
     compiling = False
 
     def __init__(self) -> None:
-        self.kernels: list[tuple[Any, int]] = []  # that are being compiled, each with the index of its GPU
+        self.kernels: dict[int, tuple[Any, int]] = {}  # that are being compiled, by their ids, each with the index of its GPU
 
 
 _ahead = _Ahead()
@@ -143,8 +143,8 @@ def compile_ahead() -> None:
                 for call in calls:
                     call()
             with _loading:
-                list(threads.map(lambda compiled: _build_launcher(*compiled), _ahead.kernels))
-                for compiled in _ahead.kernels:
+                list(threads.map(lambda compiled: _build_launcher(*compiled), _ahead.kernels.values()))
+                for compiled in _ahead.kernels.values():
                     _load(*compiled)
     except torch.OutOfMemoryError:
         log.info("kernels are compiled one by one, because the buffers of a trial call do not fit into the memory")
@@ -221,7 +221,8 @@ def launch(kernel: Any, grid: tuple[int, ...], *args: Any, constants: dict[str, 
         return
     device = next(x.get_device() for x in tensors if x is not None)
     if _ahead.compiling:
-        _ahead.kernels.append((kernel.warmup(*args, grid=grid, **constants), device))
+        started = kernel.warmup(*args, grid=grid, **constants)
+        _ahead.kernels[id(started)] = started, device  # Triton returns the same for like launches
         return
     addresses = [None if x is None else x.data_ptr() for x in tensors]
     key: list[Any] = [kernel, device, *constants.values()]
