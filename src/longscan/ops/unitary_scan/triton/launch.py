@@ -71,7 +71,7 @@ STATE_PASSING = {"BLOCK": 128}  # lanes of a program
 SUMS = {"STATE_ROWS": 16, "STATE_BLOCK": 32, "SKIP_ROWS": 256, "SKIP_BLOCK": 8, "WEIGHT_ROWS": 8, "WEIGHT_BLOCK": 256}
 
 SLICE_BYTES = 40 * 2**20  # of the gradients of the angles of a slice of the steps
-SEQUENCE_BYTES = 8 * 2**20  # of what all backward scans read, up to which one launch stores it for all slices
+SEQUENCE_BYTES = 8 * 2**20  # of what the scans of all slices read: if it is not more, one launch stores all of it
 MIN_SLICE_STEPS = 128  # for which a slice may take four times SLICE_BYTES
 CHUNK_UNIT = 64  # long chunks have multiples of so many steps, so that fewer tiles of the products reach beyond them
 
@@ -316,9 +316,8 @@ def forward(
 
     Contiguous tensors of one real dtype; L, D and N are at least 1. The parameters W (D, N, D), bias, B, C and D may have a
     leading axis of groups: equal runs of batch rows then belong to different groups. Without groups B and C may be (N, 2), the
-    same for all channels. initial_state: None for zero. exchange_state: function that returns the
-    initial state, which replaces `initial_state`, from the rotation by all steps and the final state for an initial state of
-    zero.
+    same for all channels. initial_state: None for zero. exchange_state: function that returns the initial state, which replaces
+    `initial_state`, from the rotation by all steps and the final state for an initial state of zero.
     """
     p = make_problem(u, W, bias.shape[-1], phase_dt, flags is not None, exchange_state is not None)
     number, padded, shared = p.chunks.number, p.chunks.number * p.chunks.steps, shared_coefficients(B, C)
@@ -466,7 +465,7 @@ def backward(
     d_dt = torch.empty_like(dx) if phase_dt else None
     all_tiles = sum(elementwise(p.batch, (stop - first) * steps, p.D).tiles for first, stop in slices)
     skips, dD = (None, None) if D is None else (u.new_empty((p.batch, all_tiles, p.D)), torch.empty_like(D))
-    whole = flags is None and not parallel and sequence_bytes(p, number * steps) <= SEQUENCE_BYTES
+    whole = len(slices) > 1 and flags is None and not parallel and sequence_bytes(p, number * steps) <= SEQUENCE_BYTES
     buffers = new_sequences(p, u, number * steps if whole else longest, True)
     tile_states = None if flags is None else u.new_empty((p.batch, longest // steps * p.chunk_tiles, 3, p.size))
     masks = () if flags is None else (flags, tile_states)
