@@ -8,7 +8,6 @@ next to them the host's own measure, (x * 2).sum() with its gradient, taken befo
 """
 
 import argparse
-import json
 import statistics
 import time
 from collections.abc import Callable
@@ -21,6 +20,7 @@ from torch import nn
 from longscan.blocks import MambaBlock
 from longscan.blocks.residual import Residual
 from longscan.training.run import commit
+from row_files import write_row
 
 MODES = ("called", "compiled", "replayed")
 CUDA = torch.cuda.is_available()
@@ -111,10 +111,7 @@ def main() -> None:
         row |= {"length": options.length, "ms": statistics.median(found), "runs_ms": found}
         row |= {"host_ms": statistics.median(host[mode]), "tree": options.tree, "commit": commit(), "device": device}
         row["torch"] = torch.__version__
-        print(json.dumps(row), flush=True)
-        if options.out is not None:
-            with options.out.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(row) + "\n")
+        write_row(row, options.out)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,6 @@ A record is appended for each stack as soon as it is measured.
 """
 
 import argparse
-import json
 import sys
 import tempfile
 import time
@@ -31,6 +30,7 @@ from longscan.training.run import commit, device_name
 from longscan.training.settings import Settings
 from longscan.training.stacked import _Member, _StackedStep, stack_batches
 from longscan.training.trainer import Trainer, open_accelerator
+from row_files import write_row
 
 VARIANTS = ((False, False), (True, False), (True, False), (True, True), (True, True))  # training sets on the GPU, split products
 WARM_UP = 60  # updates before those that are timed
@@ -112,10 +112,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             device = torch.device("cuda") if torch.cuda.is_available() and options.device != "cpu" else torch.device("cpu")
             row |= {"device": device_name(device), "torch": torch.__version__, "commit": commit()}
             row["command"] = " ".join(["python benchmarks/stacked_updates.py", *(argv or sys.argv[1:])])
-            print(json.dumps(row), flush=True)
-            if options.out is not None:
-                with options.out.open("a", encoding="utf-8") as file:
-                    file.write(json.dumps(row) + "\n")
+            write_row(row, options.out)
 
 
 if __name__ == "__main__":

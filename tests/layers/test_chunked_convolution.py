@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 import torch
+from s4d_checks import assert_convolution_equals_recurrence
 from torch import Tensor
 
 from longscan.layers import S4D, s4d
-from longscan.layers.base import SequenceInfo
 from longscan.layers.chunked_convolution import MAX_LENGTH, chunk_length, chunked_convolution, uses_chunks
 from longscan.numerics.kernels import diagonal_kernel
 from longscan.ops import long_conv
@@ -118,14 +118,5 @@ def test_layer_with_chunks_equals_its_recurrence(length: int, trained_B: bool, m
     used = []
     monkeypatch.setattr(s4d, "uses_chunks", lambda *_: used.append(1) or True)
     layer = S4D(3, d_state=8, trained_B=trained_B).double()
-    u = torch.randn(4, length, 3, dtype=torch.float64)
-    state = torch.randn(4, 3, 4, 2, dtype=torch.float64)
-    steps = torch.arange(length)
-    first, last = torch.tensor([[0], [length // 2], [0], [1]]), torch.tensor([[length], [length], [0], [length - 1]])
-    for valid in (None, (steps >= first) & (steps < last)):
-        y, final = layer.convolve(u, state, valid)
-        expected, expected_final = layer.recur(u, state, SequenceInfo(valid=valid))
-        mask = torch.ones(4, length, dtype=torch.bool) if valid is None else valid
-        torch.testing.assert_close(y[mask], expected[mask], rtol=1e-9, atol=1e-9)
-        torch.testing.assert_close(final, expected_final, rtol=1e-9, atol=1e-9)
+    assert_convolution_equals_recurrence(layer, length)
     assert used == [1, 1]

@@ -1,6 +1,7 @@
 import pytest
 import torch
 from dense_systems import real_form, simulate
+from s4d_checks import assert_convolution_equals_recurrence
 
 from longscan.layers import S4, S4D, parameter_options
 from longscan.layers.base import SequenceInfo
@@ -16,17 +17,7 @@ VARIANTS = pytest.mark.parametrize(
 @pytest.mark.parametrize("length", [2, 3, 63, 64, 65, 500])
 def test_convolution_equals_recurrence(options, length):
     """Outputs and final states agree for an initial state and rows that are padded left, right or entirely."""
-    layer = S4D(3, d_state=8, dt_max=0.5, **options).double()
-    u = torch.randn(4, length, 3, dtype=torch.float64)
-    state = torch.randn(4, 3, 4, 2, dtype=torch.float64)
-    steps = torch.arange(length)
-    first, last = torch.tensor([[0], [length // 2], [0], [1]]), torch.tensor([[length], [length], [0], [length - 1]])
-    for valid in (None, (steps >= first) & (steps < last)):
-        y, final = layer.convolve(u, state, valid)
-        expected, expected_final = layer.recur(u, state, SequenceInfo(valid=valid))
-        mask = torch.ones(4, length, dtype=torch.bool) if valid is None else valid
-        torch.testing.assert_close(y[mask], expected[mask], rtol=1e-9, atol=1e-9)
-        torch.testing.assert_close(final, expected_final, rtol=1e-9, atol=1e-9)
+    assert_convolution_equals_recurrence(S4D(3, d_state=8, dt_max=0.5, **options).double(), length)
 
 
 def test_outputs_follow_the_equations_of_the_default_variant():
