@@ -561,9 +561,11 @@ COMPILED_ELSEWHERE |= {"block linoss", "block mamba2"}
 
 
 # The gradients of these take AOTAutograd four times as long as Dynamo takes for their code. `make test` compiles them with Dynamo
-# alone: "layer s4d" has the convolution of S4, "layer mamba2" the op of Mamba-3, "layer mlstm" a softmax, "block mamba" the block
-# whose two directions "bidirectional" adds, and "layer gru" a loop.
-TRACED_BY_DYNAMO = {"layer s4", "layer attention", "layer lstm", "block mamba3", "block bidirectional"}
+# alone: "layer s4d" has the convolution of S4, "layer mlstm" a softmax and the op of Mamba-2 and Mamba-3, "block mamba" the block
+# whose two directions "bidirectional" adds, and "layer gru" a loop; tests/ops/test_tracing.py has the gradients of the ops of
+# "layer linoss" and "block gated_deltanet".
+TRACED_BY_DYNAMO = {f"layer {name}" for name in ("attention", "linoss", "lstm", "mamba2", "s4")}
+TRACED_BY_DYNAMO |= {"block bidirectional", "block gated_deltanet", "block mamba3"}
 COMPILERS = [
     pytest.param(entry, compiler, marks=pytest.mark.slow if slow else ())
     for entry in ENTRIES

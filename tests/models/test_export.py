@@ -27,11 +27,11 @@ def make_layer_and_example(name, length=5):
     return LAYERS[name](4, **OPTIONS.get(name, {})), torch.randn(2, length, 4)
 
 
-# mamba3 and mlstm have the op of mamba2, s4d has the convolution of s4, slstm and pdssm have the loop of gru over the steps, and
-# test_exported_program_accepts_masks_times_and_a_state exports the same method of these, too.
-ALIKE = ("mamba3", "mlstm", "pdssm", "s4d", "slstm")
+# test_exported_program_accepts_masks_times_and_a_state exports this method of every layer, with more inputs. Without these inputs
+# `make test` exports it for a scan, a window of keys and a loop over the steps.
+WITHOUT_INPUTS = ("s6", "attention", "gru")
 EVERY_METHOD = [
-    pytest.param(name, step, marks=pytest.mark.slow if name in ALIKE and not step else (), id=f"{name}-{method}")
+    pytest.param(name, step, marks=() if step or name in WITHOUT_INPUTS else pytest.mark.slow, id=f"{name}-{method}")
     for step, method in ((False, "forward"), (True, "step"))
     for name in LAYERS
 ]

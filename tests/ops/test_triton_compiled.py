@@ -193,6 +193,7 @@ def test_compiled_graph_contains_the_kernels(case: str, graphs: list[torch.fx.Gr
     assert not [node for graph in graphs for node in graph.graph.nodes if "longscan" in str(node.target)]
 
 
+@pytest.mark.slow  # test_open_batches_and_lengths_stay_open traces its forward pass, test_lengths_share_one_graph another op
 def test_lengths_of_unitary_scan_share_a_graph(graphs: list[torch.fx.GraphModule]) -> None:
     """While all gradients of the angles are in memory at the same time."""
     compiled = trace(lambda *inputs: unitary_scan(*inputs, backend="triton")[0], graphs)
