@@ -123,6 +123,32 @@ def test_unsupported_configuration_raises(change, message, tmp_path):
         from_transformers(tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("config.json", b"{", r"config\.json is damaged \(Expecting property name"),
+        ("config.json", b"[1]", r"config\.json is damaged \(it must be a mapping, got a list\)"),
+        ("config.json", b"\xff", r"config\.json must be UTF-8 text, got the byte 0xff"),
+        ("model.safetensors", b"x" * 40, r"model\.safetensors is damaged \("),
+        ("model.safetensors.index.json", b"{}", r"index\.json: `weight_map` must give the name of a file .*, got None$"),
+        ("model.safetensors.index.json", b'{"weight_map": {"a": "../b"}}', r"index\.json: `weight_map` must give .*, got {'a'"),
+    ],
+)
+def test_damaged_checkpoint_raises_and_names_the_file(name, content, message, tmp_path):
+    make_transformers_model("mamba", SHAPES["mamba"][0]).save_pretrained(tmp_path)
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(ValueError, match=message) as caught:
+        from_transformers(tmp_path)
+    assert "\n" not in str(caught.value)
+
+
+def test_missing_shard_raises(tmp_path):
+    make_transformers_model("mamba", SHAPES["mamba"][0]).save_pretrained(tmp_path)
+    (tmp_path / "model.safetensors.index.json").write_text('{"weight_map": {"a": "part_2.safetensors"}}')
+    with pytest.raises(FileNotFoundError, match=r"part_2\.safetensors does not exist, but .*index\.json lists it$"):
+        from_transformers(tmp_path)
+
+
 def test_missing_files_or_another_kind_of_checkpoint_raise(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"config\.json does not exist"):
         from_transformers(tmp_path)

@@ -113,6 +113,8 @@ FORMATS: dict[
     "image.jpg": (lambda path: Image.new("L", (32, 32), 90).save(path), lambda path: read_image(path, 32)),
     "pairs.tsv": (write_pairs, lambda path: list(_read_lines(path))),
     "questions.txt": (lambda path: path.write_text("1 0 1\n0 0 1 1\n"), lambda path: TASKS["parity"]().read_inputs(path).inputs),
+    "reviews.txt": (lambda path: path.write_text("a film\nüber\n"), lambda path: TASKS["lra_text"]().read_inputs(path).inputs),
+    "papers.txt": (lambda path: path.write_text("a\tb\nc\td\n"), lambda path: TASKS["lra_retrieval"]().read_inputs(path).inputs),
     "listops.txt": (lambda path: path.write_text("[MAX 1 [MIN 2 3 ] ]\n"), lambda path: TASKS["listops"]().read_inputs(path)),
 }
 

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from longscan._files import read_text
 from longscan.blocks.residual import EPSILON
 from longscan.models.language_model import LanguageModel
 from longscan.models.saving import NO_DOWNLOAD, SHARDS, pickle_advice
@@ -32,7 +33,7 @@ def from_transformers(source: Any, *, backend: Backend = "auto") -> LanguageMode
         backend: backend of every op, "auto" to choose for each call.
 
     Raises ValueError naming a property that models of this package do not have: another architecture, biases in the projections,
-    another activation, another epsilon of the norms. Raises FileNotFoundError naming a missing file.
+    another activation, another epsilon of the norms, and naming a damaged file. Raises FileNotFoundError naming a missing file.
     """
     if isinstance(source, (str, Path)):
         config, tensors = _read(Path(source))
@@ -129,15 +130,47 @@ def _pad_rows(rows: Tensor, model: LanguageModel) -> Tensor:
 
 
 def _read(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Return the content of config.json and the tensors in a folder. Raises FileNotFoundError naming a missing file."""
-    from safetensors.torch import load_file
+    """Return the content of config.json and the tensors in a folder.
 
+    Raises FileNotFoundError naming a missing file, ValueError naming a damaged one.
+    """
     single, index = folder / "model.safetensors", folder / SHARDS
     for path in (folder / "config.json", index if index.is_file() else single):
         if not path.is_file():
             text = f"{path} does not exist; a checkpoint is a folder with config.json and model.safetensors"
             text += pickle_advice(folder)
             raise FileNotFoundError(text if folder.is_dir() else text + NO_DOWNLOAD)
-    shards = set(json.loads(index.read_text())["weight_map"].values()) if index.is_file() else {single.name}
-    tensors = {name: tensor for shard in sorted(shards) for name, tensor in load_file(folder / shard).items()}
-    return json.loads((folder / "config.json").read_text()), tensors
+    shards = _listed_shards(index) if index.is_file() else [single.name]
+    tensors = {name: tensor for shard in shards for name, tensor in _read_tensors(folder / shard).items()}
+    return _read_mapping(folder / "config.json"), tensors
+
+
+def _listed_shards(index: Path) -> list[str]:
+    """Return the names of the files that an index lists; ValueError if it lists anything but names of files of its folder."""
+    listed = _read_mapping(index).get("weight_map")
+    names = set(listed.values()) if isinstance(listed, dict) else set()
+    if not names or not all(isinstance(name, str) and Path(name).name == name for name in names):
+        raise ValueError(f"{index}: `weight_map` must give the name of a file of this folder for each tensor, got {listed!r:.60}")
+    return sorted(names)
+
+
+def _read_mapping(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(read_text(path))
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{path} is damaged ({error})") from None
+    if not isinstance(content, dict):
+        raise ValueError(f"{path} is damaged (it must be a mapping, got a {type(content).__name__})")
+    return content
+
+
+def _read_tensors(path: Path) -> dict[str, Tensor]:
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    if not path.is_file():
+        raise FileNotFoundError(f"{path} does not exist, but {SHARDS} lists it")
+    try:
+        return load_file(path)
+    except (SafetensorError, OSError) as error:
+        raise ValueError(f"{path} is damaged ({error})") from None
