@@ -211,7 +211,8 @@ def join_processes(workers: list[Any], folder: Path) -> None:
 @pytest.mark.parametrize(
     "split",
     [
-        ["--training.shard", "false"],
+        # Checkpoints of whole models are those of one process, which test_kill.py resumes.
+        pytest.param(["--training.shard", "false"], marks=pytest.mark.slow),
         ["--training.shard", "true"],
         pytest.param(["--training.context", "2"], marks=pytest.mark.slow),
     ],
