@@ -17,7 +17,6 @@ from longscan.estimators.linear import (
     PENALTIES,
     SMALLEST_UNIT,
     WINDOWS,
-    Difference,
     Members,
     Regression,
     _combine,
@@ -293,7 +292,7 @@ def test_a_series_without_a_direction_repeats_its_last_step_if_nothing_can_be_co
 
 
 def test_a_short_series_continues_its_change():
-    """Eighteen years of growth by 5 and noise of deviation 1 are continued; eight of two series are too few, and repeated."""
+    """Years of growth by 5 and noise of deviation 1 are continued; eight of each of two series are too few, and repeated."""
     years = np.arange(24)
     y = 100 + 5 * years + np.random.default_rng(0).normal(size=24)
     for length in (8, 18):  # nothing can be compared, and two parts that overlap
@@ -316,13 +315,15 @@ def test_a_short_series_without_a_season_has_half_of_its_mean_change():
     x = np.random.default_rng(0).normal(size=(40, 1)).cumsum(0) + np.arange(40)[:, None]
     for length, horizon, is_half in ((28, 6, True), (31, 6, False)):
         members = usable_members(np.array([length]), horizon, 1)
-        found, regressions = fit_short([x[:length]], horizon, members), fit_linear([x[:length]], horizon, *members)
+        found, regressions = fit_short([x[:length]], horizon, members, 1), fit_linear([x[:length]], horizon, *members)
         change = continue_change(x[:length], horizon)
         past = x[None, :length][:, -found.window :]
         expected = [part.widened(found.window).forecast(past) for part in (regressions, change if is_half else regressions)]
         np.testing.assert_allclose(found.forecast(past), np.mean(expected, 0), atol=1e-9)
-    seasonal = Members([1], [Difference(5, 4)])
-    np.testing.assert_array_equal(fit_short([x[:28]], 6, seasonal).bias, fit_linear([x[:28]], 6, *seasonal).bias)
+    members = usable_members(np.array([28]), 6, 12)
+    assert all(difference.lag == 1 for difference in members.differences), "too short for those of a year"
+    np.testing.assert_array_equal(fit_short([x[:28]], 6, members, 12).bias, fit_linear([x[:28]], 6, *members).bias)
+    assert fit_short([x[:8]], 6, Members([], []), 12).bias.tolist() == [[0.0] * 6]
 
 
 def test_seasons_are_peaks_of_the_autocorrelation():

@@ -101,8 +101,8 @@ class SSMForecaster(SavedEstimator):
     of their differences as well, from one season to the next, or from step to step. Their season is that of the clock, or without
     dates the lag of the highest autocorrelation. The forecast of a single series of less than five horizons without a season is
     half that of the regressions and half its last value and mean change, or the latter alone if it is too short for any
-    comparison. Of several series that are too short, the last value is repeated. With `times`, or if `window` is set to more
-    steps than can be compared, the blocks forecast alone and are trained for all `epochs`.
+    comparison. If several series, or one with a season, are too short, the last value is repeated. With `times`, or if `window`
+    is set to more steps than can be compared, the blocks forecast alone and are trained for all `epochs`.
 
     Of several series, one with large values would decide what is fitted. If the deviations of a channel in two series differ by
     more than a factor of three, each series is therefore standardised by its own mean and deviation, and the regressions have no
@@ -398,7 +398,9 @@ class SSMForecaster(SavedEstimator):
 
     def _fit_short(self, series: StandardisedSeries) -> LinearForecast:
         """Return the linear forecast of short series."""
-        return fit_short(list(series.trimmed()), self.horizon, self._members(series))
+        values = list(series.trimmed())
+        season = season_of(self.step_) if isinstance(self.step_, pd.offsets.BaseOffset) else find_season(values)
+        return fit_short(values, self.horizon, self._members(series), season)
 
     def _longest_window(self, longest: int, early: StandardisedSeries) -> int:
         """Return the window for series of at most `longest` steps without a linear forecast; log it if it is shorter than set."""

@@ -17,7 +17,7 @@ y_k = x_{k-m} + the forecast of the difference, so that the members include the 
 step to step. Series of less than five horizons are forecast in two parts that overlap, see `fold_shares`. Such a comparison tells
 little, so that without a season the forecast of a single series is half that of the members and half `continue_change`, its last
 value and its mean change. The latter is the whole forecast if no regression can be fitted and compared, and `repeat_last` that of
-several series.
+series with a season and of several series.
 
 All of this needs only the sums of products x_s x_t over windows (`window_sums`): the regressions, their squared errors on other
 windows, and the products of the errors of two members, which give the squared error of any combination. There is no table of
@@ -237,19 +237,24 @@ def average(first: LinearForecast, second: LinearForecast) -> LinearForecast:
     return LinearForecast(weight, level, bias, first.error)
 
 
-def fit_short(series: Sequence[Array], horizon: int, members: Members) -> LinearForecast:
-    """Fit the linear forecast of series (L_i, C) that may be too short for some or all regressions. members: usable ones.
+def fit_short(series: Sequence[Array], horizon: int, members: Members, season: int) -> LinearForecast:
+    """Fit the linear forecast of series (L_i, C) that may be too short for some or all regressions.
 
     It is that of `fit_linear`, or the mean of it and of `continue_change` for one series of less than `FEWEST_HORIZONS` horizons
-    without a season. Without members it is that of `continue_change`, or of `repeat_last` for several series.
+    without a season. Without members it is that of `continue_change` for one series without a season, or else of `repeat_last`.
+
+    Args:
+        series: whose forecast is fitted.
+        horizon: number of steps of a forecast.
+        members: usable ones, also none.
+        season: steps of a season, 1 for none.
     """
-    change = continue_change(series[0], horizon) if len(series) == 1 and members.constants else None
+    is_plain = len(series) == 1 and season == 1 and members.constants
     if not members.largest:
-        return repeat_last(horizon) if change is None else change
+        return continue_change(series[0], horizon) if is_plain else repeat_last(horizon)
     found = fit_linear(series, horizon, *members)
-    is_seasonal = any(difference.lag > 1 for difference in members.differences)
     is_long = LONG_WINDOW in members.windows or len(series[0]) >= FEWEST_HORIZONS * horizon
-    return found if change is None or is_seasonal or is_long else average(found, change)
+    return average(found, continue_change(series[0], horizon)) if is_plain and not is_long else found
 
 
 def fit_linear(
