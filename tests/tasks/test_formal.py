@@ -21,6 +21,7 @@ from longscan.tasks.formal import (
     MajorityCount,
     ModularArithmetic,
     ModularArithmeticBrackets,
+    MultiQueryRecall,
     Parity,
     Repetition,
     Set,
@@ -470,6 +471,8 @@ def test_lengths_can_be_lists():
     [
         (Parity(), "1 0 1\n\n1 2 0\n", r"questions.txt:3: each symbol must be one of 0 1, got '2'$"),
         (Parity(), " \n | 1\n", r"questions.txt must contain questions, got none$"),
+        (BucketSort(), "5 2\nACT\n", r"questions.txt:2: the line must be a question of bucket_sort with an answer, got 'ACT'$"),
+        (MultiQueryRecall(), "k1 v1\n", r"questions.txt:1: the line must be a question of multi_query_recall with an answer"),
         (
             BucketSort(suite="aussm"),
             "5 2 ACT\n",

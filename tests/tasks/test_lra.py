@@ -95,6 +95,7 @@ def test_listops_reads_expressions_from_a_file(tmp_path):
         ("[MAX 1 2 ]\n[FIRST 1 2 ]\n", r"expressions.txt:2: each symbol must be one of .*, got '\[FIRST'"),
         ("[MAX 1 2\n", "expressions.txt:1: the line must be one expression whose brackets match"),
         ("[MAX 1 ] 2 ]\n", "expressions.txt:1: the line must be one expression whose brackets match"),
+        ("[MAX 1 [MIN ] ]\n", r"expressions.txt:1: each operator must have an operand, got '\[MAX 1 \[MIN \] \]'$"),
         ("\n", "expressions.txt must contain expressions, got none"),
     ):
         path.write_text(text)

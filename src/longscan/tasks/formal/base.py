@@ -268,7 +268,8 @@ class WordTask(ClassificationTask):
         """Read questions from a text file: one per line, symbols separated by spaces, as `example` prints them.
 
         Text after a "|" is ignored; the symbol that ends a question ("=", "ACT") may be left out; empty lines are skipped. Raises
-        ValueError naming file and line for an unknown symbol, and if teacher forcing needs an answer of several tokens as input.
+        ValueError naming file and line for an unknown symbol and a question whose answer has no tokens, and if teacher forcing
+        needs an answer of several tokens as input.
         """
         numbers = {symbol: number for number, symbol in enumerate(self.symbols[:-1])}
         questions = []
@@ -280,6 +281,9 @@ class WordTask(ClassificationTask):
             question = [numbers[word] for word in words]
             if question and self._end_of_question is not None and question[-1] != self._end_of_question:
                 question.append(self._end_of_question)
+            if question and not self._answer_length(question):
+                shown = text[:60]
+                raise ValueError(f"{path}:{line}: the line must be a question of {self.name} with an answer, got {shown!r}")
             if question:
                 questions.append(question)
         if not questions:

@@ -65,7 +65,7 @@ class ListOps(GeneratedTask):
     def read_inputs(self, path: str | Path) -> Batch:
         """Read expressions from a text file, one per line; "(" and ")" are ignored, "X" means "]", text after "|" is ignored.
 
-        Raises ValueError naming file and line for an unknown symbol and for brackets that do not match.
+        Raises ValueError naming file and line for an unknown symbol, brackets that do not match, and operators without operands.
         """
         expressions = []
         for line, text in enumerate(read_text(path).splitlines(), 1):
@@ -79,6 +79,8 @@ class ListOps(GeneratedTask):
             depth = np.where(tokens == _NUMBERS["]"], -1, tokens >= _NUMBERS["[MIN"]).cumsum()
             if depth[-1] != 0 or (depth[:-1] < 1).any():
                 raise ValueError(f"{path}:{line}: the line must be one expression whose brackets match, got {text[:60]!r}")
+            if ((tokens[1:] == _NUMBERS["]"]) & (tokens[:-1] >= _NUMBERS["[MIN"]) & (tokens[:-1] != _NUMBERS["]"])).any():
+                raise ValueError(f"{path}:{line}: each operator must have an operand, got {text[:60]!r}")
             expressions.append(tokens)
         if not expressions:
             raise ValueError(f"{path} must contain expressions, got none")
