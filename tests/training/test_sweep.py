@@ -206,6 +206,34 @@ def run_trials_without_training(opened: Sweep) -> None:
             stage.study.tell(trial, trial.params["training.lr"])
 
 
+def test_worker_stays_for_the_test_if_the_search_ends_while_it_asks(
+    config: SweepConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another worker ends the last trial of the search right after the search was found not to be over."""
+    open_sweep(SweepConfig(settings=config.settings, space={"training.lr": [1e-2]}, seeds=1), tmp_path / "sweep")
+    opened = Sweep(tmp_path / "sweep")
+    (tmp_path / "sweep" / "workers").mkdir(exist_ok=True)
+    is_over, told = sweep.Stage.is_over, []
+
+    def end_trial_after_answer(stage: sweep.Stage) -> bool:
+        over = is_over(stage)
+        if not told:
+            told.append(over)
+            search.study.tell(trial, 0.5)
+        return over
+
+    with opened._worker_lock("other"):
+        asked = opened.ask("other")
+        assert asked is not None
+        search, trial = asked
+        monkeypatch.setattr(sweep.Stage, "is_over", end_trial_after_answer)
+        monkeypatch.setattr(sweep, "POLL", 0.01)
+        last = opened.ask("this")
+    assert told == [False]
+    assert last is not None, "the test is left"
+    assert last[0].split == "test"
+
+
 def test_invalid_point_is_a_failed_trial(config: SweepConfig, tmp_path: Path) -> None:
     space = {"training.warmup": {"int": [0, 4]}, "training.hold": {"int": [0, 4]}}
     result = run_and_get_result(

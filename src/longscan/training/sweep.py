@@ -187,9 +187,13 @@ class Sweep:
         """Start the next trial. Waits while others run the last ones of a study; returns None once the sweep is over."""
         while True:
             with self.lock:  # no other worker takes a trial for interrupted before it carries the name of its worker
-                stage = self.test() if self.search.is_over() else self.search
-                if stage is None or stage.is_over():
-                    return None
+                # Asked once: other workers end trials at any time, and a search that is over now still has its test to run.
+                stage = self.search
+                if stage.is_over():
+                    test = self.test()
+                    if test is None or test.is_over():
+                        return None
+                    stage = test
                 self.enqueue_free(stage)
                 waiting = stage.study.get_trials(deepcopy=False, states=(TrialState.WAITING,))
                 if waiting:
