@@ -47,6 +47,22 @@ def run_backend(op, inputs, backend):
     return [x.cpu() for x in run_with_gradients(lambda inputs: OPS[op].function(**inputs, backend=backend), inputs)]
 
 
+def record_launches(module, monkeypatch):
+    """Return a list to which each launch of a module adds its kernel.
+
+    On a GPU, new kernels are compiled in a trial of all launches before the first of them. The trial adds nothing.
+    """
+    kernels, launch = [], module.launch
+
+    def record(kernel, *args, **kwargs):
+        if not _gpu.is_compiling():
+            kernels.append(kernel)
+        launch(kernel, *args, **kwargs)
+
+    monkeypatch.setattr(module, "launch", record)
+    return kernels
+
+
 def set_tile_sizes(monkeypatch, **sizes):
     """Change the sizes with which all kernels are launched."""
     table = {name: replace(launch, **sizes) for name, launch in _triton_launch.TABLE.items()}
@@ -172,16 +188,30 @@ def test_third_call_repeats_the_second(op, monkeypatch):
         torch.testing.assert_close(found, run_backend(op, move_to_device(other), "eager"), rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("shared", ["B C", "B", "C"])
-def test_coefficients_of_all_channels_are_copied_and_their_gradients_added(shared):
-    module = import_module("longscan.ops.unitary_scan.triton")
-    given = [torch.rand(*(() if name in shared else (3,)), 5, 2, device=DEVICE, dtype=torch.float64) for name in "BC"]
-    copies = module.expand_coefficients(*given, 3)
-    for x, copy in zip(given, copies, strict=True):
-        assert torch.equal(copy, x.expand(3, 5, 2))
-    grads = [torch.rand(3, 5, 2, device=DEVICE, dtype=torch.float64) for _ in "BC"]
-    for x, grad, total in zip(given, grads, module.sum_coefficients(*grads, *given), strict=True):
-        torch.testing.assert_close(total, grad.sum(0) if x.ndim == 2 else grad)
+@pytest.mark.parametrize("shared", ["C", "BC", *(pytest.param(shared, marks=pytest.mark.slow) for shared in ("B", ""))])
+def test_coefficients_of_all_channels_are_read_without_copies(shared, monkeypatch):
+    """In plain calls without states, whose kernels get no zeros for these; the backward pass has four slices of one chunk."""
+    module = import_module("longscan.ops.unitary_scan.triton.launch")
+    set_plan(monkeypatch, 1)
+    monkeypatch.setattr(module, "SLICE_BYTES", 1)
+    monkeypatch.setattr(module, "MIN_SLICE_STEPS", 8)
+    set_tile_sizes(monkeypatch, steps=8, lanes=4, warps=1)
+    kernels = record_launches(module, monkeypatch)
+    inputs = floats(example("unitary_scan", torch.float64, length=29, masked=False))
+    del inputs["initial_state"]
+    inputs |= {name: torch.randn(*(() if name in shared else (3,)), 4, 2, dtype=torch.float64) for name in "BC"}
+
+    def run(inputs, backend):
+        return run_with_gradients(lambda inputs: unitary_scan(**inputs, backend=backend)[0], inputs)
+
+    expected = run(inputs, "reference")
+    kernels.clear()
+    found = run(move_to_device(inputs), "triton")
+    torch.testing.assert_close([x.cpu() for x in found], expected, rtol=1e-9, atol=1e-9)
+    assert [kernel.__name__ for kernel in kernels] == [
+        "preprocess_fwd_kernel", "chunk_scan_fwd_kernel", "epilogue_fwd_kernel", "preprocess_bwd_kernel",
+        *["chunk_scan_bwd_kernel", "epilogue_bwd_kernel"] * 4, "sum_parameter_gradients_kernel",
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("op", ["unitary_scan", "selective_scan"])
@@ -256,8 +286,7 @@ def test_scans_pass_states_through_few_pieces_themselves(most, passes, is_comple
     set_plan(monkeypatch, 64)
     set_tile_sizes(monkeypatch, steps=8, lanes=4, warps=1)
     monkeypatch.setattr(module, "MAX_PASSED_PIECES", most)
-    kernels, launch = [], module.launch
-    monkeypatch.setattr(module, "launch", lambda kernel, *args, **kw: kernels.append(kernel) or launch(kernel, *args, **kw))
+    kernels = record_launches(module, monkeypatch)
     inputs = example("selective_scan", torch.float64, length=40, is_complex=is_complex)
     one_channel = {"u": 2, "dt": 2, "z": 2, "A": 0, "D": 0, "dt_bias": 0}  # the axis of the channels
     inputs = {name: inputs[name].narrow(one_channel[name], 0, 1).contiguous() for name in one_channel} | {
@@ -279,8 +308,7 @@ def test_separate_partial_sums_of_slices_give_the_gradients(plan, length, is_com
     """Each program writes its own partial sums of dB and dC, for three or more slices of the steps, of which one is shorter."""
     module = import_module("longscan.ops.selective_scan.triton.launch")
     monkeypatch.setattr(module, "ORDERED_SUMS", {})
-    kernels, launch = [], module.launch
-    monkeypatch.setattr(module, "launch", lambda kernel, *args, **kw: kernels.append(kernel) or launch(kernel, *args, **kw))
+    kernels = record_launches(module, monkeypatch)
     assert_triton_equals_reference(length, is_complex, monkeypatch, **LAUNCH_PLANS[plan])
     assert kernels.count(module.sum_partials_kernel) > 2
 
@@ -472,28 +500,22 @@ def test_gradients_of_short_packed_sequences_are_accurate() -> None:
         assert (fast - exact).norm() <= 4 * (plain - exact).norm() + 2.0**-21 * exact.norm()
 
 
-@pytest.mark.parametrize(("slice_bytes", "launches"), [(2**20, 8), (1, 16)])
-def test_launches_of_a_slice(slice_bytes: int, launches: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Three launches forward, and backward four for each slice of the gradients of the angles and one for their sums."""
+@pytest.mark.parametrize(("slice_bytes", "sequence_bytes", "launches"), [(2**20, 2**20, 8), (1, 2**20, 14), (1, 1, 16)])
+def test_launches_of_a_slice(slice_bytes: int, sequence_bytes: int, launches: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three launches forward, and backward three for each slice of the gradients of the angles, one for what all slices read, if
+    that is small, otherwise one for each slice, and one for sums.
+    """
     unitary = import_module("longscan.ops.unitary_scan.triton.launch")
-    kernels, launch = [], unitary.launch
-
-    def record(kernel: Any, *args: Any, **kwargs: Any) -> None:
-        if not _gpu.is_compiling():  # on a GPU, kernels are compiled in a trial of all launches
-            kernels.append(kernel)
-        launch(kernel, *args, **kwargs)
-
-    monkeypatch.setattr(unitary, "launch", record)
+    kernels = record_launches(unitary, monkeypatch)
     monkeypatch.setattr(unitary, "SLICE_BYTES", slice_bytes)
+    monkeypatch.setattr(unitary, "SEQUENCE_BYTES", sequence_bytes)
     monkeypatch.setattr(unitary, "SCAN_TILES", {32: unitary.ScanTile(16, 32, 1, 3)})
     monkeypatch.setattr(unitary, "programs_to_fill", lambda _: 1)
     inputs = floats(example("unitary_scan", torch.float64, length=40, masked=False))
     truth = run_backend("unitary_scan", inputs, "reference")
     single = {name: x.float() for name, x in inputs.items()}
     fast, plain = run_backend("unitary_scan", move_to_device(single), "triton"), run_backend("unitary_scan", single, "eager")
-    assert len(kernels) == launches + 3, (
-        "in both passes one for copies of B and C, which all channels share, and one for gradients"
-    )
+    assert len(kernels) == launches
     for exact, found, eager in zip(truth, fast, plain, strict=True):
         assert (found - exact).norm() <= 4 * (eager - exact).norm() + 2.0**-20 * exact.norm()
 

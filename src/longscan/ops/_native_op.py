@@ -266,19 +266,14 @@ class NativeOp:
                 if axis and known[constant] != (axis in axes):
                     raise ValueError(f"`{constant}` must be {axis in axes} by the axes of the tensors, got {known[constant]}")
 
-        def forward(
-            *args: Any, exchange_state: Callable[[Tensor, Tensor], Tensor] | None = None, zero_state: bool = False
-        ) -> Any:
-            """Run the kernels. zero_state: whether the initial state is zero, so that Triton's kernels need not read it."""
+        def forward(*args: Any, exchange_state: Callable[[Tensor, Tensor], Tensor] | None = None) -> Any:
             check(forward_signature, dict(zip(arguments, args, strict=False)), args[-1])
             *given, backend = _contiguous(args)
-            module, more, back = self.module(backend), dict[str, Any](), dict[str, Any]()
+            module, more, back = self.module(backend), {}, {}
             if backend != "triton":
                 return tuple(module.forward(*given, **({} if exchange_state is None else {"exchange_state": exchange_state})))
             from longscan.ops import _gpu
 
-            if zero_state:
-                more["zero_state"] = True
             if exchange_state is not None:
                 more["exchange_state"] = lambda *sent: sent[1] if _gpu.is_compiling() else exchange_state(*sent)
                 back["exchange_gradient"] = lambda grad: grad

@@ -114,14 +114,16 @@ def _general_call(
     backend: str = "triton",
 ) -> tuple[Tensor, Tensor]:
     """Return the results of `selective_scan` by any backend, in all situations."""
-    given = (u, dt, A, B, C, D, z, dt_bias, initial_state, dt_scale)
-    is_complex = _check_inputs(*given)
+    is_complex = _check_inputs(u, dt, A, B, C, D, z, dt_bias, initial_state, dt_scale)
     batch, length = u.shape[:2]
     flags = step_flags(batch, length, valid, seq_idx, u)
     chosen = resolve("selective_scan", backend, u, NATIVE_BACKENDS)
 
     form, out = A, u.dtype
-    wide, converted = _convert(given, is_complex, chosen)
+    if initial_state is None:
+        shape = batch, u.shape[2], A.shape[1], *(2,) * is_complex
+        initial_state = torch.zeros(shape, dtype=torch.float32, device=u.device)
+    wide, converted = _convert((u, dt, A, B, C, D, z, dt_bias, initial_state, dt_scale), chosen)
     tensors: list[Any] = [*converted, flags]
     initial_state = tensors[8]
     assert initial_state is not None
@@ -186,19 +188,8 @@ def _check_inputs(
     return is_complex
 
 
-def _convert(
-    given: Sequence[Tensor | None], is_complex: bool, backend: str, fill: bool = True
-) -> tuple[torch.dtype, list[Tensor | None]]:
-    """Return the dtype of the computation, and the tensors in it, complex ones as pairs, with an initial state.
-
-    fill: whether an initial state that is not given is filled with zeros; otherwise it is not initialised.
-    """
-    u, _, A = given[:3]
-    assert u is not None
-    assert A is not None
-    if given[8] is None:
-        shape = u.shape[0], u.shape[2], A.shape[1], *(2,) * is_complex
-        given = (*given[:8], (torch.zeros if fill else torch.empty)(shape, dtype=torch.float32, device=u.device), *given[9:])
+def _convert(given: Sequence[Tensor | None], backend: str) -> tuple[torch.dtype, list[Tensor | None]]:
+    """Return the dtype of the computation, and the tensors in it, complex ones as pairs."""
     wide = state_dtype(*given)
     narrow = (torch.bfloat16, torch.float16) if backend == "triton" and wide == torch.float32 else ()
     return wide, [x if x is None or (i in REDUCED and x.dtype in narrow) else to_pairs(x, wide) for i, x in enumerate(given)]
@@ -207,9 +198,9 @@ def _convert(
 def _plain_forward(*args: Any) -> tuple[Tensor, ...]:
     """Return y, the final state and the chunk states, as `PlainCall` takes them."""
     *given, dt_softplus, paired, keep = args
-    is_complex = _check_inputs(*given)
-    _, tensors = _convert(given, is_complex, "triton", fill=False)
-    y, final, kept = _native.forward(*tensors, None, dt_softplus, paired, keep, "triton", zero_state=given[8] is None)
+    _check_inputs(*given)
+    tensors = [x if x is None else x.contiguous() for x in _convert(given, "triton")[1]]
+    y, final, kept = _native.module("triton").forward(*tensors, None, dt_softplus, paired, keep)
     y, final = y.to(given[0].dtype), restore_complex(final, given[2])
     return (y, final, kept) if keep else (y, final)
 
@@ -217,10 +208,11 @@ def _plain_forward(*args: Any) -> tuple[Tensor, ...]:
 def _plain_backward(grad_y: Tensor | None, grad_final: Tensor | None, *args: Any) -> tuple[Tensor, ...]:
     """Return the gradients of the tensors, as `PlainCall` takes them."""
     *given, kept, dt_softplus, paired = args
-    tensors: list[Any] = _convert(given, given[2].is_complex() or given[2].ndim == 3, "triton", fill=False)[1]
-    u, state = tensors[0], tensors[8]
-    grads = [pairs_or_zeros(grad_y, u.shape, u), pairs_or_zeros(grad_final, state.shape, state)]
-    found = _native.backward(*grads, *tensors, None, kept, dt_softplus, paired, "triton")
+    tensors: list[Any] = [x if x is None else x.contiguous() for x in _convert(given, "triton")[1]]
+    u, A = tensors[0], tensors[2]
+    grad_final = grad_final if grad_final is None else to_pairs(grad_final, A.dtype).contiguous()
+    grad_y = pairs_or_zeros(grad_y, u.shape, u).contiguous()
+    found = _native.module("triton").backward(grad_y, grad_final, *tensors, None, kept, dt_softplus, paired)
     return restore_gradients(found, given)
 
 

@@ -129,6 +129,8 @@ def _general_call(
         if phase.dtype != torch.int64:
             raise TypeError(f"`initial_state[1]` must be of dtype torch.int64, got {phase.dtype}")
     _check_optional(u, bias, D, z, initial_state)
+    if initial_state is None:
+        initial_state = torch.zeros(batch, channels, bias.shape[1], 2, dtype=torch.float32, device=u.device)
     if phase_grid is not None:
         if phase_grid < 2 or phase_dt:
             raise ValueError(f"`phase_grid` must be at least 2, without phase_dt, got {phase_grid} with phase_dt={phase_dt}")
@@ -195,9 +197,7 @@ def _convert(
     z: Tensor | None,
     initial_state: Tensor | None,
 ) -> list[Any]:
-    """Return the tensors in the dtype of the computation, complex ones as pairs, with an initial state."""
-    if initial_state is None:
-        initial_state = torch.zeros(u.shape[0], u.shape[2], bias.shape[1], 2, dtype=torch.float32, device=u.device)
+    """Return the tensors in the dtype of the computation, complex ones as pairs."""
     given = (u, dt, W, bias, B, C, D, z, initial_state)
     wide = state_dtype(*given)
     return [None if x is None else to_pairs(x, wide) for x in given]
@@ -219,9 +219,8 @@ def _plain_forward(
     """Return y, the final state and the chunk states, as `PlainCall` takes them."""
     _check_parameters(u, dt, W, bias, B, C)
     _check_optional(u, bias, D, z, initial_state)
-    tensors = _convert(u, dt, W, bias, B, C, D, z, initial_state)
-    tensors[4:6] = _native.module("triton").expand_coefficients(*tensors[4:6], u.shape[2])
-    y, final, kept = _native.forward(*tensors, None, phase_dt, keep, "triton")
+    tensors = [x if x is None else x.contiguous() for x in _convert(u, dt, W, bias, B, C, D, z, initial_state)]
+    y, final, kept = _native.module("triton").forward(*tensors, None, phase_dt, keep)
     y, final = y.to(u.dtype), restore_complex(final, B)
     return (y, final, kept) if keep else (y, final)
 
@@ -229,13 +228,11 @@ def _plain_forward(
 def _plain_backward(grad_y: Tensor | None, grad_final: Tensor | None, *args: Any) -> tuple[Tensor, ...]:
     """Return the gradients of the tensors, as `PlainCall` takes them."""
     *given, kept, phase_dt = args
-    tensors, triton = _convert(*given), _native.module("triton")
-    B, C = tensors[4:6]
-    tensors[4:6] = triton.expand_coefficients(B, C, given[0].shape[2])
-    u, state = tensors[0], tensors[8]
-    grads = [pairs_or_zeros(grad_y, u.shape, u), pairs_or_zeros(grad_final, state.shape, state)]
-    found = list(_native.backward(*grads, *tensors, None, kept, phase_dt, "triton"))
-    found[4:6] = triton.sum_coefficients(*found[4:6], B, C)
+    tensors: list[Any] = [x if x is None else x.contiguous() for x in _convert(*given)]
+    u = tensors[0]
+    grad_final = grad_final if grad_final is None else to_pairs(grad_final, u.dtype).contiguous()
+    grad_y = pairs_or_zeros(grad_y, u.shape, u).contiguous()
+    found = _native.module("triton").backward(grad_y, grad_final, *tensors, None, kept, phase_dt)
     return restore_gradients(found, given)
 
 

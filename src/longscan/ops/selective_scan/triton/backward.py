@@ -75,18 +75,24 @@ def scan_gradients(a_re, a_im, v_re, v_im, dh_re, dh_im, p_flags, restart, next_
     return g_re, g_im, w_re, w_im
 
 
-@triton.jit(do_not_specialize=["length", "blocks", "tiles", "pieces", "span", "rows"])
+@triton.jit(do_not_specialize=["length", "pieces", "span", "rows"])
 def chunk_state_bwd_kernel(
-    p_dy, p_dt, p_A, p_C, p_z, p_bias, p_scale, p_flags, p_maps, length, channels, states, blocks, tiles, pieces, span, rows,
+    p_dy, p_dt, p_A, p_C, p_z, p_bias, p_scale, p_flags, p_maps, p_counters, length, channels, states, pieces, span, rows,
     PAIR_FACTOR: tl.constexpr, SOFTPLUS: tl.constexpr, COMPLEX: tl.constexpr, T: tl.constexpr, CR: tl.constexpr,
     NR: tl.constexpr, CW: tl.constexpr, NL: tl.constexpr, CL: tl.constexpr, MATERIALIZE: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """Store the product of the factors of a piece of `span` tiles, and the gradient of the state before it if that after it is 0.
 
     p_maps: (2, B, pieces, D N[, 2]). The product is not conjugated, and means nothing where a sequence starts in the piece.
+    p_counters: of the programs of the backward scan, which are set to 0, or None.
     """
+    if p_counters is not None:
+        program, last = tl.program_id(1) * tl.num_programs(0) + tl.program_id(0), tl.num_programs(0) * pieces
+        tl.store(p_counters + program, 0)
+        tl.store(p_counters + last, 0, mask=program == 0)
     P: tl.constexpr = 2 if COMPLEX else 1
     BD: tl.constexpr = CR * CW * CL
+    blocks, tiles = tl.cdiv(channels, BD), tl.cdiv(length, T)
     i_b, i_d, i_p = (tl.program_id(0) // blocks).to(tl.int64), tl.program_id(0) % blocks, tl.program_id(1)
     o_t, o_d, o_n = tl.arange(0, T), i_d * BD + tl.arange(0, BD), tl.arange(0, NR * NL * P)
     o_channel, o_state = i_d * BD + channel_offsets(CR, CW, CL), state_offsets(NR, NL)
@@ -167,13 +173,11 @@ def recompute_tile_states(
                 h_im = select_row(x_im, end)
 
 
-@triton.jit(
-    do_not_specialize=["length", "blocks", "tiles", "pieces", "span", "rows", "group", "chain", "first_piece", "slice_steps"]
-)  # fmt: skip
+@triton.jit(do_not_specialize=["length", "pieces", "span", "rows", "group", "chain", "first_piece"])
 def chunk_scan_bwd_kernel(
     p_dy, p_u, p_dt, p_A, p_B, p_C, p_D, p_z, p_bias, p_scale, p_flags, p_checkpoints, p_tiles, p_dstates, p_maps, p_dinitial,
-    p_du, p_ddt, p_dz, p_dscale, p_dB, p_dC, p_sums, p_counters, length, channels, states, blocks, tiles, pieces, span, rows,
-    group, chain, first_piece, slice_steps,
+    p_du, p_ddt, p_dz, p_dscale, p_dB, p_dC, p_sums, p_counters, length, channels, states, pieces, span, rows, group, chain,
+    first_piece,
     PAIR_FACTOR: tl.constexpr, SOFTPLUS: tl.constexpr, COMPLEX: tl.constexpr, SEQUENTIAL: tl.constexpr, ORDERED: tl.constexpr,
     FENCED: tl.constexpr, PTX: tl.constexpr, RECOMPUTE: tl.constexpr, T: tl.constexpr, CR: tl.constexpr, NR: tl.constexpr,
     CW: tl.constexpr, NL: tl.constexpr, CL: tl.constexpr, NW: tl.constexpr, MATERIALIZE: tl.constexpr, STAGES: tl.constexpr,
@@ -181,14 +185,15 @@ def chunk_scan_bwd_kernel(
     """Gradients of a piece of `span` tiles, from its last tile to its first; README.md has the table of buffers.
 
     SEQUENTIAL: pieces follow each other in separate launches, leave the gradient of their state in p_dinitial, and add to the
-    same p_sums; p_dstates is the gradient of the final state. It is that, too, if p_maps has the maps of the pieces, which a
-    program then applies by itself; otherwise p_dstates has the gradients of the states before and after all pieces. RECOMPUTE:
-    tile size of `recompute_tile_states`. ORDERED: chains of `chain` programs add to the same dB and dC, in order
+    same p_sums; p_dstates is the gradient of the final state. It is that, too, or None for zero, if p_maps has the maps of the
+    pieces, which a program then applies by itself; otherwise it has the gradients of the states before and after all pieces.
+    RECOMPUTE: tile size of `recompute_tile_states`. ORDERED: chains of `chain` programs add to the same dB and dC, in order
     (ordered_sums.py); otherwise each program has its own part of a slice of the steps.
     """
     P: tl.constexpr = 2 if COMPLEX else 1
     BD: tl.constexpr = CR * CW * CL
     BN: tl.constexpr = NR * NL
+    blocks, tiles = tl.cdiv(channels, BD), tl.cdiv(length, T)
     program = tl.program_id(1) * tl.num_programs(0) + tl.program_id(0)
     if ORDERED:  # number programs in the order in which they start, so that those which others wait for are running
         program = tl.atomic_add(p_counters + tl.num_programs(0) * pieces, 1)
@@ -199,17 +204,20 @@ def chunk_scan_bwd_kernel(
     m_pair, o_pair, size = (o_channel < channels) & (o_state < states), o_channel * states + o_state, channels * states
     p_A += (i_b // rows) * size * P + o_pair * P
     p_dinitial += i_b * size * P
-    p_dh = p_dstates + (i_b * (pieces + 1) + i_p + 1) * size * P
-    if SEQUENTIAL or p_maps is not None:
-        p_dh = p_dstates + i_b * size * P
+    p_dh = p_dstates
     if SEQUENTIAL and i_p < pieces - 1:
         p_dh = p_dinitial
+    elif SEQUENTIAL or (p_maps is not None and p_dstates is not None):
+        p_dh += i_b * size * P
+    elif p_maps is None:
+        p_dh += (i_b * (pieces + 1) + i_p + 1) * size * P
     A_re = load_pairs(p_A, m_pair)
     A_im, dA_re, dA_im = A_re, A_re * 0.0, A_re * 0.0
     if COMPLEX:
         A_im = load_pairs(p_A + 1, m_pair)
+    zero = tl.zeros(A_re.shape, A_re.dtype)
     dh_re, dh_im = load_and_pass(
-        p_dh, p_maps, i_b, pieces - 1, pieces, -1, pieces - 1 - i_p, size, o_pair, m_pair, blocks, A_re, COMPLEX
+        p_dh, p_maps, i_b, pieces - 1, pieces, -1, pieces - 1 - i_p, size, o_pair, m_pair, blocks, zero, COMPLEX
     )
     if SEQUENTIAL:
         tl.debug_barrier()  # before the result is stored in the same place
@@ -223,7 +231,10 @@ def chunk_scan_bwd_kernel(
     begin = i_p * span
     chunks = tl.cdiv(tl.minimum(span, tiles - begin), group)
     added, token, is_first, i_chain = 0, 0, i_d % chain == 0, i_d // chain * batch + i_b
-    first_row = i_chain * length if ORDERED else i_chain * slice_steps - first_piece * span * T
+    first_row = i_chain * length
+    if not ORDERED:
+        first_step, pieces_of_slice = first_piece * span * T, tl.num_programs(1)
+        first_row = i_chain * (tl.minimum(first_step + pieces_of_slice * span * T, length) - first_step) - first_step
     if ORDERED:
         p_previous = p_counters + tl.where(is_first, program, program - 1)
     for j in range(chunks):

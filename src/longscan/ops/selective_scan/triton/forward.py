@@ -28,9 +28,9 @@ from longscan.ops.selective_scan.triton.math import (
 )
 
 
-@triton.jit(do_not_specialize=["length", "blocks", "tiles", "pieces", "span", "rows"])
+@triton.jit(do_not_specialize=["length", "pieces", "span", "rows"])
 def chunk_state_fwd_kernel(
-    p_u, p_dt, p_A, p_B, p_bias, p_scale, p_flags, p_maps, length, channels, states, blocks, tiles, pieces, span, rows,
+    p_u, p_dt, p_A, p_B, p_bias, p_scale, p_flags, p_maps, length, channels, states, pieces, span, rows,
     SOFTPLUS: tl.constexpr, COMPLEX: tl.constexpr, T: tl.constexpr, CR: tl.constexpr, NR: tl.constexpr, CW: tl.constexpr,
     NL: tl.constexpr, CL: tl.constexpr, MATERIALIZE: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
@@ -40,6 +40,7 @@ def chunk_state_fwd_kernel(
     """
     P: tl.constexpr = 2 if COMPLEX else 1
     BD: tl.constexpr = CR * CW * CL
+    blocks, tiles = tl.cdiv(channels, BD), tl.cdiv(length, T)
     i_b, i_d, i_p = (tl.program_id(0) // blocks).to(tl.int64), tl.program_id(0) % blocks, tl.program_id(1)
     o_t, o_d, o_n = tl.arange(0, T), i_d * BD + tl.arange(0, BD), tl.arange(0, NR * NL * P)
     o_channel, o_state = i_d * BD + channel_offsets(CR, CW, CL), state_offsets(NR, NL)
@@ -74,10 +75,10 @@ def chunk_state_fwd_kernel(
     store_map(p_maps, i_b, i_p, pieces, size, o_pair, m_pair, a_re, a_im, h_re, h_im, blocks, COMPLEX)
 
 
-@triton.jit(do_not_specialize=["length", "blocks", "tiles", "pieces", "span", "rows", "interval"])
+@triton.jit(do_not_specialize=["length", "pieces", "span", "rows", "interval"])
 def chunk_scan_fwd_kernel(
     p_u, p_dt, p_A, p_B, p_C, p_D, p_z, p_bias, p_scale, p_initial, p_entering, p_maps, p_flags, p_y, p_final,
-    p_checkpoints, length, channels, states, blocks, tiles, pieces, span, rows, interval,
+    p_checkpoints, length, channels, states, pieces, span, rows, interval,
     PAIR_FACTOR: tl.constexpr, SOFTPLUS: tl.constexpr, COMPLEX: tl.constexpr, T: tl.constexpr, CR: tl.constexpr,
     NR: tl.constexpr, CW: tl.constexpr, NL: tl.constexpr, CL: tl.constexpr, NW: tl.constexpr, MATERIALIZE: tl.constexpr,
     STAGES: tl.constexpr,
@@ -91,6 +92,7 @@ def chunk_scan_fwd_kernel(
     """
     P: tl.constexpr = 2 if COMPLEX else 1
     BD: tl.constexpr = CR * CW * CL
+    blocks, tiles = tl.cdiv(channels, BD), tl.cdiv(length, T)
     i_b, i_d, i_p = (tl.program_id(0) // blocks).to(tl.int64), tl.program_id(0) % blocks, tl.program_id(1)
     o_t, o_d, o_n = tl.arange(0, T), i_d * BD + tl.arange(0, BD), tl.arange(0, NR * NL * P)
     o_channel, o_state = i_d * BD + channel_offsets(CR, CW, CL), state_offsets(NR, NL)

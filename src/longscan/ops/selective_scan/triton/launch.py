@@ -84,10 +84,10 @@ def table_entry(components: int, direction: str, states: int) -> str:
     return f"selective_scan{kind}{direction}"
 
 
-def make_problem(u: Tensor, A: Tensor, initial_state: Tensor, dt_softplus: bool, direction: str) -> Problem:
+def make_problem(u: Tensor, A: Tensor, B: Tensor, dt_softplus: bool, direction: str) -> Problem:
     """Return the sizes of a call, and how channels and states lie over the threads of a program."""
     batch, length, channels = u.shape
-    states, components = initial_state.shape[2], 2 if initial_state.ndim == 4 else 1
+    states, components = B.shape[2], 2 if B.ndim == 4 else 1
     entry = table_entry(components, direction, states)
     table, layout = tables.TABLE[entry], tables.layout(entry, channels, states)
     per_thread = max(1, layout.BD * layout.NB // (32 * layout.warps))  # pairs, of one channel if possible
@@ -101,7 +101,7 @@ def make_problem(u: Tensor, A: Tensor, initial_state: Tensor, dt_softplus: bool,
         "STAGES": table.stages if layout.NB <= 128 else 1,  # the tiles of more states would fill the shared memory
         "num_warps": layout.warps,
     }  # fmt: skip
-    groups = len(A) if A.ndim > initial_state.ndim - 1 else 1
+    groups = len(A) if A.ndim > 1 + components else 1
     interval, ptx = checkpoint_interval(states, components), tables.special_functions(u)
     pairs, state_warps = layout.BD * layout.NB, min(layout.NB // NL, layout.warps // CW)
     return Problem(
@@ -162,51 +162,47 @@ def forward(
     D: Tensor | None,
     z: Tensor | None,
     dt_bias: Tensor | None,
-    initial_state: Tensor,
+    initial_state: Tensor | None,
     dt_scale: Tensor | None,
     flags: Tensor | None,
     dt_softplus: bool,
     paired: bool,
     save_states: bool,
     exchange_state: Callable[[Tensor, Tensor], Tensor] | None = None,
-    zero_state: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return y (B, L, D), the final state (B, D, N[, 2]) and, with `save_states`, the checkpoints for `backward`.
 
     Contiguous tensors; the state and the parameters have one real dtype, and complex numbers have a last axis of size 2. L, D
     and N are at least 1. The parameters A (D, N[, 2]), D and dt_bias may have a leading axis of groups: equal runs of batch rows
-    then belong to different groups. exchange_state: function that returns the initial state, which replaces `initial_state`, from
-    the product of the factors of all steps and the final state for an initial state of zero. zero_state: whether the initial
-    state is zero, so that `initial_state` is not read.
+    then belong to different groups. initial_state: None for zero. exchange_state: function that returns the initial state, which
+    replaces `initial_state`, from the product of the factors of all steps and the final state for an initial state of zero.
     """
-    p = make_problem(u, A, initial_state, dt_softplus, "")
+    p = make_problem(u, A, B, dt_softplus, "")
     split = tables.plan(p.entry, p.length, p.programs, p.device)
-    y, final = torch.empty_like(u), torch.empty_like(initial_state)
-    shape = chunk_states_shape(p.batch, p.length, p.channels, *initial_state.shape[2:]) if save_states else (0,)
-    checkpoints = initial_state.new_empty(shape)
+    y, final = torch.empty_like(u), A.new_empty((p.batch, p.channels, *B.shape[2:]))
+    checkpoints = A.new_empty(chunk_states_shape(p.batch, p.length, p.channels, *B.shape[2:]) if save_states else (0,))
     grid = p.programs, split.splits
-    sizes = p.length, p.channels, p.states, p.blocks, split.tiles, split.splits, split.span, p.rows
-    first = None if zero_state else initial_state
+    sizes = p.length, p.channels, p.states, split.splits, split.span, p.rows
     with on_device(u):
         entering = maps = None
         if exchange_state is not None or split.parallel:
-            maps = new_maps(p, split, initial_state)
+            maps = new_maps(p, split, A)
             launch(chunk_state_fwd_kernel, grid, u, dt, A, B, dt_bias, dt_scale, flags, maps, *sizes, constants=p.constants)
             if exchange_state is not None or not scans_pass_states(p, split, flags):
-                entering = initial_state.new_empty((p.batch, split.splits + 1, p.size, p.components))
+                entering = A.new_empty((p.batch, split.splits + 1, p.size, p.components))
                 if exchange_state is not None:
-                    one = torch.zeros_like(initial_state)
+                    one = torch.zeros_like(final)
                     (one if p.components == 1 else one[..., 0]).fill_(1)
                     without_inputs = torch.stack([maps[0], torch.zeros_like(maps[1])])
                     pass_states(p, split, without_inputs, one, flags, entering, False)
-                    product = entering[:, -1].clone().view(initial_state.shape)
+                    product = entering[:, -1].clone().view(final.shape)
                     pass_states(p, split, maps, None, flags, entering, False)
-                    first = exchange_state(product, entering[:, -1].clone().view(initial_state.shape)).contiguous()
-                pass_states(p, split, maps, first, flags, entering, False)
+                    initial_state = exchange_state(product, entering[:, -1].clone().view(final.shape)).contiguous()
+                pass_states(p, split, maps, initial_state, flags, entering, False)
                 maps = None
         launch(
-            chunk_scan_fwd_kernel, grid, u, dt, A, B, C, D, z, dt_bias, dt_scale, first, entering, maps, flags, y, final,
-            checkpoints if save_states else None, *sizes, p.interval // p.constants["T"],
+            chunk_scan_fwd_kernel, grid, u, dt, A, B, C, D, z, dt_bias, dt_scale, initial_state, entering, maps, flags, y,
+            final, checkpoints if save_states else None, *sizes, p.interval // p.constants["T"],
             constants={"PAIR_FACTOR": pair_factor(p, paired), "NW": p.state_warps, **p.constants},
         )  # fmt: skip
     return y, final, checkpoints
@@ -219,7 +215,7 @@ def pair_factor(p: Problem, paired: bool) -> float:
 
 def backward(
     grad_y: Tensor,
-    grad_final: Tensor,
+    grad_final: Tensor | None,
     u: Tensor,
     dt: Tensor,
     A: Tensor,
@@ -228,7 +224,7 @@ def backward(
     D: Tensor | None,
     z: Tensor | None,
     dt_bias: Tensor | None,
-    initial_state: Tensor,
+    initial_state: Tensor | None,  # noqa: ARG001
     dt_scale: Tensor | None,
     flags: Tensor | None,
     chunk_states: Tensor,
@@ -236,46 +232,48 @@ def backward(
     paired: bool,
     exchange_gradient: Callable[[Tensor], Tensor] | None = None,
 ) -> tuple[Tensor, ...]:
-    """Return the gradients of u, dt, A, B, C, D, z, dt_bias, initial_state and dt_scale; empty where the input is None.
+    """Return the gradients of u, dt, A, B, C, D, z, dt_bias, initial_state and dt_scale; empty where D, z, dt_bias or dt_scale is
+    None.
 
-    chunk_states: the checkpoints. exchange_gradient: function that returns the gradient of the final state, which replaces
-    `grad_final`, from the gradient of the initial state if that of the final state is zero.
+    grad_final: None for zero. chunk_states: the checkpoints. exchange_gradient: function that returns the gradient of the final
+    state, which replaces `grad_final`, from the gradient of the initial state if that of the final state is zero.
     """
-    p, like = make_problem(u, A, initial_state, dt_softplus, "_backward"), initial_state
+    p, like = make_problem(u, A, B, dt_softplus, "_backward"), A
     split, chain_length, pieces_per_launch = plan_backward(p, like.element_size(), exchange_gradient is not None)
     factor_of_pair, pieces = pair_factor(p, paired), split.splits if split.parallel else 1
     du, ddt, dz = (u.new_empty(0) if x is None else torch.empty_like(x) for x in (u, dt, z))
-    dA, d_initial = torch.empty_like(A), torch.empty_like(initial_state)
+    dA, d_initial = torch.empty_like(A), A.new_empty((p.batch, p.channels, *B.shape[2:]))
     d_bias, dD = (u.new_empty(0) if x is None else torch.empty_like(x) for x in (dt_bias, D))
     sums = like.new_empty((p.batch, pieces, p.size * p.components + 2 * p.channels))
     d_scale = None if dt_scale is None else like.new_empty((p.blocks, p.batch, p.length))
-    d_states, maps = grad_final, None
+    counters = None
+    if chain_length > 1:
+        counters = torch.empty(p.programs * split.splits + 1, dtype=torch.int32, device=u.device)
+    maps = None
     with on_device(u):
         if split.parallel:
             maps = new_maps(p, split, like)
-            steps_per_piece = split.span * split.T
-            sizes = (
-                p.length, p.channels, p.states, p.blocks, ceil_div(p.length, p.constants["T"]), split.splits,
-                steps_per_piece // p.constants["T"], p.rows,
-            )  # fmt: skip
+            sizes = p.length, p.channels, p.states, split.splits, split.span * split.T // p.constants["T"], p.rows
             launch(
-                chunk_state_bwd_kernel, (p.programs, split.splits), grad_y, dt, A, C, z, dt_bias, dt_scale, flags, maps, *sizes,
-                constants={"PAIR_FACTOR": factor_of_pair, **p.constants},
+                chunk_state_bwd_kernel, (p.programs, split.splits), grad_y, dt, A, C, z, dt_bias, dt_scale, flags, maps, counters,
+                *sizes, constants={"PAIR_FACTOR": factor_of_pair, **p.constants},
             )  # fmt: skip
             if exchange_gradient is not None or not scans_pass_states(p, split, flags):
                 d_states = like.new_empty((p.batch, pieces + 1, p.size, p.components))
                 if exchange_gradient is not None:
                     pass_states(p, split, maps, None, flags, d_states, True)
-                    grad_final = exchange_gradient(d_states[:, 0].reshape(grad_final.shape)).contiguous()
+                    grad_final = exchange_gradient(d_states[:, 0].reshape(d_initial.shape)).contiguous()
                 pass_states(p, split, maps, grad_final, flags, d_states, True)
-                maps = None
-        counters = torch.zeros(p.programs * split.splits + 1, dtype=torch.int32, device=u.device) if chain_length > 1 else None
+                grad_final, maps = d_states, None
+        else:
+            grad_final = torch.zeros_like(d_initial) if grad_final is None else grad_final
+            counters = None if counters is None else counters.zero_()
         tiles = p.interval // p.constants["T"]  # of a chunk
         tile_states = like.new_empty((p.programs * pieces_per_launch, tiles, p.components, p.pairs))
 
         inputs = grad_y, u, dt, A, B, C, D, z, dt_bias, dt_scale, flags, chunk_states
         scan = partial(
-            launch_scan, p, split, (*inputs, tile_states, d_states, maps, d_initial, du, ddt, dz, d_scale), (sums, counters),
+            launch_scan, p, split, (*inputs, tile_states, grad_final, maps, d_initial, du, ddt, dz, d_scale), (sums, counters),
             chain_length, factor_of_pair,
         )  # fmt: skip
         add = sum_slices if chain_length == 1 and p.blocks > 1 else sum_in_order
@@ -380,12 +378,10 @@ def launch_scan(
     dC: Tensor,
 ) -> None:
     """Launch the backward scan of the pieces [first, stop). tensors, sums: the kernel's arguments before and after dB and dC."""
-    T, steps = p.constants["T"], split.span * split.T
-    span, recompute = steps // T, max(T, MIN_RECOMPUTE_STEPS[p.components])
-    group, slice_steps = split.T // T, tables.smallest(stop * steps, p.length) - first * steps
+    T, recompute = p.constants["T"], max(p.constants["T"], MIN_RECOMPUTE_STEPS[p.components])
     launch(
-        chunk_scan_bwd_kernel, (p.programs, stop - first), *tensors, dB, dC, *sums, p.length, p.channels, p.states, p.blocks,
-        ceil_div(p.length, T), split.splits, span, p.rows, group, chain_length, first, slice_steps,
+        chunk_scan_bwd_kernel, (p.programs, stop - first), *tensors, dB, dC, *sums, p.length, p.channels, p.states, split.splits,
+        split.span * split.T // T, p.rows, split.T // T, chain_length, first,
         constants={
             "PAIR_FACTOR": factor_of_pair, "SEQUENTIAL": not split.parallel, "ORDERED": chain_length > 1,
             "FENCED": ORDERED_SUMS.get(p.entry, False), "PTX": p.ptx, "RECOMPUTE": recompute, "NW": p.state_warps,

@@ -20,6 +20,7 @@ from longscan.ops.unitary_scan.triton.math import (
     load_angles,
     load_bias_tile,
     load_channels,
+    load_coefficients,
     load_pairs,
     load_state,
     load_weights,
@@ -31,21 +32,24 @@ from longscan.ops.unitary_scan.triton.math import (
 )
 
 
-@triton.jit(do_not_specialize=["L", "padded", "origin", "tiles", "step_programs"])
+@triton.jit(do_not_specialize=["L", "padded", "origin", "tiles", "slice_programs", "step_programs"])
 def preprocess_bwd_kernel(
     p_u, p_dt, p_z, p_dy, p_flags, p_W, p_u_hi, p_u_lo, p_steps, p_valid, p_x, p_g, p_W_hi, p_W_lo,
-    L, D, N, K, padded, origin, tiles, step_programs,
+    L, D, N, K, padded, origin, tiles, slice_programs, step_programs,
     T: tl.constexpr, BD: tl.constexpr, SLOTS: tl.constexpr, SLOTS_PER_CHANNEL: tl.constexpr,
 ):  # fmt: skip
     """Store what the backward scans and the matrix products read: a tile of the steps, or rows of W in two fp16 parts.
 
-    The first `step_programs` programs have tiles (`preprocess_tile`), the others have W (`split_weights`).
+    The first `step_programs` programs have tiles (`preprocess_tile`), the others have W (`split_weights`). Tiles are of slices of
+    `padded` steps, `slice_programs` of each slice. Slices follow each other in the buffers, from the step `origin` on.
     """
     i = tl.program_id(0)
     if i < step_programs:
+        i_s = i // slice_programs
+        first_row = i_s.to(tl.int64) * (slice_programs // tiles) * padded
         preprocess_tile(
-            p_u, p_dt, p_z, p_dy, p_flags, p_u_hi, p_u_lo, p_steps, p_valid, p_x, p_g, i, L, D, K, padded, origin, tiles, True,
-            T, BD,
+            p_u, p_dt, p_z, p_dy, p_flags, p_u_hi, p_u_lo, p_steps, p_valid, p_x, p_g, i % slice_programs, first_row, L, D, K,
+            padded, origin - i_s * padded, tiles, True, T, BD,
         )  # fmt: skip
     elif p_W is not None:
         split_weights(p_W, p_W_hi, p_W_lo, i - step_programs, tl.program_id(1), D, N, SLOTS, SLOTS_PER_CHANNEL, K, BD)
@@ -95,7 +99,7 @@ def chunk_state_bwd_kernel(
     p_u_hi, p_u_lo, p_dt, p_valid, p_g, p_W, p_bias, p_C, p_chunk_states, p_flags, p_tile_states, p_local,
     L, padded, tiles, chunks, rows, origin, first_chunk, stride,
     D: tl.constexpr, N: tl.constexpr, STATE_BLOCKS: tl.constexpr, BLOCKS: tl.constexpr, T: tl.constexpr, BD: tl.constexpr,
-    BN: tl.constexpr, K: tl.constexpr, FAST: tl.constexpr, STAGES: tl.constexpr,
+    BN: tl.constexpr, K: tl.constexpr, FAST: tl.constexpr, STAGES: tl.constexpr, SHARED_C: tl.constexpr,
 ):  # fmt: skip
     """Store what a chunk adds to m, p_local (B, chunks, D N, 3): both parts, and 0 if the state restarts in the chunk, else 1.
 
@@ -106,7 +110,7 @@ def chunk_state_bwd_kernel(
     i_c = first_chunk + tl.num_programs(1) - 1 - i_p
     _i_n, first_channel, m_r, o_r = program_lanes(D, N, STATE_BLOCKS, BLOCKS, BD, BN)
     o_parameter = (i_b // rows) * size
-    C_re, C_im = load_pairs(p_C + 2 * o_parameter, o_r, m_r)
+    C_re, C_im = load_coefficients(p_C + 2 * o_parameter, o_r, m_r, N, SHARED_C)
     phase = tl.load(p_chunk_states + i_b * stride + (i_c + 1).to(tl.int64) * 3 * size + o_r, mask=m_r, other=0.0)
     m_re, m_im = tl.zeros((BD * BN,), C_re.dtype), tl.zeros((BD * BN,), C_re.dtype)
     carry = m_re + 1.0
@@ -146,14 +150,17 @@ def chunk_state_bwd_kernel(
 def state_passing_bwd_kernel(p_local, p_chunk_states, p_d_final, p_m, chunks, size, stride, BLOCK: tl.constexpr):
     """Store m after all chunks and before the first, p_m (B, chunks + 1, size, 2), from those of `chunk_state_bwd_kernel`.
 
-    p_d_final (B, size, 2): the gradient of the final state, which is rotated back by the last phase.
+    p_d_final (B, size, 2): the gradient of the final state, which is rotated back by the last phase; zero if it is None.
     """
     i_b = tl.program_id(0).to(tl.int64)
     o_r = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     m_r = o_r < size
-    m_re, m_im = load_pairs(p_d_final + i_b * size * 2, o_r, m_r)
-    p_phase = p_chunk_states + i_b * stride + tl.cast(chunks, tl.int64) * 3 * size + o_r
-    m_re, m_im = rotate_back(m_re, m_im, tl.load(p_phase, mask=m_r, other=0.0))
+    m_re = tl.zeros((BLOCK,), p_local.dtype.element_ty)
+    m_im = m_re
+    if p_d_final is not None:
+        m_re, m_im = load_pairs(p_d_final + i_b * size * 2, o_r, m_r)
+        p_phase = p_chunk_states + i_b * stride + tl.cast(chunks, tl.int64) * 3 * size + o_r
+        m_re, m_im = rotate_back(m_re, m_im, tl.load(p_phase, mask=m_r, other=0.0))
     for i in range(chunks + 1):
         i_c = chunks - i
         p_out = p_m + ((i_b * (chunks + 1) + i_c) * size + o_r) * 2
@@ -167,10 +174,15 @@ def state_passing_bwd_kernel(p_local, p_chunk_states, p_d_final, p_m, chunks, si
 
 @triton.jit
 def load_m(p_m, p_d_final, phase, i_b, i_c, chunks, o_r, m_r, size, SEQUENTIAL: tl.constexpr):
-    """Return m after a chunk. SEQUENTIAL: the last launch stored it to p_m (B, size, 2), or it comes from the final state."""
+    """Return m after a chunk. SEQUENTIAL: the last launch stored it to p_m (B, size, 2), or it comes from the final state.
+
+    p_d_final: the gradient of the final state; zero if it is None.
+    """
     if SEQUENTIAL and i_c == chunks - 1:
-        m_re, m_im = load_pairs(p_d_final + i_b * size * 2, o_r, m_r)
-        m_re, m_im = rotate_back(m_re, m_im, phase)
+        m_re, m_im = tl.zeros_like(phase), tl.zeros_like(phase)
+        if p_d_final is not None:
+            m_re, m_im = load_pairs(p_d_final + i_b * size * 2, o_r, m_r)
+            m_re, m_im = rotate_back(m_re, m_im, phase)
     else:
         m_re, m_im = load_pairs(p_m + (i_b if SEQUENTIAL else i_b * (chunks + 1) + i_c + 1) * size * 2, o_r, m_r)
     return m_re, m_im
@@ -249,6 +261,7 @@ def chunk_scan_bwd_kernel(
     batch, L, padded, tiles, chunks, rows, origin, first_chunk, stride,  # noqa: ARG001
     SEQUENTIAL: tl.constexpr, D: tl.constexpr, N: tl.constexpr, STATE_BLOCKS: tl.constexpr, BLOCKS: tl.constexpr,
     T: tl.constexpr, BD: tl.constexpr, BN: tl.constexpr, K: tl.constexpr, FAST: tl.constexpr, STAGES: tl.constexpr,
+    SHARED_B: tl.constexpr, SHARED_C: tl.constexpr,
 ):  # fmt: skip
     """Store the gradients of a chunk without masks: of x (STATE_BLOCKS, B, D, padded), of dt with p_dt, of the angles, and sums.
 
@@ -261,8 +274,8 @@ def chunk_scan_bwd_kernel(
     i_c = first_chunk + tl.num_programs(1) - 1 - i_p
     i_n, first_channel, m_r, o_r = program_lanes(D, N, STATE_BLOCKS, BLOCKS, BD, BN)
     o_parameter = (i_b // rows) * size
-    B_re, B_im = load_pairs(p_B + 2 * o_parameter, o_r, m_r)
-    C_re, C_im = load_pairs(p_C + 2 * o_parameter, o_r, m_r)
+    B_re, B_im = load_coefficients(p_B + 2 * o_parameter, o_r, m_r, N, SHARED_B)
+    C_re, C_im = load_coefficients(p_C + 2 * o_parameter, o_r, m_r, N, SHARED_C)
     phase, w_re, w_im = load_state(p_chunk_states + i_b * stride + (i_c + 1).to(tl.int64) * 3 * size + o_r, m_r, size)
     m_re, m_im = load_m(p_m, p_d_final, phase, i_b, i_c, chunks, o_r, m_r, size, SEQUENTIAL)
     zero = tl.zeros((R,), B_re.dtype)
@@ -344,6 +357,7 @@ def chunk_scan_masked_bwd_kernel(
     batch, L, padded, tiles, chunks, rows, origin, first_chunk, stride,
     SEQUENTIAL: tl.constexpr, D: tl.constexpr, N: tl.constexpr, STATE_BLOCKS: tl.constexpr, BLOCKS: tl.constexpr,
     T: tl.constexpr, BD: tl.constexpr, BN: tl.constexpr, K: tl.constexpr, FAST: tl.constexpr, STAGES: tl.constexpr,
+    SHARED_B: tl.constexpr, SHARED_C: tl.constexpr,
 ):  # fmt: skip
     """Store the gradients of a chunk with masks, as `chunk_scan_bwd_kernel` does without; the power of two is that of a step.
 
@@ -355,8 +369,8 @@ def chunk_scan_masked_bwd_kernel(
     i_c = first_chunk + tl.num_programs(1) - 1 - i_p
     i_n, first_channel, m_r, o_r = program_lanes(D, N, STATE_BLOCKS, BLOCKS, BD, BN)
     o_parameter = (i_b // rows) * size
-    B_re, B_im = load_pairs(p_B + 2 * o_parameter, o_r, m_r)
-    C_re, C_im = load_pairs(p_C + 2 * o_parameter, o_r, m_r)
+    B_re, B_im = load_coefficients(p_B + 2 * o_parameter, o_r, m_r, N, SHARED_B)
+    C_re, C_im = load_coefficients(p_C + 2 * o_parameter, o_r, m_r, N, SHARED_C)
     phase = tl.load(p_chunk_states + i_b * stride + (i_c + 1).to(tl.int64) * 3 * size + o_r, mask=m_r, other=0.0)
     m_re, m_im = load_m(p_m, p_d_final, phase, i_b, i_c, chunks, o_r, m_r, size, SEQUENTIAL)
     zero = tl.zeros((R,), B_re.dtype)
@@ -467,8 +481,14 @@ def epilogue_bwd_kernel(
 
 
 @triton.jit
-def sum_states(p_sums, p_d_bias, p_dB, p_dC, i_g, i, count, size, ROWS: tl.constexpr, BLOCK: tl.constexpr):
-    """Store the gradients of the bias, B and C of BLOCK lanes: sums of the `count` sums (5, size) of a group, in fixed order."""
+def sum_states(
+    p_sums, p_d_bias, p_dB, p_dC, i_g, i, count, size, SHARED_B: tl.constexpr, SHARED_C: tl.constexpr, ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Store the gradients of the bias, B and C of BLOCK lanes: sums of the `count` sums (5, size) of a group, in fixed order.
+
+    Without those of B or C that all channels share.
+    """
     o_r, o_i = i * BLOCK + tl.arange(0, BLOCK), tl.arange(0, ROWS)
     m_r = o_r < size
     d_bias = tl.zeros((ROWS, BLOCK), p_sums.dtype.element_ty)
@@ -477,16 +497,44 @@ def sum_states(p_sums, p_d_bias, p_dB, p_dC, i_g, i, count, size, ROWS: tl.const
         p_in = p_sums + (i_g * count + first + o_i[:, None]) * 5 * size + o_r[None, :]
         m_in = (first + o_i < count)[:, None] & m_r[None, :]
         d_bias += tl.load(p_in, mask=m_in, other=0.0)
-        dB_re += tl.load(p_in + size, mask=m_in, other=0.0)
-        dB_im += tl.load(p_in + 2 * size, mask=m_in, other=0.0)
-        dC_re += tl.load(p_in + 3 * size, mask=m_in, other=0.0)
-        dC_im += tl.load(p_in + 4 * size, mask=m_in, other=0.0)
+        if not SHARED_B:
+            dB_re += tl.load(p_in + size, mask=m_in, other=0.0)
+            dB_im += tl.load(p_in + 2 * size, mask=m_in, other=0.0)
+        if not SHARED_C:
+            dC_re += tl.load(p_in + 3 * size, mask=m_in, other=0.0)
+            dC_im += tl.load(p_in + 4 * size, mask=m_in, other=0.0)
     o_out = i_g * size + o_r
     tl.store(p_d_bias + o_out, tl.sum(d_bias, 0), mask=m_r)
-    tl.store(p_dB + 2 * o_out, tl.sum(dB_re, 0), mask=m_r)
-    tl.store(p_dB + 2 * o_out + 1, tl.sum(dB_im, 0), mask=m_r)
-    tl.store(p_dC + 2 * o_out, tl.sum(dC_re, 0), mask=m_r)
-    tl.store(p_dC + 2 * o_out + 1, tl.sum(dC_im, 0), mask=m_r)
+    if not SHARED_B:
+        store_pairs(p_dB, o_out, dB_re, dB_im, m_r)
+    if not SHARED_C:
+        store_pairs(p_dC, o_out, dC_re, dC_im, m_r)
+
+
+@triton.jit
+def store_pairs(p_x, o_x, re, im, m_x):
+    """Store the sums over the first axis of both parts of numbers as pairs."""
+    tl.store(p_x + 2 * o_x, tl.sum(re, 0), mask=m_x)
+    tl.store(p_x + 2 * o_x + 1, tl.sum(im, 0), mask=m_x)
+
+
+@triton.jit
+def sum_channels(p_sums, p_dx, i, first, count, D, N, ROWS: tl.constexpr, BLOCK: tl.constexpr):
+    """Store the gradient of B or C (N, 2), which all channels share, of BLOCK states, in fixed order.
+
+    It is the sum over channels of the `first` number, and the one after it, of `count` sums (5, D, N).
+    """
+    o_n, o_i = i * BLOCK + tl.arange(0, BLOCK), tl.arange(0, ROWS)
+    m_n = o_n < N
+    re = tl.zeros((ROWS, BLOCK), p_sums.dtype.element_ty)
+    im = re
+    for begin in range(0, count * D, ROWS):
+        o_row = begin + o_i
+        p_in = p_sums + ((o_row // D * 5 + first) * D + o_row % D)[:, None].to(tl.int64) * N + o_n[None, :]
+        m_in = (o_row < count * D)[:, None] & m_n[None, :]
+        re += tl.load(p_in, mask=m_in, other=0.0)
+        im += tl.load(p_in + D * N, mask=m_in, other=0.0)
+    store_pairs(p_dx, o_n, re, im, m_n)
 
 
 @triton.jit
@@ -518,23 +566,32 @@ def sum_skips(p_parts, p_dD, i_g, i, count, D, ROWS: tl.constexpr, BLOCK: tl.con
     tl.store(p_dD + i_g * D + o_d, tl.sum(dD, 0), mask=m_d)
 
 
-@triton.jit(do_not_specialize=["count", "skip_count", "split_k", "state_programs", "skip_programs"])
+@triton.jit(do_not_specialize=["count", "skip_count", "split_k", "state_programs", "shared_programs", "skip_programs"])
 def sum_parameter_gradients_kernel(
-    p_sums, p_d_bias, p_dB, p_dC, p_skips, p_dD, p_weights, p_dW, count, skip_count, split_k, state_programs, skip_programs, D, N,
-    SLOTS: tl.constexpr, SLOTS_PER_CHANNEL: tl.constexpr, K: tl.constexpr, STATE_ROWS: tl.constexpr, STATE_BLOCK: tl.constexpr,
-    SKIP_ROWS: tl.constexpr, SKIP_BLOCK: tl.constexpr, WEIGHT_ROWS: tl.constexpr, WEIGHT_BLOCK: tl.constexpr,
+    p_sums, p_d_bias, p_dB, p_dC, p_skips, p_dD, p_weights, p_dW, count, skip_count, split_k, state_programs, shared_programs,
+    skip_programs, D, N,
+    SLOTS: tl.constexpr, SLOTS_PER_CHANNEL: tl.constexpr, K: tl.constexpr, SHARED_B: tl.constexpr, SHARED_C: tl.constexpr,
+    STATE_ROWS: tl.constexpr, STATE_BLOCK: tl.constexpr, SKIP_ROWS: tl.constexpr, SKIP_BLOCK: tl.constexpr,
+    WEIGHT_ROWS: tl.constexpr, WEIGHT_BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Store the gradients of the parameters of a group: of the bias, B and C by the first `state_programs` programs, of D by the
-    next `skip_programs`, and of W by the others.
+    """Store the gradients of the parameters of a group: of the bias, B and C by the first `state_programs` programs, of B, and of
+    C, that all channels share by the next `shared_programs` each, of D by the next `skip_programs`, and of W by the others.
     """
     i, i_g = tl.program_id(0), tl.program_id(1).to(tl.int64)
+    first_skip = state_programs + 2 * shared_programs
     if i < state_programs:
-        sum_states(p_sums, p_d_bias, p_dB, p_dC, i_g, i, count, D * N, STATE_ROWS, STATE_BLOCK)
-    elif i < state_programs + skip_programs:
+        sum_states(p_sums, p_d_bias, p_dB, p_dC, i_g, i, count, D * N, SHARED_B, SHARED_C, STATE_ROWS, STATE_BLOCK)
+    elif i < state_programs + shared_programs:
+        if SHARED_B:
+            sum_channels(p_sums, p_dB, i - state_programs, 1, count, D, N, SKIP_ROWS, SKIP_BLOCK)
+    elif i < first_skip:
+        if SHARED_C:
+            sum_channels(p_sums, p_dC, i - state_programs - shared_programs, 3, count, D, N, SKIP_ROWS, SKIP_BLOCK)
+    elif i < first_skip + skip_programs:
         if p_skips is not None:
-            sum_skips(p_skips, p_dD, i_g, i - state_programs, skip_count, D, SKIP_ROWS, SKIP_BLOCK)
+            sum_skips(p_skips, p_dD, i_g, i - first_skip, skip_count, D, SKIP_ROWS, SKIP_BLOCK)
     else:
         sum_weights(
-            p_weights, p_dW, i_g, tl.num_programs(1), i - state_programs - skip_programs, split_k, D, N, SLOTS,
-            SLOTS_PER_CHANNEL, K, WEIGHT_ROWS, WEIGHT_BLOCK,
+            p_weights, p_dW, i_g, tl.num_programs(1), i - first_skip - skip_programs, split_k, D, N, SLOTS, SLOTS_PER_CHANNEL,
+            K, WEIGHT_ROWS, WEIGHT_BLOCK,
         )  # fmt: skip

@@ -18,6 +18,7 @@ from longscan.ops.unitary_scan.triton.math import (
     load_angles,
     load_bias_tile,
     load_channels,
+    load_coefficients,
     load_pairs,
     load_state,
     load_weights,
@@ -31,14 +32,15 @@ from longscan.ops.unitary_scan.triton.math import (
 
 @triton.jit
 def preprocess_tile(
-    p_u, p_dt, p_z, p_dy, p_flags, p_u_hi, p_u_lo, p_steps, p_valid, p_x, p_g, i, L, D, K, padded, origin, tiles,
+    p_u, p_dt, p_z, p_dy, p_flags, p_u_hi, p_u_lo, p_steps, p_valid, p_x, p_g, i, first_row, L, D, K, padded, origin, tiles,
     REVERSE: tl.constexpr, T: tl.constexpr, BD: tl.constexpr,
 ):  # fmt: skip
     """Store what a scan reads of T steps and BD channels, 0 at invalid steps and from step L on.
 
     u in two fp16 parts, or as it is without p_u_lo, (B, padded, K); the step sizes (B, D, padded), or without p_steps the mask of
-    valid steps as numbers (B, padded); x = dt silu(u) and, with p_dy, g = dy silu(z), (B, D, padded). The buffers begin with the
-    step `origin`; with REVERSE the time goes backwards. i: index of the program among the tiles of all batch rows.
+    valid steps as numbers (B, padded); x = dt silu(u) and, with p_dy, g = dy silu(z), (B, D, padded). These begin with the step
+    `origin`, in buffers with `first_row` steps of other slices before them; with REVERSE the time goes backwards. i: index of the
+    program among the tiles of all batch rows.
     """
     i_b, i_t = (i // tiles).to(tl.int64), i % tiles
     o_t, o_d = i_t * T + tl.arange(0, T), tl.program_id(1) * BD + tl.arange(0, BD)
@@ -50,21 +52,21 @@ def preprocess_tile(
     m_in = m_t[:, None] & (o_d < D)[None, :]
     m_u, m_out = (o_t < padded)[:, None] & (o_d < K)[None, :], (o_t < padded)[:, None] & (o_d < D)[None, :]
     b_u = tl.load(p_u + o_in, mask=m_in, other=0.0)
-    o_u = (i_b * padded + o_t[:, None]) * K + o_d[None, :]
+    o_u = (first_row + i_b * padded + o_t[:, None]) * K + o_d[None, :]
     if p_u_lo is not None:
         b_hi, b_lo = split_fp16_hi_lo(b_u, 1.0 / U_SCALE)
         tl.store(p_u_hi + o_u, b_hi, mask=m_u)
         tl.store(p_u_lo + o_u, b_lo, mask=m_u)
     else:
         tl.store(p_u_hi + o_u, b_u, mask=m_u)
-    o_out = (i_b * D + o_d[None, :]) * padded + o_t[:, None]
+    o_out = first_row * D + (i_b * D + o_d[None, :]) * padded + o_t[:, None]
     b_dt = tl.load(p_dt + o_in, mask=m_in, other=0.0)
     tl.store(p_x + o_out, b_dt * silu(b_u), mask=m_out)
     if p_steps is not None:
         tl.store(p_steps + o_out, b_dt, mask=m_out)
     else:
         b_valid = tl.where(m_t, 1.0, 0.0).to(b_u.dtype)
-        tl.store(p_valid + i_b * padded + o_t, b_valid, mask=(o_t < padded) & (o_t * 0 + tl.program_id(1) == 0))
+        tl.store(p_valid + first_row + i_b * padded + o_t, b_valid, mask=(o_t < padded) & (o_t * 0 + tl.program_id(1) == 0))
     if p_dy is not None:
         b_g = tl.load(p_dy + o_in, mask=m_in, other=0.0)
         if p_z is not None:
@@ -78,8 +80,8 @@ def preprocess_fwd_kernel(
 ):  # fmt: skip
     """Store what the forward scans read of a tile: see `preprocess_tile`."""
     preprocess_tile(
-        p_u, p_dt, None, None, p_flags, p_u_hi, p_u_lo, p_steps, p_valid, p_x, None, tl.program_id(0), L, D, K, padded, origin,
-        tiles, False, T, BD,
+        p_u, p_dt, None, None, p_flags, p_u_hi, p_u_lo, p_steps, p_valid, p_x, None, tl.program_id(0), 0, L, D, K, padded,
+        origin, tiles, False, T, BD,
     )  # fmt: skip
 
 
@@ -137,7 +139,7 @@ def add_tile(w_re, w_im, B_re, B_im, S_re, S_im, b_flag, last):
 def chunk_state_fwd_kernel(
     p_u_hi, p_u_lo, p_dt, p_valid, p_x, p_W, p_bias, p_B, p_flags, p_local, L, padded, tiles, rows,
     D: tl.constexpr, N: tl.constexpr, STATE_BLOCKS: tl.constexpr, BLOCKS: tl.constexpr, T: tl.constexpr, BD: tl.constexpr,
-    BN: tl.constexpr, K: tl.constexpr, FAST: tl.constexpr, STAGES: tl.constexpr,
+    BN: tl.constexpr, K: tl.constexpr, FAST: tl.constexpr, STAGES: tl.constexpr, SHARED_B: tl.constexpr,
 ):  # fmt: skip
     """Store the phase and the state in the rotating frame after a chunk of `tiles` tiles, if both are 0 before it.
 
@@ -146,7 +148,7 @@ def chunk_state_fwd_kernel(
     i_b, i_c = (tl.program_id(0) // BLOCKS).to(tl.int64), tl.program_id(1)
     _i_n, first_channel, m_r, o_r = program_lanes(D, N, STATE_BLOCKS, BLOCKS, BD, BN)
     o_parameter = (i_b // rows) * D * N
-    B_re, B_im = load_pairs(p_B + 2 * o_parameter, o_r, m_r)
+    B_re, B_im = load_coefficients(p_B + 2 * o_parameter, o_r, m_r, N, SHARED_B)
     W_hi, W_lo = load_weights(p_W + o_parameter * D, o_r, m_r, D, K)
     b_bias = load_bias_tile(p_bias + o_parameter, o_r, m_r, T)
     o_t, o_d = tl.arange(0, T), first_channel + tl.arange(0, BD)
@@ -178,12 +180,17 @@ def chunk_state_fwd_kernel(
 
 @triton.jit(do_not_specialize=["chunks", "stride"])
 def state_passing_fwd_kernel(p_local, p_initial, p_chunk_states, chunks, size, stride, BLOCK: tl.constexpr):
-    """Store the states before all chunks and after the last, rows of (chunks + 1, 3, size), from the local states p_local."""
+    """Store the states before all chunks and after the last, rows of (chunks + 1, 3, size), from the local states p_local.
+
+    p_initial: the state before the first chunk; zero if it is None.
+    """
     i_b = tl.program_id(0).to(tl.int64)
     o_r = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     m_r = o_r < size
-    w_re, w_im = load_pairs(p_initial + i_b * size * 2, o_r, m_r)
-    phase = tl.zeros((BLOCK,), w_re.dtype)
+    phase = tl.zeros((BLOCK,), p_local.dtype.element_ty)
+    w_re, w_im = phase, phase
+    if p_initial is not None:
+        w_re, w_im = load_pairs(p_initial + i_b * size * 2, o_r, m_r)
     for i in range(chunks + 1):
         store_state(p_chunk_states + i_b * stride + i * 3 * size + o_r, phase, w_re, w_im, m_r, size)
         p_in, m_in = p_local + (i_b * chunks + i) * size * 4 + o_r * 4, m_r & (o_r * 0 + i < chunks)
@@ -201,25 +208,28 @@ def state_passing_fwd_kernel(p_local, p_initial, p_chunk_states, chunks, size, s
 def chunk_scan_fwd_kernel(
     p_u_hi, p_u_lo, p_dt, p_valid, p_x, p_W, p_bias, p_B, p_C, p_initial, p_chunk_states, p_flags, p_y, p_final,
     batch, L, padded, chunks, chunk_tiles, tiles, rows, stride,
-    D: tl.constexpr, N: tl.constexpr, STATE_BLOCKS: tl.constexpr, BLOCKS: tl.constexpr, T: tl.constexpr, BD: tl.constexpr,
-    BN: tl.constexpr, K: tl.constexpr, FAST: tl.constexpr, STAGES: tl.constexpr,
+    SEQUENTIAL: tl.constexpr, D: tl.constexpr, N: tl.constexpr, STATE_BLOCKS: tl.constexpr, BLOCKS: tl.constexpr,
+    T: tl.constexpr, BD: tl.constexpr, BN: tl.constexpr, K: tl.constexpr, FAST: tl.constexpr, STAGES: tl.constexpr,
+    SHARED_B: tl.constexpr, SHARED_C: tl.constexpr,
 ):  # fmt: skip
     """Store y before skip and gate, (STATE_BLOCKS, B, D, padded), of `tiles` tiles, and the final state of a row.
 
-    With p_initial (B, D N, 2) a program has all chunks of a row, and stores the states before them and after the last to
-    p_chunk_states, rows of (chunks + 1, 3, D N), if it is not None. Otherwise it has one chunk, whose first state is there.
+    SEQUENTIAL: a program has all chunks of a row, from p_initial (B, D N, 2) on, or from zero if that is None. It stores the
+    states before them and after the last to p_chunk_states, rows of (chunks + 1, 3, D N), if it is not None. Otherwise a program
+    has one chunk, whose first state is there.
     """
     size: tl.constexpr = D * N
     i_b, i_c = (tl.program_id(0) // BLOCKS).to(tl.int64), tl.program_id(1)
     i_n, first_channel, m_r, o_r = program_lanes(D, N, STATE_BLOCKS, BLOCKS, BD, BN)
     o_parameter = (i_b // rows) * size
-    B_re, B_im = load_pairs(p_B + 2 * o_parameter, o_r, m_r)
-    C_re, C_im = load_pairs(p_C + 2 * o_parameter, o_r, m_r)
+    B_re, B_im = load_coefficients(p_B + 2 * o_parameter, o_r, m_r, N, SHARED_B)
+    C_re, C_im = load_coefficients(p_C + 2 * o_parameter, o_r, m_r, N, SHARED_C)
     CB_re, CB_im = C_re * B_re - C_im * B_im, C_re * B_im + C_im * B_re
     phase = tl.zeros((BD * BN,), B_re.dtype)
+    w_re, w_im = phase, phase
     if p_initial is not None:
         w_re, w_im = load_pairs(p_initial + i_b * size * 2, o_r, m_r)
-    else:
+    if not SEQUENTIAL:
         phase, w_re, w_im = load_state(p_chunk_states + i_b * stride + i_c.to(tl.int64) * 3 * size + o_r, m_r, size)
     W_hi, W_lo = load_weights(p_W + o_parameter * D, o_r, m_r, D, K)
     o_t, o_d = tl.arange(0, T), first_channel + tl.arange(0, BD)
@@ -228,7 +238,7 @@ def chunk_scan_fwd_kernel(
     b_bias = load_bias_tile(p_bias + o_parameter, o_r, m_r, T)
     for i in tl.range(tiles, num_stages=STAGES):
         o_step = (i_c * tiles + i) * T + o_t
-        if p_initial is not None and p_chunk_states is not None:
+        if SEQUENTIAL and p_chunk_states is not None:
             m_start = m_r & (o_r * 0 + i % chunk_tiles == 0)
             store_state(p_chunk_states + i_b * stride + (i // chunk_tiles) * 3 * size + o_r, phase, w_re, w_im, m_start, size)
         o_td = i_b * D * padded + o_channel + o_step[:, None]
@@ -255,7 +265,7 @@ def chunk_scan_fwd_kernel(
         p_out = p_final + i_b * size * 2 + o_r * 2
         tl.store(p_out, c * w_re - s * w_im, mask=m_r)
         tl.store(p_out + 1, c * w_im + s * w_re, mask=m_r)
-        if p_initial is not None and p_chunk_states is not None:
+        if SEQUENTIAL and p_chunk_states is not None:
             store_state(p_chunk_states + i_b * stride + chunks * 3 * size + o_r, phase, w_re, w_im, m_r, size)
 
 
@@ -264,7 +274,7 @@ def tile_states_kernel(
     p_u_hi, p_u_lo, p_dt, p_valid, p_x, p_W, p_bias, p_B, p_chunk_states, p_flags, p_tile_states,
     L, padded, chunk_tiles, rows, origin, first_chunk, stride,
     D: tl.constexpr, N: tl.constexpr, STATE_BLOCKS: tl.constexpr, BLOCKS: tl.constexpr, T: tl.constexpr, BD: tl.constexpr,
-    BN: tl.constexpr, K: tl.constexpr, FAST: tl.constexpr, STAGES: tl.constexpr,
+    BN: tl.constexpr, K: tl.constexpr, FAST: tl.constexpr, STAGES: tl.constexpr, SHARED_B: tl.constexpr,
 ):  # fmt: skip
     """Store the states before all tiles of a chunk, p_tile_states (B, tiles of all programs of a row, 3, D N).
 
@@ -274,7 +284,7 @@ def tile_states_kernel(
     i_b, i_c = (tl.program_id(0) // BLOCKS).to(tl.int64), tl.program_id(1)
     _i_n, first_channel, m_r, o_r = program_lanes(D, N, STATE_BLOCKS, BLOCKS, BD, BN)
     o_parameter = (i_b // rows) * size
-    B_re, B_im = load_pairs(p_B + 2 * o_parameter, o_r, m_r)
+    B_re, B_im = load_coefficients(p_B + 2 * o_parameter, o_r, m_r, N, SHARED_B)
     phase, w_re, w_im = load_state(p_chunk_states + i_b * stride + (first_chunk + i_c).to(tl.int64) * 3 * size + o_r, m_r, size)
     W_hi, W_lo = load_weights(p_W + o_parameter * D, o_r, m_r, D, K)
     b_bias = load_bias_tile(p_bias + o_parameter, o_r, m_r, T)

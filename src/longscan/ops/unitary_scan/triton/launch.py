@@ -18,7 +18,6 @@ from longscan.ops.unitary_scan.triton.backward import (
     state_passing_bwd_kernel,
     sum_parameter_gradients_kernel,
 )
-from longscan.ops.unitary_scan.triton.coefficients import expand_coefficients_kernel, sum_coefficients_kernel
 from longscan.ops.unitary_scan.triton.forward import (
     chunk_scan_fwd_kernel,
     chunk_state_fwd_kernel,
@@ -69,10 +68,10 @@ GEMM_TILES = {
 }
 ELEMENTWISE = ElementwiseTile(16, 64, 4)
 STATE_PASSING = {"BLOCK": 128}  # lanes of a program
-EXPAND, SUM_CHANNELS = {"BLOCK": 1024}, {"BLOCK": 128}  # numbers of a program
 SUMS = {"STATE_ROWS": 16, "STATE_BLOCK": 32, "SKIP_ROWS": 256, "SKIP_BLOCK": 8, "WEIGHT_ROWS": 8, "WEIGHT_BLOCK": 256}
 
 SLICE_BYTES = 40 * 2**20  # of the gradients of the angles of a slice of the steps
+SEQUENCE_BYTES = 8 * 2**20  # of what the scans of all slices read: if it is not more, one launch stores all of it
 MIN_SLICE_STEPS = 128  # for which a slice may take four times SLICE_BYTES
 CHUNK_UNIT = 64  # long chunks have multiples of so many steps, so that fewer tiles of the products reach beyond them
 
@@ -247,6 +246,20 @@ class Sequences(NamedTuple):
     x: Tensor
     g: Tensor | None
 
+    def skip(self, p: "Problem", steps: int) -> "Sequences":
+        """Return these buffers without so many steps at the beginning, which are whole slices."""
+        row = p.batch * steps
+        u_lo, dt, valid, g = (x if x is None else x[row * width :] for x, width in (
+            (self.u_lo, p.K), (self.dt, p.D), (self.valid, 1), (self.g, p.D)
+        ))  # fmt: skip
+        return Sequences(self.u_hi[row * p.K :], u_lo, dt, valid, self.x[row * p.D :], g)
+
+
+def sequence_bytes(p: Problem, steps: int) -> int:
+    """Return the bytes of the buffers of `new_sequences` for the backward scans: u, x, g, and dt or the mask."""
+    numbers = p.K + p.D * (2 + p.phase_dt) + (not p.phase_dt)
+    return p.batch * steps * numbers * (4 if p.single else 8)
+
 
 def new_sequences(p: Problem, like: Tensor, steps: int, backward: bool) -> Sequences:
     """Return buffers for `steps` steps."""
@@ -271,42 +284,17 @@ def preprocess_forward(p: Problem, u: Tensor, dt: Tensor, flags: Tensor | None, 
     )  # fmt: skip
 
 
-def pass_states(p: Problem, local: Tensor, initial: Tensor, chunk_states: Tensor) -> None:
-    """Store the states between chunks from those of `chunk_state_fwd_kernel` and the initial state."""
+def shared_coefficients(B: Tensor, C: Tensor) -> dict[str, bool]:
+    """Return whether all channels share B and C, (N, 2), as compile-time arguments of the kernels that read both."""
+    return {"SHARED_B": B.ndim == 2, "SHARED_C": C.ndim == 2}
+
+
+def pass_states(p: Problem, local: Tensor, initial: Tensor | None, chunk_states: Tensor) -> None:
+    """Store the states between chunks from those of `chunk_state_fwd_kernel` and the initial state, None for zero."""
     launch(
         state_passing_fwd_kernel, (p.batch, ceil_div(p.size, STATE_PASSING["BLOCK"])), local, initial, chunk_states,
         p.chunks.number, p.size, chunk_states.stride(0), constants=STATE_PASSING,
     )  # fmt: skip
-
-
-def expand_coefficients(B: Tensor, C: Tensor, channels: int) -> list[Tensor]:
-    """Return B and C (D, N, 2). Those that are given for all channels together, (N, 2), are copied by one launch."""
-    shared = [x if x.ndim == 2 else None for x in (B, C)]
-    size, total = B.shape[-2] * 2, channels * B.shape[-2] * 2
-    copies = [None if x is None else x.new_empty(channels, *x.shape) for x in shared]
-    if any(x is not None for x in shared):
-        contiguous = [None if x is None else x.contiguous() for x in shared]
-        with on_device(B):
-            launch(
-                expand_coefficients_kernel, (ceil_div(total, EXPAND["BLOCK"]),), *contiguous, *copies, size, total,
-                constants=EXPAND,
-            )  # fmt: skip
-    return [x if copy is None else copy for x, copy in zip((B, C), copies, strict=True)]
-
-
-def sum_coefficients(dB: Tensor, dC: Tensor, B: Tensor, C: Tensor) -> list[Tensor]:
-    """Return the gradients of B and C from those (D, N, 2) of `expand_coefficients`."""
-    shared = [x.ndim == 2 for x in (B, C)]
-    sums = [torch.empty_like(x) if is_shared else None for x, is_shared in zip((B, C), shared, strict=True)]
-    if any(shared):
-        all_channels = [x if is_shared else None for x, is_shared in zip((dB, dC), shared, strict=True)]
-        size = B.shape[-2] * 2
-        with on_device(dB):
-            launch(
-                sum_coefficients_kernel, (ceil_div(size, SUM_CHANNELS["BLOCK"]),), *all_channels, *sums, size, len(dB),
-                constants=SUM_CHANNELS,
-            )  # fmt: skip
-    return [x if total is None else total for x, total in zip((dB, dC), sums, strict=True)]
 
 
 def forward(
@@ -318,7 +306,7 @@ def forward(
     C: Tensor,
     D: Tensor | None,
     z: Tensor | None,
-    initial_state: Tensor,
+    initial_state: Tensor | None,
     flags: Tensor | None,
     phase_dt: bool,
     save_states: bool,
@@ -327,13 +315,13 @@ def forward(
     """Return y (B, L, D), the final state (B, D, N, 2) and, with `save_states`, what `backward` needs.
 
     Contiguous tensors of one real dtype; L, D and N are at least 1. The parameters W (D, N, D), bias, B, C and D may have a
-    leading axis of groups: equal runs of batch rows then belong to different groups. exchange_state: function that returns the
-    initial state, which replaces `initial_state`, from the rotation by all steps and the final state for an initial state of
-    zero.
+    leading axis of groups: equal runs of batch rows then belong to different groups. Without groups B and C may be (N, 2), the
+    same for all channels. initial_state: None for zero. exchange_state: function that returns the initial state, which replaces
+    `initial_state`, from the rotation by all steps and the final state for an initial state of zero.
     """
-    p = make_problem(u, W, initial_state.shape[2], phase_dt, flags is not None, exchange_state is not None)
-    number, padded = p.chunks.number, p.chunks.number * p.chunks.steps
-    y, final = torch.empty_like(u), torch.empty_like(initial_state)
+    p = make_problem(u, W, bias.shape[-1], phase_dt, flags is not None, exchange_state is not None)
+    number, padded, shared = p.chunks.number, p.chunks.number * p.chunks.steps, shared_coefficients(B, C)
+    y, final = torch.empty_like(u), u.new_empty((p.batch, p.D, p.N, 2))
     saved = u.new_empty(chunk_states_shape(u, p.N) if save_states else (0,))
     chunk_states, raw = (saved, saved[:, -p.L * p.D :]) if save_states else (None, None)
     sums = u.new_empty(p.lanes.STATE_BLOCKS * p.batch * p.D * padded)
@@ -345,12 +333,12 @@ def forward(
             launch(
                 chunk_state_fwd_kernel, (p.programs, number), *x[:5], W, bias, B, flags, local, p.L, padded, p.chunk_tiles,
                 p.rows,
-                constants=p.constants,
+                constants={**p.constants, "SHARED_B": shared["SHARED_B"]},
             )  # fmt: skip
             if chunk_states is None:
                 chunk_states = u.new_empty((p.batch, 3 * p.size * (number + 1)))
             if exchange_state is not None:
-                pass_states(p, local, torch.zeros_like(initial_state), chunk_states)
+                pass_states(p, local, None, chunk_states)
                 last = chunk_states[:, 3 * p.size * number : 3 * p.size * (number + 1)].view(p.batch, 3, p.D, p.N)
                 rotation = polar(torch.ones_like(last[:, 0]), last[:, 0])
                 final_from_zero = multiply(rotation, torch.stack([last[:, 1], last[:, 2]], -1))
@@ -361,7 +349,7 @@ def forward(
             None if p.chunks.parallel else initial_state, chunk_states, flags, sums, final, p.batch, p.L, padded, number,
             p.chunk_tiles, p.chunk_tiles * (1 if p.chunks.parallel else number), p.rows, 0 if chunk_states is None else
             chunk_states.stride(0),
-            constants=p.constants,
+            constants={"SEQUENTIAL": not p.chunks.parallel, **p.constants, **shared},
         )  # fmt: skip
         call = elementwise(p.batch, p.L, p.D)
         launch(
@@ -382,8 +370,8 @@ class Gemm:
         split_k, weight_split_k: number of parts of which the gradient of u, or of W, is the sum.
     """
 
-    def __init__(self, p: Problem, W: Tensor, x: Sequences, steps: int, by_step: bool) -> None:
-        self.p, self.x, self.by_step, self.accumulate = p, x, by_step, 0
+    def __init__(self, p: Problem, W: Tensor, steps: int, by_step: bool) -> None:
+        self.p, self.by_step, self.accumulate = p, by_step, 0
         self.slots_per_channel = p.lanes.STATE_BLOCKS * p.lanes.BN
         rows, shape = p.batch * steps, (p.groups, p.slots, p.K)
         self.d_theta: tuple[Tensor, Tensor | None, Tensor | None]
@@ -411,12 +399,15 @@ class Gemm:
         self.dW = W.new_empty((self.weight_split_k, *shape))
         self.du = W.new_empty(self.split_k * rows * p.K)
 
-    def run(self, chunks: int) -> Tensor:
-        """Return parts of the gradient of u (split_k, B, steps, K) of a slice of `chunks` chunks, and add to that of W."""
+    def run(self, x: Sequences, chunks: int) -> Tensor:
+        """Return parts of the gradient of u (split_k, B, steps, K) of a slice of `chunks` chunks, and add to that of W.
+
+        x: what the scan of the slice read.
+        """
         p, steps = self.p, self.p.chunks.steps
         if not p.single:
             d_theta = self.d_theta[0][: p.batch * chunks * steps * p.slots].view(p.groups, -1, p.slots)
-            self.dW.baddbmm_(d_theta.mT, self.x.u_hi[: p.batch * chunks * steps * p.D].view(p.groups, -1, p.D))
+            self.dW.baddbmm_(d_theta.mT, x.u_hi[: p.batch * chunks * steps * p.D].view(p.groups, -1, p.D))
             return torch.bmm(d_theta, self.W)
         tile, chunks = self.tile, chunks * p.rows
         u_tiles, W_tiles = ceil_div(steps, tile.rows), ceil_div(steps, tile.steps)
@@ -425,7 +416,7 @@ class Gemm:
         even = bool(steps % tile.rows == steps % tile.steps == p.slots % tile.slots == 0)  # no symbol, in traced graphs
         for is_even in (True, False) if is_compiling() else (even,):  # other lengths need the other one
             launch(
-                d_theta_gemm_kernel, grid, *self.d_theta, self.W_hi, self.W_lo, self.x.u_hi, self.x.u_lo, self.du, self.dW,
+                d_theta_gemm_kernel, grid, *self.d_theta, self.W_hi, self.W_lo, x.u_hi, x.u_lo, self.du, self.dW,
                 chunks, steps, u_tiles, W_tiles, self.blocks_per_split, self.tiles_per_split, u_programs, self.W_blocks,
                 self.accumulate,
                 constants={
@@ -440,7 +431,7 @@ class Gemm:
 
 def backward(
     grad_y: Tensor,
-    grad_final: Tensor,
+    grad_final: Tensor | None,
     u: Tensor,
     dt: Tensor,
     W: Tensor,
@@ -449,21 +440,22 @@ def backward(
     C: Tensor,
     D: Tensor | None,
     z: Tensor | None,
-    initial_state: Tensor,
+    initial_state: Tensor | None,  # noqa: ARG001
     flags: Tensor | None,
     chunk_states: Tensor,
     phase_dt: bool,
     exchange_gradient: Callable[[Tensor], Tensor] | None = None,
 ) -> tuple[Tensor, ...]:
-    """Return the gradients of u, dt, W, bias, B, C, D, z and initial_state; empty where the input is None.
+    """Return the gradients of u, dt, W, bias, B, C, D, z and initial_state; empty where D or z is None.
 
-    chunk_states: what `forward` stored. exchange_gradient: function that returns the gradient of the final state, which replaces
-    `grad_final`, from the gradient of the initial state if that of the final state is zero.
+    grad_final: None for zero. chunk_states: what `forward` stored. exchange_gradient: function that returns the gradient of the
+    final state, which replaces `grad_final`, from the gradient of the initial state if that of the final state is zero.
     """
-    p = make_problem(u, W, initial_state.shape[2], phase_dt, flags is not None, exchange_gradient is not None)
-    steps, number, parallel = p.chunks
+    p = make_problem(u, W, bias.shape[-1], phase_dt, flags is not None, exchange_gradient is not None)
+    (steps, number, parallel), shared = p.chunks, shared_coefficients(B, C)
     du, ddt, dz = torch.empty_like(u), torch.empty_like(u), u.new_empty(0) if z is None else torch.empty_like(z)
-    d_bias, dB, dC, dW, d_initial = map(torch.empty_like, (bias, B, C, W, initial_state))
+    d_bias, dB, dC, dW = map(torch.empty_like, (bias, B, C, W))
+    d_initial = u.new_empty((p.batch, p.D, p.N, 2))
     m = u.new_empty((p.batch, number + 1 if parallel else 1, p.size, 2))
     sums = u.new_empty((p.batch, number if parallel else 1, 5, p.size))
     stride, raw = chunk_states.stride(0), chunk_states[:, -p.L * p.D :]
@@ -473,38 +465,43 @@ def backward(
     d_dt = torch.empty_like(dx) if phase_dt else None
     all_tiles = sum(elementwise(p.batch, (stop - first) * steps, p.D).tiles for first, stop in slices)
     skips, dD = (None, None) if D is None else (u.new_empty((p.batch, all_tiles, p.D)), torch.empty_like(D))
-    x = new_sequences(p, u, longest, True)
+    whole = len(slices) > 1 and flags is None and not parallel and sequence_bytes(p, number * steps) <= SEQUENCE_BYTES
+    buffers = new_sequences(p, u, number * steps if whole else longest, True)
     tile_states = None if flags is None else u.new_empty((p.batch, longest // steps * p.chunk_tiles, 3, p.size))
     masks = () if flags is None else (flags, tile_states)
     with on_device(u):
-        gemm = Gemm(p, W, x, longest, flags is not None)
-        preprocess = BackwardPreprocess(p, (u, dt, z, grad_y, flags), (W, bias, B), chunk_states, x, gemm, tile_states)
+        gemm = Gemm(p, W, longest, flags is not None)
+        preprocess = BackwardPreprocess(p, (u, dt, z, grad_y, flags), (W, bias, B), chunk_states, buffers, gemm, tile_states)
+        if whole:
+            preprocess.run(0, number, steps)
         if parallel:
             local = u.new_empty((p.batch, number, p.size, 3))
             for first, stop in slices:
-                preprocess.run(first, stop)
+                preprocess.run(first, stop, (stop - first) * steps)
                 launch(
-                    chunk_state_bwd_kernel, (p.programs, stop - first), *x[:4], x.g, W, bias, C, chunk_states, flags, tile_states,
-                    local, p.L, (stop - first) * steps, p.chunk_tiles, number, p.rows, stop * steps - 1, first, stride,
-                    constants=p.constants,
+                    chunk_state_bwd_kernel, (p.programs, stop - first), *buffers[:4], buffers.g, W, bias, C, chunk_states, flags,
+                    tile_states, local, p.L, (stop - first) * steps, p.chunk_tiles, number, p.rows, stop * steps - 1, first,
+                    stride, constants={**p.constants, "SHARED_C": shared["SHARED_C"]},
                 )  # fmt: skip
             if exchange_gradient is not None:
-                pass_gradients(p, local, chunk_states, torch.zeros_like(grad_final), m)
-                grad_final = exchange_gradient(m[:, 0].reshape(grad_final.shape)).contiguous()
+                pass_gradients(p, local, chunk_states, None, m)
+                grad_final = exchange_gradient(m[:, 0].reshape(d_initial.shape)).contiguous()
             pass_gradients(p, local, chunk_states, grad_final, m)
         kernel = chunk_scan_bwd_kernel if flags is None else chunk_scan_masked_bwd_kernel
-        inputs, outputs = (*x, W, bias, B, C, chunk_states, *masks, grad_final, m), (dx, d_dt, *gemm.d_theta, sums, d_initial)
+        inputs, outputs = (W, bias, B, C, chunk_states, *masks, grad_final, m), (dx, d_dt, *gemm.d_theta, sums, d_initial)
         first_tile = 0
         for first, stop in slices:
-            padded, origin = (stop - first) * steps, stop * steps - 1
-            if not parallel or len(slices) > 1:
-                preprocess.run(first, stop)
+            padded, origin, x = (stop - first) * steps, stop * steps - 1, buffers
+            if whole:
+                x = buffers.skip(p, (number - stop) * steps)
+            elif not parallel or len(slices) > 1:
+                preprocess.run(first, stop, padded)
             launch(
-                kernel, (p.programs, stop - first), *inputs, *outputs, p.batch, p.L, padded, p.chunk_tiles, number, p.rows,
+                kernel, (p.programs, stop - first), *x, *inputs, *outputs, p.batch, p.L, padded, p.chunk_tiles, number, p.rows,
                 origin, first, stride,
-                constants={"SEQUENTIAL": not parallel, **p.constants},
+                constants={"SEQUENTIAL": not parallel, **p.constants, **shared},
             )  # fmt: skip
-            du_angles = gemm.run(stop - first)
+            du_angles = gemm.run(x, stop - first)
             call = elementwise(p.batch, padded, p.D)
             launch(
                 epilogue_bwd_kernel, (call.programs, call.columns), grad_y, u, dt, D, z, flags, raw, dx, d_dt, du_angles, du,
@@ -513,12 +510,13 @@ def backward(
             )  # fmt: skip
             first_tile += call.tiles
         state_programs = ceil_div(p.size, SUMS["STATE_BLOCK"])
+        shared_programs = ceil_div(p.N, SUMS["SKIP_BLOCK"]) if any(shared.values()) else 0
         skip_programs = 0 if skips is None else ceil_div(p.D, SUMS["SKIP_BLOCK"])
-        programs = state_programs + skip_programs + ceil_div(p.size * p.D, SUMS["WEIGHT_BLOCK"])
+        programs = state_programs + 2 * shared_programs + skip_programs + ceil_div(p.size * p.D, SUMS["WEIGHT_BLOCK"])
         launch(
             sum_parameter_gradients_kernel, (programs, p.groups), sums, d_bias, dB, dC, skips, dD, gemm.dW, dW,
-            sums.shape[1] * p.rows, all_tiles * p.rows, gemm.weight_split_k, state_programs, skip_programs, p.D, p.N,
-            constants={"SLOTS": p.slots, "SLOTS_PER_CHANNEL": gemm.slots_per_channel, "K": p.K, **SUMS},
+            sums.shape[1] * p.rows, all_tiles * p.rows, gemm.weight_split_k, state_programs, shared_programs, skip_programs, p.D,
+            p.N, constants={"SLOTS": p.slots, "SLOTS_PER_CHANNEL": gemm.slots_per_channel, "K": p.K, **shared, **SUMS},
         )  # fmt: skip
     return du, ddt, dW, d_bias, dB, dC, u.new_empty(0) if dD is None else dD, dz, d_initial
 
@@ -535,8 +533,11 @@ def divide_chunks(p: Problem) -> Iterator[tuple[int, int]]:
         yield max(0, stop - each), stop
 
 
-def pass_gradients(p: Problem, local: Tensor, chunk_states: Tensor, d_final: Tensor, m: Tensor) -> None:
-    """Store the gradients of the states between chunks from those of `chunk_state_bwd_kernel` and that of the final state."""
+def pass_gradients(p: Problem, local: Tensor, chunk_states: Tensor, d_final: Tensor | None, m: Tensor) -> None:
+    """Store the gradients of the states between chunks from those of `chunk_state_bwd_kernel` and that of the final state.
+
+    d_final: None for zero.
+    """
     launch(
         state_passing_bwd_kernel, (p.batch, ceil_div(p.size, STATE_PASSING["BLOCK"])), local, chunk_states, d_final, m,
         p.chunks.number, p.size, chunk_states.stride(0), constants=STATE_PASSING,
@@ -569,24 +570,24 @@ class BackwardPreprocess:
         self.gemm, self.tile_states = gemm, tile_states
         self.weight_programs = p.groups * ceil_div(p.slots, WEIGHT_ROWS.value) if p.single else 0
 
-    def run(self, first: int, stop: int) -> None:
-        """Fill the buffers for the chunks [first, stop)."""
+    def run(self, first: int, stop: int, padded: int) -> None:
+        """Fill the buffers for the chunks [first, stop), in slices of `padded` steps."""
         p, steps = self.p, self.p.chunks.steps
-        padded = (stop - first) * steps
+        slices = (stop - first) * steps // padded
         u, dt, _, _, flags = self.tensors
         if flags is not None:
             preprocess_forward(p, u, dt, flags, self.x, first * steps, padded)
             launch(
                 tile_states_kernel, (p.programs, stop - first), *self.x[:5], *self.parameters, self.chunk_states, flags,
                 self.tile_states, p.L, padded, p.chunk_tiles, p.rows, first * steps, first, self.chunk_states.stride(0),
-                constants=p.constants,
+                constants={**p.constants, "SHARED_B": self.parameters[2].ndim == 2},
             )  # fmt: skip
         call = elementwise(p.batch, padded, p.K)
         W = self.parameters[0] if p.single else None
         launch(
-            preprocess_bwd_kernel, (call.programs + self.weight_programs, call.columns), *self.tensors, W, *self.x,
+            preprocess_bwd_kernel, (slices * call.programs + self.weight_programs, call.columns), *self.tensors, W, *self.x,
             self.gemm.W_hi, self.gemm.W_lo, p.L, p.D, p.N, p.K,
-            padded, stop * steps - 1, call.tiles, call.programs,
+            padded, stop * steps - 1, call.tiles, call.programs, slices * call.programs,
             constants={"SLOTS": p.slots, "SLOTS_PER_CHANNEL": self.gemm.slots_per_channel, **call.constants},
         )  # fmt: skip
         self.weight_programs = 0

@@ -102,6 +102,12 @@ def load_pairs(p_x, o_r, m_r):
 
 
 @triton.jit
+def load_coefficients(p_x, o_r, m_r, N: tl.constexpr, SHARED: tl.constexpr):
+    """Return both parts of B or C of the lanes, from pairs (D, N, 2), or (N, 2) with SHARED: all channels have the same."""
+    return load_pairs(p_x, o_r % N if SHARED else o_r, m_r)
+
+
+@triton.jit
 def load_state(p_state, m_r, size):
     """Return the phase and both parts of the state in the rotating frame, from (3, size)."""
     phase = tl.load(p_state, mask=m_r, other=0.0)
