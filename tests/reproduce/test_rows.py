@@ -3,6 +3,7 @@
 from collections import Counter
 
 import pytest
+from rich.console import Console
 
 from longscan._errors import SettingError
 from longscan.cli import main
@@ -59,10 +60,28 @@ def test_error_for_an_unknown_row_names_the_nearest_one(target: str, names: list
         find_rows(target, names)
 
 
-def test_list_is_at_most_100_columns_wide_and_shows_each_row(
+def test_list_without_a_terminal_has_a_line_with_the_whole_name_of_each_row(capsys: pytest.CaptureFixture[str]) -> None:
+    """Such as `longscan reproduce list | grep parity`."""
+    assert main(["reproduce", "list", "/nowhere", "--paper", "aussm"]) == 0
+    header, *lines = capsys.readouterr().out.splitlines()
+    assert header.split() == ["row", "published", "recipe", "data", "seeds", "updates", "min", "state"]
+    found = [line.partition(" ")[0] for line in lines if line.startswith("aussm/")]
+    expected = {row.id.partition("/aa/")[0] for row in ROWS if row.id.startswith("aussm/")}
+    assert {name.removesuffix("/aa") for name in found} == expected, "candidates are one line, everything else has its own"
+    assert not any(line.startswith(" ") for line in lines), "no line continues another one"
+    (line,) = [line for line in lines if line.startswith("aussm/table1/r001 ")]
+    assert line.endswith("cited: the paper takes this figure from elsewhere")
+    (line,) = [line for line in lines if line.startswith("aussm/table1/modular_arithmetic_brackets/aa ")]
+    assert "(9 settings)" in line
+    assert " modular_arithmetic_brackets " in line
+
+
+def test_list_on_a_terminal_is_at_most_100_columns_wide_and_shows_each_row(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("LONGSCAN_DATA", raising=False)
+    console = Console(width=120, force_terminal=True, no_color=True)
+    monkeypatch.setattr("longscan.cli.reproduction.stdout", lambda: console)
     assert main(["reproduce", "list", "/nowhere"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert max(map(len, lines)) <= 100

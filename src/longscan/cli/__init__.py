@@ -91,7 +91,8 @@ def _print_page(name: str, argv: Sequence[str]) -> int:
         raise SettingError(f"the command must be one of {', '.join(COMMANDS)}, got {name!r}{hint}")
     stdout()  # raises if rich is missing, before a part of the page is printed
     echo("usage: longscan COMMAND [ARGUMENTS]\n\nState space models for long sequences.\n")
-    print_entries({title: {name: [first_line(one)] for name, one in group.items()} for title, group in COMMAND_GROUPS.items()})
+    groups = {title: {name: [first_line(one)] for name, one in group.items()} for title, group in COMMAND_GROUPS.items()}
+    print_entries(groups, wrapped=True)
     echo(
         "\n`longscan COMMAND --help` explains a command, `longscan train --task NAME --help` also the\n"
         "settings of a task. A first model, from a table with a row for each step of a pump:\n"

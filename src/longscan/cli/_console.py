@@ -71,17 +71,24 @@ def print_table(table: "Table") -> None:
     sys.stdout.writelines(f"{line.rstrip()}\n" for line in captured.get().splitlines())
 
 
-def print_entries(groups: Mapping[str, Mapping[str, Sequence[str]]]) -> None:
-    """Print groups of names with paragraphs to the right of each name, within the terminal and 100 columns.
+def print_entries(groups: Mapping[str, Mapping[str, Sequence[str]]], *, wrapped: bool | None = None) -> None:
+    """Print groups of names with paragraphs to the right of each name.
 
-    groups: by title, the paragraphs by name. A group without names is not printed.
+    Args:
+        groups: by title, the paragraphs by name. A group without names is not printed.
+        wrapped: within 100 columns and the width of a terminal; otherwise each name has one line of any length, for programs such
+            as grep. None: only on a terminal.
     """
+    is_wrapped = stdout().is_terminal if wrapped is None else wrapped
     indent = 4 + max(len(name) for names in groups.values() for name in names)
-    width = min(stdout().width, MAX_WIDTH) if stdout().is_terminal else MAX_WIDTH
+    width = (min(stdout().width, MAX_WIDTH) if stdout().is_terminal else MAX_WIDTH) - indent
     for title, names in groups.items():
         if names:
             echo(title)
         for name, paragraphs in names.items():
-            lines = [line for text in paragraphs for line in textwrap.wrap(text, width - indent, break_on_hyphens=False)]
+            if is_wrapped:
+                lines = [line for text in paragraphs for line in textwrap.wrap(text, width, break_on_hyphens=False)]
+            else:
+                lines = [" ".join(filter(None, paragraphs))]
             for number, line in enumerate(lines):
                 echo(f"  {'' if number else name:{indent - 2}}{line}")

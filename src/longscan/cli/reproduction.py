@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from longscan._errors import SettingError, setting_error
 from longscan._types import Doc, PositiveFloat, PositiveInt
-from longscan.cli._console import echo, stdout
+from longscan.cli._console import echo, print_table, stdout
 
 if TYPE_CHECKING:
     from longscan.reproduce import PublishedRow
+    from longscan.reproduce.page import Outcome
 
 FOLDER = "runs/reproduce"
 TRACKING = "state-tracking"
@@ -78,19 +79,38 @@ def reproduce(
 
 
 def _list(folder: Path, paper: str | None) -> int:
-    """Print the rows of all papers, or of one."""
+    """Print the rows of all papers, or of one: tables within 100 columns on a terminal, elsewhere one line for each row."""
+    from longscan.reproduce.page import merge_candidates, read_outcomes
+    from longscan.reproduce.rows import read_rows
+    from longscan.reproduce.state_tracking import read_rows as read_tracking
+
+    rows = [row for row in read_rows() if paper is None or row.id.startswith(f"{paper}/")]
+    tables = list(dict.fromkeys(row.table for row in rows))
+    outcomes = sorted(merge_candidates(read_outcomes(rows, folder)), key=lambda one: tables.index(one.row.table))
+    if stdout().is_terminal:
+        _print_folded(outcomes)
+    else:
+        _print_lines(outcomes)
+    own = {row.published for row in rows if row.status not in ("cited", "repeated")}
+    runnable = {row.published for row in rows if row.status == "recipe"}
+    echo(f"{len({row.published for row in rows})} figures: {len(own)} of the papers' own, {len(runnable)} with a recipe")
+    echo("recipe: the file in the paper's folder")
+    echo("min: GPU minutes of all seeds and settings, expected; –: no rate of its updates is measured")
+    if paper is None:
+        found = len(read_tracking(folder))
+        echo(f"`longscan reproduce {TRACKING}`: word problems of seven groups, {found} rows in {folder}")
+    return 0
+
+
+def _print_folded(outcomes: "Sequence[Outcome]") -> None:
+    """Print a table for each of the papers', within 100 columns: long cells are folded, and reasons stand below the table."""
     from rich.console import Console
     from rich.markup import escape
     from rich.table import Table
 
-    from longscan.reproduce.page import list_lines, merge_candidates, read_outcomes, wrap_name
-    from longscan.reproduce.rows import read_rows
-    from longscan.reproduce.state_tracking import read_rows as read_tracking
+    from longscan.reproduce.page import list_lines, wrap_name
 
     console = Console(width=WIDTH, highlight=False, file=stdout().file)
-    rows = [row for row in read_rows() if paper is None or row.id.startswith(f"{paper}/")]
-    tables = list(dict.fromkeys(row.table for row in rows))
-    outcomes = sorted(merge_candidates(read_outcomes(rows, folder)), key=lambda one: tables.index(one.row.table))
     for table, lines, reasons in list_lines(outcomes):
         page = Table(title=table, title_justify="left", box=None, pad_edge=False, padding=(0, 2, 0, 0), width=WIDTH)
         for name, width in COLUMNS.items():
@@ -102,15 +122,20 @@ def _list(folder: Path, paper: str | None) -> int:
         for reason in reasons:
             console.print(reason, markup=False)
         console.print()
-    own = {row.published for row in rows if row.status not in ("cited", "repeated")}
-    runnable = {row.published for row in rows if row.status == "recipe"}
-    echo(f"{len({row.published for row in rows})} figures: {len(own)} of the papers' own, {len(runnable)} with a recipe")
-    echo("recipe: the file in the paper's folder")
-    echo("min: GPU minutes of all seeds and settings, expected; –: no rate of its updates is measured")
-    if paper is None:
-        found = len(read_tracking(folder))
-        echo(f"`longscan reproduce {TRACKING}`: word problems of seven groups, {found} rows in {folder}")
-    return 0
+
+
+def _print_lines(outcomes: "Sequence[Outcome]") -> None:
+    """Print one line for each row, with its whole name and the reason why it has no run, for programs such as grep."""
+    from rich.markup import escape
+    from rich.table import Table
+
+    from longscan.reproduce.page import list_lines
+
+    page = Table(*COLUMNS)
+    for table, lines, _ in list_lines(outcomes, summarized=False):
+        for name, *cells in lines:
+            page.add_row(*map(escape, (f"{table}/{name}", *cells)))
+    print_table(page)
 
 
 def _report(folder: Path, out: str, readme: str | None) -> int:

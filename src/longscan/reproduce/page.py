@@ -212,11 +212,12 @@ def wrap_name(name: str, width: int) -> str:
     return "\n".join(line.rstrip() for line in lines)
 
 
-def list_lines(outcomes: Sequence[Outcome]) -> Iterator[tuple[str, list[list[str]], list[str]]]:
+def list_lines(outcomes: Sequence[Outcome], *, summarized: bool = True) -> Iterator[tuple[str, list[list[str]], list[str]]]:
     """Yield each table's name, its lines (row, published, recipe, data, seeds, updates, minutes, state) and the reasons in them.
 
     Neighbouring figures without names that have no run for the same reason are one line. A state such as "no recipe (1)" refers
-    to the first of the reasons.
+    to the first of the reasons. Without `summarized` each figure has its own line, whose state has the reason itself, such as
+    "no recipe: ...", and the list of reasons is empty.
     """
     for table, members in groupby(outcomes, lambda one: one.row.table):
         lines, reasons = list[list[str]](), list[str]()
@@ -226,9 +227,9 @@ def list_lines(outcomes: Sequence[Outcome]) -> Iterator[tuple[str, list[list[str
             if status == "recipe":
                 lines += [_line(name, one) for name, one in zip(names, found, strict=True)]
                 continue
-            reasons += [] if why in reasons else [why]
-            state = f"{status} ({reasons.index(why) + 1})"
-            if len(found) > 1 and names == [one.row.published for one in found]:
+            reasons += [] if why in reasons or not summarized else [why]
+            state = f"{status} ({reasons.index(why) + 1})" if summarized else f"{status}: {why}"
+            if summarized and len(found) > 1 and names == [one.row.published for one in found]:
                 parts = [(_ranges_text(names), "")]
             else:
                 parts = [(name, figure_text(one.row)) for name, one in zip(names, found, strict=True)]
