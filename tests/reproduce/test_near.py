@@ -3,14 +3,16 @@
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from longscan.report.records import read_seeds
 from longscan.report.statistics import mean_interval
 from longscan.reproduce import PublishedRow, find_rows, read_rows
-from longscan.reproduce.near import near_lines, near_runs
+from longscan.reproduce.near import HEADER, TRIED, near_lines, near_runs
 from longscan.reproduce.page import read_outcomes, report_page
+from longscan.reproduce.tries import settings_name, settings_text
 
 RESULTS = Path(__file__).parents[2] / "results"
 ROWS = [row for row in read_rows() if row.near]
@@ -43,8 +45,8 @@ def test_seeds_that_were_trained_together_have_their_test_scores(row: PublishedR
     mean, half = mean_interval(run.scores)
     (_, heading, _, *header, line) = near_lines("aussm/table1", [row], RESULTS)
     assert heading == f"Runs near these rows, which do not count ({run.why}):"
-    assert {one.count("|") for one in (*header, line)} == {7}
-    assert line.startswith(f"| parity/ma | {mean:.3f} ± {half:.3f} | 10 | 100,000 | – | `")
+    assert {one.count("|") for one in (*header, line)} == {8}
+    assert line.startswith(f"| parity/ma | {mean:.3f} ± {half:.3f} | 10 | 100,000, of 100,000 | 23.1 | – | `")
     assert line.endswith("published_parity-ma.json` by `benchmarks/seeds.py` |")
 
 
@@ -84,4 +86,43 @@ def test_runs_near_a_row_change_no_verdict(row: PublishedRow) -> None:
     outcomes = read_outcomes([row], RESULTS / "protocol")
     page = report_page(outcomes, "longscan reproduce report", folder=RESULTS)
     assert "Of 1 rows with a recipe, for 1 figures: not run." in page
-    assert "\n| parity/ma | -0.005 ± 0.006 | 10 | 100,000 |" in page
+    assert "\n| parity/ma | -0.005 ± 0.006 | 10 | 100,000, of 100,000 |" in page
+
+
+def try_record(row: PublishedRow, changed: dict[str, Any], seed: int, **changes: Any) -> dict[str, Any]:
+    """Return the record of a try of a row of parity, as `longscan reproduce --settings` writes it."""
+    line = json.loads((RESULTS / "runs" / "table1_tries.jsonl").read_text("utf-8").splitlines()[0])
+    own = {"row": f"tries/{row.id}/{settings_name(changed)}", "try_of": row.id, "changed": changed, "seed": seed, "stacked": 2}
+    command = f"longscan train --config {row.recipe} --training.seed={seed} " + settings_text(changed)
+    return line | own | {"recipe": row.recipe, "published": [row.published], "command": command} | changes
+
+
+def test_tries_of_a_row_stand_below_it_and_are_not_the_row(tmp_path: Path) -> None:
+    """Each text of settings is a line, also where all seeds failed. The row stays without a run."""
+    (row,) = find_rows("aussm/table1/parity/ma")
+    failed: dict[str, Any] = {"status": "failed", "value": None, "scaled": None, "steps": 7}
+    records = [
+        try_record(row, {"training.lr": 0.003}, 0, scaled=0.6, device_seconds=60.0, seconds=110.0),
+        try_record(row, {"training.lr": 0.003}, 1, scaled=0.8, device_seconds=30.0),
+        try_record(row, {"training.lr": 0.003}, 2, device_seconds=6.0, **failed),
+        try_record(row, {"model.d_state": 8}, 0, scaled=0.5, steps=50_000, device_seconds=None, seconds=120.0),
+        try_record(row, {"training.lr": 9.0}, 0, device_seconds=None, seconds=None, **failed),
+    ]
+    file = tmp_path / "tries" / "runs" / "aussm.jsonl"
+    file.parent.mkdir(parents=True)
+    file.write_text("".join(json.dumps(one) + "\n" for one in records))
+    source = f"`{file.as_posix()}` by `longscan train`"
+    heading = f"Runs near these rows, which do not count ({TRIED}):"
+    lines = near_lines("aussm/table1", [row], tmp_path)
+    assert lines == [
+        "",
+        heading,
+        "",
+        *HEADER,
+        f"| parity/ma | 0.500 | 1 | 50,000, of 100,000 | 1.0 | `model.d_state=8` | {source} |",
+        f"| parity/ma | 0.700 ± 1.271 | 2, 1 failed | 100,000, of 100,000 | 1.6 | `training.lr=0.003` | {source} |",
+        f"| parity/ma | – | 0, 1 failed | 7, of 100,000 | – | `training.lr=9.0` | {source} |",
+    ]
+    outcomes = read_outcomes([row], tmp_path)
+    assert (outcomes[0].verdict, outcomes[0].has_run, outcomes[0].minutes) == ("not run", False, 0.0)
+    assert "\n".join(lines) in report_page(outcomes, "longscan reproduce report", folder=tmp_path)

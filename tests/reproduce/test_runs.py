@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 import threading
@@ -21,10 +22,13 @@ from longscan.cli import main
 from longscan.report.records import read_records
 from longscan.reproduce import PublishedRow, archive, find_rows, runs
 from longscan.reproduce.archive import MANIFEST, checkpoint_bytes
+from longscan.reproduce.near import near_runs
 from longscan.reproduce.page import choose_candidates, merge_candidates, outcome_of, read_outcomes, report_page, summary_table
 from longscan.reproduce.runs import Planned, check_manifest, check_run, progress_of, reproduce, row_settings, run_folder
 from longscan.reproduce.stacks import is_stacked
-from longscan.training import Run
+from longscan.reproduce.tries import count_runs, make_tries, settings_name, settings_text
+from longscan.training import Run, train
+from longscan.training.parsing import parse_settings
 from longscan.training.processes import Ended, Job
 from longscan.training.run import SETTINGS
 
@@ -227,6 +231,103 @@ def test_report_has_one_line_for_candidates_without_runs(row: PublishedRow, tmp_
     assert [one.verdict for one in merge_candidates(begun, all_begun=True)] == ["not run", "short"]
 
 
+def test_tries_of_different_settings_have_different_folders() -> None:
+    """Names are safe in a path and short; numbers and texts that look alike, slashes and brackets are told apart."""
+    values = ["a/b", "a%2Fb", "a,b=c", "a b", "(a)*2", "[a]*2", "..", 0.5, "0.5", 1, 1.0, True, "true", None, "null", ""]
+    values += [[1, 2], "[1, 2]", {"m": {"p": "q"}}, {"m": {"p": 1}}, "x" * 300, "x" * 301]
+    names = [settings_name({"model.spec": value}) for value in values]
+    names += [settings_name({"model.spec": "a", "training.lr": 1.0}), settings_name({"model.spec": "a,training.lr=1.0"})]
+    assert len(set(names)) == len(names)
+    assert all(re.fullmatch(r"model\.spec=[\w.~%,=-]*", name) and len(name) < 140 for name in names)
+    assert settings_name({"training.lr": 0.003, "model.d_state": 8}) == "model.d_state=8,training.lr=0.003"
+
+
+def test_tries_are_apart_from_the_row_and_continue(row: PublishedRow, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Folder, record and archive of a try; the same settings in another form resume it, and it is no run of the row."""
+    stored: list[Path] = []
+
+    def run_jobs(jobs: list[Job], *others: Any) -> None:
+        for job in jobs:
+            words = job.command(1.0)
+            folder = Path(words[words.index("--out") + 1])
+            assert ("--resume" in words) == (folder in stored)
+            train(parse_settings(words[words.index("train") + 1 : words.index("--out")]), folder, resume=folder in stored)
+            stored.append(folder)
+            others[-1](Ended(job.name, 0, 1.5))
+
+    monkeypatch.setattr(runs, "run_jobs", run_jobs)
+    out, packed = tmp_path / "out", tmp_path / "packed"
+    (tried,) = make_tries([row], ["training.lr=2e-3", "model.block_options.aussm.phase_dt=true"])
+    assert tried.changed == {"training.lr": 0.002, "model.block_options": {"aussm": {"phase_dt": True}}}
+    (other,) = make_tries([row], ["training.lr=0.003", "training.steps=2"])
+    assert other.id == f"tries/{row.id}/training.lr=0.003,training.steps=2"
+    lines: list[str] = []
+    assert reproduce([tried, other], out, seeds=1, archive=packed, echo=lines.append) == []
+    assert [path.relative_to(out) for path in stored] == [Path(one.id, "seed_0") for one in (tried, other)]
+    assert [Run(path).settings.training.lr for path in stored] == [0.002, 0.003]
+    assert not (out / "runs").exists()
+    records = read_records(out / "tries" / "runs" / "aussm.jsonl")
+    assert [(one["row"], one["try_of"], one["changed"]) for one in records] == [
+        (one.id, row.id, one.changed) for one in (tried, other)
+    ]
+    assert [(one["steps"], one["updates_published"], one["device_seconds"]) for one in records] == [(3, 3, 1.5), (2, 3, 1.5)]
+    assert all(one["validation_curve"] for one in records)
+    (outcome,) = read_outcomes([row], out)
+    assert not outcome.has_run
+    assert [(run.settings, run.updates) for run in near_runs(row, out)] == [
+        (settings_text(one.changed), updates) for one, updates in ((tried, 3), (other, 2))
+    ]
+    assert count_runs(out) == (2, 0)
+
+    elsewhere = tmp_path / "elsewhere"
+    same = make_tries([row], ["model.block_options={aussm: {phase_dt: true}}", "training.lr=0.0020"])
+    assert same == [tried]
+    assert reproduce(same, elsewhere, seeds=1, archive=packed) == []
+    assert read_records(elsewhere / "tries" / "runs" / "aussm.jsonl") == records, "nothing ran again"
+
+    folder = run_folder(elsewhere, tried, 0)
+    (folder / "result.json").unlink()
+    assert count_runs(elsewhere) == (1, 1)
+    stored[:] = [folder]
+    assert reproduce(same, elsewhere, seeds=1) == [], "a run that is not over continues"
+    (folder / SETTINGS).write_text((folder / SETTINGS).read_text().replace("lr: 0.002\n", "lr: 0.004\n"))
+    with pytest.raises(SettingError, match=r"`training\.lr` must be 0\.004 as in .* \(choose another --out\), got 0\.002"):
+        reproduce(same, elsewhere, seeds=1)
+
+
+@pytest.mark.parametrize(
+    ("words", "error"),
+    [
+        (["training.lrx=1"], "`training.lrx` is an unknown setting; did you mean lr?"),
+        (["lr=1"], "`--lr` is an unknown argument; did you mean --training.lr?"),
+        (["config=other.yaml"], "`--config` is an unknown argument"),
+        (["model.block_options.aussm.phase_dt=none"], "model: phase_dt of block 1 (aussm) of `--model.spec` must be true or"),
+        (["training.lr=-1"], "`training.lr` must be a number above 0, got -1"),
+        (["training.lr=0.001"], "`training.lr` must be another value than that of aussm/table1/parity/ma, got '0.001'"),
+        (["training.lr"], "`--settings` must be settings of the form NAME=VALUE, each once, got 'training.lr'"),
+        (["training.lr=1", "training.lr=2"], "`--settings` must be settings of the form NAME=VALUE, each once, got"),
+        (["task.name=majority"], "`task.name` must be left out of --settings, as the task, its data and"),
+        (["task.data=stream"], "`task.data` must be left out of --settings, as the task, its data and"),
+        (["about.published=r035"], "`about.published` must be left out of --settings, as the task, its data and"),
+        (["training.seed=7"], "`training.seed` must be left out of --settings, as --seeds gives the seeds, got '7'"),
+    ],
+)
+def test_settings_of_tries_that_are_no_other_training_of_the_row_are_refused(
+    row: PublishedRow, words: list[str], error: str
+) -> None:
+    with pytest.raises(SettingError) as raised:
+        make_tries([row], words)
+    assert str(raised.value).startswith(error)
+
+
+def test_try_with_the_settings_of_another_candidate_is_refused() -> None:
+    name = "aussm/table1/parity/aa/aa-0"
+    with pytest.raises(SettingError, match=rf"settings that make {name}\.001 differ from {name}\.01, got"):
+        make_tries(find_rows(f"{name}.001"), ["training.lr=0.01"])
+    with pytest.raises(SettingError, match=rf"settings that make {name}\.001 differ from tries/{name}\.0001/training"):
+        make_tries(find_rows("aussm/table1/parity/aa"), ["training.lr=0.003"])
+
+
 def write_run(row: PublishedRow, out: Path, seed: int, step: int) -> Path:
     """Write the files that archives read of a run after a number of updates, and return its folder."""
     folder = run_folder(out, row, seed)
@@ -301,6 +402,26 @@ def test_exit_code_is_that_of_the_runs_whatever_their_lines_say(
     monkeypatch.setattr("longscan.cli.reproduction._runnable", lambda *_: [])
     target = "state-tracking" if module == "state_tracking.run" else "aussm/table1"
     assert main(["reproduce", target, "--out", str(tmp_path)]) == int(fails)
+
+
+def test_command_runs_tries_in_place_of_the_row(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given: list[PublishedRow] = []
+
+    def reproduce(rows: list[PublishedRow], *_: Any, **__: Any) -> list[Planned]:
+        given.extend(rows)
+        return []
+
+    monkeypatch.setattr("longscan.reproduce.runs.reproduce", reproduce)
+    name = "aussm/table1/parity/ma"
+    command = ["reproduce", name, "--settings", "training.lr=0.003", "model.d_state=9", "--out", str(tmp_path)]
+    assert main(command) == 0
+    assert [one.id for one in given] == [f"tries/{name}/model.d_state=9,training.lr=0.003"]
+    assert capsys.readouterr().out.endswith(f"report {tmp_path}` shows these tries below aussm/table1\n")
+    write_run(given[0], tmp_path, 0, 2)
+    assert main(["reproduce", "list", str(tmp_path), "--paper", "aussm"]) == 0
+    assert f"tries with other settings in {tmp_path}: 0 runs over, which `report` shows, and 1 not" in capsys.readouterr().out
 
 
 def test_archive_keeps_the_run_with_more_updates(row: PublishedRow, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -422,6 +543,8 @@ def test_errors_in_arguments_are_one_line(
         ("thesis/section15",): "thesis/section15/r372: cannot be run (no recipe: a difference of two models of a study, ",
         ("thesis/table7/1k",): "thesis/table7/1k/mamba-s6 and 1 more: missing data: `longscan data get genomes` says how to",
         ("list", "--seeds", "3"): "`--seeds` must be left out with `longscan reproduce list`, got 3",
+        ("state-tracking", "--settings", "training.lr=1"): "`--settings` must be left out with `longscan reproduce state-",
+        ("aussm/table1", "--settings", "lr=1"): "`--lr` is an unknown argument; did you mean --training.lr?",
         ("aussm/table1", "--minutes", "0"): "`--minutes` must be a number above 0 or None, got 0",
         (
             "aussm/table1",

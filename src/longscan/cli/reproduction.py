@@ -27,6 +27,10 @@ def reproduce(
     *,
     paper: Annotated[Literal["aussm", "s7", "thesis", "mamba_lra"] | None, Doc("with list: only this paper")] = None,
     rows: Annotated[list[str] | None, Doc("only the rows of the table whose names begin with one of these")] = None,
+    settings: Annotated[
+        list[str] | None,
+        Doc("settings of model or training, such as training.lr=0.003, for tries of the rows that do not count as the rows"),
+    ] = None,
     seeds: Annotated[PositiveInt | None, Doc("number of seeds of each row, by default as its protocol says")] = None,
     updates: Annotated[PositiveInt | None, Doc("with state-tracking: number of updates of each model, by default 2500")] = None,
     minutes: Annotated[PositiveFloat | None, Doc("minutes after which all runs save a checkpoint and end")] = None,
@@ -51,19 +55,20 @@ def reproduce(
 
     Examples:
         longscan reproduce list
+        longscan reproduce aussm/table1/parity/ma --settings training.lr=0.003 --seeds 3
         longscan reproduce state-tracking --rows S3/gru --seeds 1 --updates 300
         longscan reproduce report --out comparison.md
     """
     from longscan.cli.runs import errors_as_lines
 
     of_runs: dict[str, object] = {"--rows": rows, "--seeds": seeds, "--minutes": minutes, "--per-device": per_device}
-    of_runs |= {"--stacked": stacked, "--pack": pack, "--updates": updates}
+    of_runs |= {"--settings": settings, "--stacked": stacked, "--pack": pack, "--updates": updates}
     tracks = target.partition("/")[0] == TRACKING
     if target in ("list", "report"):
         unused = of_runs | ({"--out": out, "--readme": readme} if target == "list" else {"--paper": paper})
     else:
         unused = {"folder": folder, "--paper": paper, "--readme": readme}
-        unused |= {"--stacked": stacked, "--pack": pack} if tracks else {"--updates": updates}
+        unused |= {"--settings": settings, "--stacked": stacked, "--pack": pack} if tracks else {"--updates": updates}
     for option, value in unused.items():
         if value is not None:
             raise setting_error(option, value, f"left out with `longscan reproduce {target}`")
@@ -75,7 +80,7 @@ def reproduce(
         limit = math.inf if minutes is None else minutes
         if tracks:
             return _track(target, rows or [], seeds, updates, limit, per_device, out or FOLDER)
-        return _run(target, rows or [], seeds, limit, per_device, stacked or "auto", out or FOLDER, pack)
+        return _run(target, rows or [], settings or [], seeds, limit, per_device, stacked or "auto", out or FOLDER, pack)
 
 
 def _list(folder: Path, paper: str | None) -> int:
@@ -83,6 +88,7 @@ def _list(folder: Path, paper: str | None) -> int:
     from longscan.reproduce.page import merge_candidates, read_outcomes
     from longscan.reproduce.rows import read_rows
     from longscan.reproduce.state_tracking import read_rows as read_tracking
+    from longscan.reproduce.tries import count_runs
 
     rows = [row for row in read_rows() if paper is None or row.id.startswith(f"{paper}/")]
     tables = list(dict.fromkeys(row.table for row in rows))
@@ -96,6 +102,9 @@ def _list(folder: Path, paper: str | None) -> int:
     echo(f"{len({row.published for row in rows})} figures: {len(own)} of the papers' own, {len(runnable)} with a recipe")
     echo("recipe: the file in the paper's folder")
     echo("min: GPU minutes of all seeds and settings, expected; –: no rate of its updates is measured")
+    if any(tried := count_runs(folder)):
+        over, left = tried
+        echo(f"tries with other settings in {folder}: {over} runs over, which `report` shows, and {left} not over")
     if paper is None:
         found = len(read_tracking(folder))
         echo(f"`longscan reproduce {TRACKING}`: word problems of seven groups, {found} rows in {folder}")
@@ -204,6 +213,7 @@ def _track(
 def _run(
     target: str,
     names: Sequence[str],
+    settings: Sequence[str],
     seeds: int | None,
     minutes: float,
     per_device: int | None,
@@ -211,13 +221,14 @@ def _run(
     out: str,
     pack: str | None,
 ) -> int:
-    """Run rows, print what ended and what is left, and return the exit code."""
+    """Run rows, or tries of them with other settings, print what ended and what is left, and return the exit code."""
     from longscan.reproduce.runs import reproduce
+    from longscan.reproduce.tries import make_tries
 
     rows = _runnable(target, names)
     failed: list[str] = []  # names of runs
     left = reproduce(
-        rows,
+        make_tries(rows, settings) if settings else rows,
         out,
         seeds=seeds,
         minutes=minutes,
@@ -229,7 +240,9 @@ def _run(
     )
     if left:
         echo(f"{len(left)} runs are not over; the same command continues them" + (f", elsewhere from {pack}" if pack else ""))
-    echo(f"`longscan reproduce report {out}` compares {', '.join(dict.fromkeys(row.table for row in rows))} with the papers")
+    tables = ", ".join(dict.fromkeys(row.table for row in rows))
+    does = f"shows these tries below {tables}" if settings else f"compares {tables} with the papers"
+    echo(f"`longscan reproduce report {out}` {does}")
     return 1 if failed else 0
 
 

@@ -18,11 +18,13 @@ from torch import Tensor
 
 from longscan._errors import setting_error
 from longscan.datasets.archives import unpack_members
+from longscan.reproduce.rows import TRIES
 from longscan.training.checkpoint import find_checkpoint
 from longscan.training.run import SETTINGS, Run, build_model, holds_run
 from longscan.training.settings import Settings
 
 MANIFEST = "reproduce.json"
+RECORDS = ("runs", f"{TRIES}/runs")  # folders of records in a folder of runs
 PART_BYTES, MAX_PARTS = 16 * 2**20, 8
 _FILES = (SETTINGS, "metrics.jsonl", "result.json", "angles.json", "device_seconds.json")
 _PART = re.compile(r"runs\.tar\.gz\.(\d+)of(\d+)")
@@ -64,14 +66,14 @@ def pack(out: Path, target: Path) -> list[Path]:
     """Write the archive of a folder of runs and return its parts, which replace those of an earlier archive.
 
     Args:
-        out: the folder of the runs, with their records in `runs`.
+        out: the folder of the runs and their records.
         target: folder of the parts, created if needed.
 
     Raises SettingError, and leaves an earlier archive, if more parts would be needed than are allowed.
     """
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w:gz", compresslevel=6, dereference=True) as tar:  # `unpack` leaves links out
-        for path in [out / MANIFEST, *sorted((out / "runs").glob("*.jsonl"))]:
+        for path in [out / MANIFEST, *(path for folder in RECORDS for path in sorted((out / folder).glob("*.jsonl")))]:
             tar.add(path, path.relative_to(out))
         for settings in sorted(out.rglob(SETTINGS)):
             _add_run(tar, settings.parent, settings.parent.relative_to(out))
@@ -151,8 +153,8 @@ def unpack(source: Path, out: Path) -> None:
             shutil.rmtree(here, ignore_errors=True)
             here.parent.mkdir(parents=True, exist_ok=True)
             run.rename(here)
-    for records in (new / "runs").glob("*.jsonl"):
-        _merge_lines(records, out / "runs" / records.name)
+    for records in (path for folder in RECORDS for path in (new / folder).glob("*.jsonl")):
+        _merge_lines(records, out / records.relative_to(new))
     shutil.rmtree(new)
 
 

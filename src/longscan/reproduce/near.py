@@ -1,12 +1,13 @@
 """Runs near a row: of its recipe and figure, but not by its protocol or not by `longscan reproduce`, so that they do not count.
 
 `near` of a row names their files, relative to the folder of the records: a `.json` with seeds that `benchmarks/seeds.py` trained
-together, or a `.jsonl` with runs, of which those of the row's recipe and figure are taken.
+together, or a `.jsonl` with runs, of which those of the row's recipe and figure are taken. Tries of a row by `longscan reproduce
+--settings` are near it, too.
 """
 
 import json
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import NamedTuple
@@ -14,7 +15,8 @@ from typing import NamedTuple
 from longscan.report.comparisons import compare
 from longscan.report.records import Record, check_record, read_records
 from longscan.report.statistics import mean_interval
-from longscan.reproduce.rows import PublishedRow
+from longscan.reproduce.rows import TRIES, PublishedRow
+from longscan.reproduce.tries import settings_text
 
 NOT_COMPARED = ("training.seed", "training.capture", "training.threads", "training.device")  # settings that no line names
 
@@ -23,33 +25,45 @@ class NearRun(NamedTuple):
     """Runs of one setting.
 
     Attributes:
-        scores: one for each seed, in the unit of the published figure.
-        updates: the smallest number of updates.
+        scores: one for each seed whose run is finished, in the unit of the published figure.
+        failed: number of seeds whose runs failed.
+        updates: the smallest number of updates of a finished run, or of a failed one if none is finished.
+        minutes: minutes of a GPU or CPU, of all runs; None where a record has no time.
         source: the file of the records, and what wrote it.
         settings: what the command sets besides the recipe, empty for nothing.
         why: why the runs do not count.
     """
 
     scores: tuple[float, ...]
+    failed: int
     updates: int
+    minutes: float | None
     source: str
     settings: str
     why: str
 
-    def line(self, name: str, decimals: int) -> str:
-        """Return a line of a Markdown table with the columns of `HEADER`.
-
-        Args:
-            name: name of the row.
-            decimals: digits after the point of the published figure.
-        """
-        mean, half = mean_interval(self.scores)
-        score = f"{mean:.{decimals + 1}f}" + ("" if half is None else f" ± {half:.{decimals + 1}f}")
-        own = f"`{self.settings}`" if self.settings else "–"
-        return f"| {name} | {score} | {len(self.scores)} | {self.updates:,} | {own} | {self.source} |"
+    def line(self, name: str, row: PublishedRow) -> str:
+        """Return a line of a Markdown table with the columns of `HEADER`, under a name for the row."""
+        cells = [name, score_text(self.scores, row.decimals)]
+        cells.append(f"{len(self.scores)}, {self.failed} failed" if self.failed else str(len(self.scores)))
+        cells += [f"{self.updates:,}, of {row.updates:,}", "–" if self.minutes is None else f"{self.minutes:.1f}"]
+        cells += [f"`{self.settings}`".replace("|", "\\|") if self.settings else "–", self.source]
+        return f"| {' | '.join(cells)} |"
 
 
-HEADER = ["| row | ours | seeds | updates | other settings | records |", "|---|---|---:|---:|---|---|"]
+HEADER = [
+    "| row | ours | seeds | updates, of published | minutes | other settings | records |",
+    "|---|---|---:|---:|---:|---|---|",
+]
+TRIED = "tries by `longscan reproduce --settings`, with other settings than the protocol's"
+
+
+def score_text(scores: Sequence[float], decimals: int) -> str:
+    """Return mean and half the 95 % interval over seeds, with a digit more than the published figure; a dash without a score."""
+    if not scores:
+        return "–"
+    mean, half = mean_interval(scores)
+    return f"{mean:.{decimals + 1}f}" + ("" if half is None else f" ± {half:.{decimals + 1}f}")
 
 
 def near_lines(table: str, rows: Sequence[PublishedRow], folder: Path) -> list[str]:
@@ -57,14 +71,17 @@ def near_lines(table: str, rows: Sequence[PublishedRow], folder: Path) -> list[s
     lines: dict[str, list[str]] = {}
     for row in rows:
         for run in near_runs(row, folder):
-            lines.setdefault(run.why, []).append(run.line(row.id.removeprefix(f"{table}/"), row.decimals))
+            lines.setdefault(run.why, []).append(run.line(row.id.removeprefix(f"{table}/"), row))
     heading = "Runs near these rows, which do not count"
     return [line for why, of in lines.items() for line in ("", f"{heading} ({why}):", "", *HEADER, *of)]
 
 
 def near_runs(row: PublishedRow, folder: Path) -> list[NearRun]:
-    """Return the runs near a row that a folder of records has."""
-    return [run for path, why in row.near.items() if (folder / path).exists() for run in _read(row, folder / path, why)]
+    """Return the runs near a row that a folder of records has: those of the files that it names, then its tries."""
+    found = [run for path, why in row.near.items() if (folder / path).exists() for run in _read(row, folder / path, why)]
+    tries = folder / TRIES / row.records
+    records = [one for one in read_records(tries) if one.get("try_of") == row.id] if tries.exists() else []
+    return found + list(_grouped(records, lambda one: settings_text(one["changed"]), tries, TRIED))
 
 
 def _read(row: PublishedRow, file: Path, why: str) -> Iterator[NearRun]:
@@ -72,14 +89,34 @@ def _read(row: PublishedRow, file: Path, why: str) -> Iterator[NearRun]:
         record = json.loads(file.read_text("utf-8"))
         check_record("seeds", record)
         if scores := record["selected"]["test"]:
-            yield NearRun(tuple(scores), record["steps"], f"`{file.as_posix()}` by `{_script(record['command'])}`", "", why)
+            source = f"`{file.as_posix()}` by `{_script(record['command'])}`"
+            yield NearRun(tuple(scores), 0, record["steps"], record["seconds"] / 60, source, "", why)
         return
     found = [one for one in read_records(file) if one.get("row") is None and _is_near(row, one)]
-    for settings, group in groupby(sorted(found, key=_settings), _settings):
+    yield from _grouped(found, _settings, file, why)
+
+
+def _grouped(found: Sequence[Record], key: Callable[[Record], str], file: Path, why: str) -> Iterator[NearRun]:
+    """Yield the runs of each text of settings, which `key` returns for a record."""
+    for settings, group in groupby(sorted(found, key=key), key):
         records = list(group)
-        scores = tuple(score for one in compare(records) for entry in one.entries for score in entry.scores)
-        source = f"`{file.as_posix()}` by `{_script(records[0]['command'])}`"
-        yield NearRun(scores, min(one["steps"] for one in records), source, settings, why)
+        entries = [entry for one in compare(records) for entry in one.entries]
+        finished = [one for one in records if one["status"] == "finished"]
+        yield NearRun(
+            scores=tuple(score for entry in entries for score in entry.scores),
+            failed=sum(entry.failed for entry in entries),
+            updates=min(one["steps"] for one in finished or records),
+            minutes=_minutes(records),
+            source=f"`{file.as_posix()}` by `{_script(records[0]['command'])}`",
+            settings=settings,
+            why=why,
+        )
+
+
+def _minutes(records: Sequence[Record]) -> float | None:
+    """Return the minutes of a device for runs; of seeds that trained together each has its share. None if a time is missing."""
+    seconds = [one.get("device_seconds") or (one["seconds"] and one["seconds"] / one.get("stacked", 1)) for one in records]
+    return None if None in seconds else sum(seconds) / 60
 
 
 def _is_near(row: PublishedRow, record: Record) -> bool:

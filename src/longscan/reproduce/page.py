@@ -11,8 +11,7 @@ from statistics import fmean
 from longscan.report.comparisons import compare
 from longscan.report.published import papers, valid_score
 from longscan.report.records import Record, read_folder
-from longscan.report.statistics import mean_interval
-from longscan.reproduce.near import near_lines
+from longscan.reproduce.near import near_lines, score_text
 from longscan.reproduce.rows import PublishedRow, read_rows
 from longscan.reproduce.runs import device_seconds, progress_of
 from longscan.reproduce.state_tracking import report_lines as tracking_lines
@@ -54,11 +53,7 @@ class Outcome:
     @property
     def ours(self) -> str:
         """Mean and half the 95 % interval over seeds; a dash without a score."""
-        if not self.scores:
-            return "–"
-        mean, half = mean_interval(self.scores)
-        digits = self.row.decimals + 1
-        return f"{mean:.{digits}f}" if half is None else f"{mean:.{digits}f} ± {half:.{digits}f}"
+        return score_text(self.scores, self.row.decimals)
 
     @property
     def has_run(self) -> bool:

@@ -38,6 +38,7 @@ from longscan.datasets import DATA_SETS
 from longscan.report.published import papers, published_ids, published_row
 from longscan.training.parsing import merge
 
+TRIES = "tries"  # folder of the runs and records of tries, in a folder of runs
 PROTOCOLS = resources.files("longscan.reproduce").joinpath("protocols")
 Status = Literal["recipe", "no recipe", "impossible", "no training", "cited", "repeated"]
 DataSetName = Annotated[str, Rule(DATA_SETS.__contains__, "a data set of `longscan data list`")]
@@ -109,6 +110,40 @@ class PublishedRow(SettingsGroup):
 
         root = os.environ.get("LONGSCAN_DATA")
         return root is not None and is_available(DATA_SETS[self.data], Path(root))
+
+    @property
+    def records(self) -> Path:
+        """The file of the records of its runs, relative to the folder of the runs."""
+        return Path("runs", f"{self.id.partition('/')[0]}.jsonl")
+
+    @property
+    def record_fields(self) -> dict[str, Any]:
+        """The fields of a record that say which row its run is of."""
+        return {"row": self.id, "recipe": self.recipe, "updates_published": self.updates}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Try(PublishedRow):
+    """A row with other settings than its protocol's, whose runs do not count as the row (`longscan.reproduce.tries`).
+
+    Attributes:
+        id: the folder of its runs, tries/PAPER/TABLE/ROW/SETTINGS.
+        try_of: id of the row.
+        changed: the settings that differ, by dotted name. `settings` has them, too.
+    """
+
+    try_of: str
+    changed: dict[str, Any]
+
+    @property
+    def records(self) -> Path:
+        """The file of the records of its runs, relative to the folder of the runs."""
+        return Path(TRIES, "runs", f"{self.try_of.partition('/')[0]}.jsonl")
+
+    @property
+    def record_fields(self) -> dict[str, Any]:
+        """The fields of a record that say which row its run is a try of, and with which settings."""
+        return super().record_fields | {"try_of": self.try_of, "changed": self.changed}
 
 
 @cache

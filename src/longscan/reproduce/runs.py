@@ -5,6 +5,7 @@ PAPER/TABLE/ROW/seed_0/               a run's folder, as `longscan train` writes
 PAPER/TABLE/ROW/seed_0.txt            what its processes printed
 PAPER/TABLE/ROW/seeds_0-2.txt         the same for seeds that train together in one process
 runs/PAPER.jsonl                      the records of the runs that are over
+tries/                                the same for tries with other settings (`longscan.reproduce.tries`)
 """
 
 import json
@@ -25,7 +26,7 @@ from longscan._errors import SettingError, one_line, setting_error
 from longscan._files import write_text
 from longscan.datasets import DATA_SETS
 from longscan.report.records import Record, append_record, read_folder
-from longscan.reproduce.archive import MANIFEST, check_size, checkpoint_bytes, pack, unpack
+from longscan.reproduce.archive import MANIFEST, RECORDS, check_size, checkpoint_bytes, pack, unpack
 from longscan.reproduce.rows import PublishedRow, find_recipe
 from longscan.reproduce.stacks import Stacking, is_stacked, stack_command
 from longscan.training.logs import read_rows
@@ -201,7 +202,7 @@ def reproduce(
     """Run rows of the papers' tables in parallel and record the runs that are over; return the runs that are not.
 
     Args:
-        rows: the rows, whose status is "recipe" and whose data are present.
+        rows: the rows, or tries of rows, whose status is "recipe" and whose data are present.
         out: folder of the runs, created if needed; runs in it are continued.
         seeds: number of seeds of each row, from 0; None: that of the row's protocol. Seed 0 of every row comes first.
         minutes: limit after which all runs save a checkpoint and end.
@@ -239,7 +240,7 @@ def reproduce(
         ]
         for one in plan:
             check_run(one, with_seed(settings[one.row.id], one.row, one.seed))
-        recorded = {_identity(record) for record in read_folder(out / "runs")}
+        recorded = {_identity(record) for folder in RECORDS for record in read_folder(out / folder)}
 
         def on_end(ended: Ended) -> None:
             process = by_name[ended.name]
@@ -248,7 +249,8 @@ def reproduce(
                 row = _record(one, out, recorded)
                 if ended.has_failed if row is None else row["value"] is None:
                     on_failure(one.name)
-                echo(_unfinished_line(one, ended, process.log) if row is None else _result_line(one, row))
+                updates = settings[one.row.id].training.steps
+                echo(_unfinished_line(one, ended, process.log, updates) if row is None else _result_line(one, row))
 
         for one in plan:  # runs that ended while this process was gone
             _record(one, out, recorded)
@@ -317,18 +319,13 @@ def _record(one: Planned, out: Path, recorded: set[tuple[Any, ...]]) -> Record |
     """Return the record of a run that is over, after appending it unless its identity is in `recorded`; else None."""
     if not progress_of(one.folder).is_over:
         return None
-    row = result_row(Run(one.folder)) | {
-        "row": one.row.id,
-        "recipe": one.row.recipe,
-        "updates_published": one.row.updates,
-        "device_seconds": device_seconds(one.folder),
-    }
+    row = result_row(Run(one.folder)) | one.row.record_fields | {"device_seconds": device_seconds(one.folder)}
     row["updates_per_second"] = round(row["steps"] / row["seconds"], 3) if row["steps"] and row["seconds"] else None
     scored = [logged for logged in read_rows(one.folder / "metrics.jsonl") if logged["split"] == "valid"]
     row["validation_curve"] = {str(logged["step"]): x for logged in scored if (x := logged.get(row["metric"])) is not None}
     if _identity(row) not in recorded:
         recorded.add(_identity(row))
-        append_record(out / "runs" / f"{one.row.id.partition('/')[0]}.jsonl", row)
+        append_record(out / one.row.records, row)
     return row
 
 
@@ -340,9 +337,9 @@ def _result_line(one: Planned, row: Record) -> str:
     return f"{one.name}: {value} after {row['steps']:,} updates, {rate}"
 
 
-def _unfinished_line(one: Planned, ended: Ended, log: Path) -> str:
+def _unfinished_line(one: Planned, ended: Ended, log: Path, updates: int) -> str:
     """Return a line on a run that is not over, from the end and the log of its process."""
     if ended.has_failed:
         lines = log.read_text("utf-8", errors="replace").splitlines()
         return f"{one.name}: ended with code {ended.status}: {lines[-1] if lines else ''} ({log})"
-    return f"{one.name}: stopped at update {progress_of(one.folder).updates:,} of {one.row.updates:,}"
+    return f"{one.name}: stopped at update {progress_of(one.folder).updates:,} of {updates:,}"
