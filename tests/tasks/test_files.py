@@ -328,6 +328,45 @@ def test_empty_line_of_a_csv_file_of_one_channel_is_a_missing_value(tmp_path):
     assert read_recordings(path).series[0].tolist() == [[1, 3], [2, 4]]
 
 
+@pytest.mark.parametrize("header", ["0", "0,1,2", "1,2", "2001,2002", "0, 10, 20"])
+def test_numbers_that_may_be_names_of_channels_are_refused_in_a_csv_file(header, tmp_path):
+    path = tmp_path / "one.csv"
+    rows = "\n".join(",".join(f"{step}.5" for _ in header.split(",")) for step in range(3))
+    path.write_text(f"\n{header}\n{rows}\n")
+    with pytest.raises(ValueError, match=f"one.csv:2: the first line must be names or values, got '{header}', which can be both"):
+        read_recordings(path)
+    path.write_text(f"#{header}\n{rows}\n")
+    assert read_recordings(path).series[0].shape[1] == 3
+    path.write_text(f"{','.join('x' for _ in header.split(','))}\n{header}\n{rows}\n")
+    assert read_recordings(path).series[0][:, 0].tolist() == [float(word) for word in header.split(",")]
+
+
+@pytest.mark.parametrize(
+    "rows",
+    ["0.0\n0.5", "1\n1.5", "0\n2\n0.5", "2,1\n.5,.5", "0,0\n.5,.5", "3,7\n.5,.5", "1.0,2.0\n.5,.5", "1,2\n3,4", "0,1,2"],
+    ids=repr,
+)
+def test_first_line_of_a_csv_file_without_header_is_a_step(rows, tmp_path):
+    path = tmp_path / "one.csv"
+    path.write_text(rows)
+    assert read_recordings(path).series[0].T.tolist() == [[float(word) for word in row.split(",")] for row in rows.split("\n")]
+
+
+def test_whole_numbers_from_zero_on_are_names_of_channels_also_before_whole_numbers(tmp_path):
+    path = tmp_path / "one.csv"
+    path.write_text("0,1\n3,4\n")
+    with pytest.raises(ValueError, match=r"one\.csv:1: the first line must be names or values, got '0,1', which can be both"):
+        read_recordings(path)
+
+
+@pytest.mark.parametrize("row", ["inf", "1e39"])
+def test_first_line_of_a_csv_file_is_no_header_if_its_numbers_are_too_large(row, tmp_path):
+    path = tmp_path / "one.csv"
+    path.write_text(f"{row}\n1\n2\n")
+    with pytest.raises(ValueError, match=f"one.csv:1: values must be .*, got '{row}'"):
+        read_recordings(path)
+
+
 def test_csv_and_npy_files_are_read_as_series(tmp_path):
     path = tmp_path / "one.csv"
     path.write_text("x, y\n1, 2\n3,\n5,6\n")

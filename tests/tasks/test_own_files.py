@@ -139,6 +139,21 @@ BAD: dict[str, tuple[str, dict[str, object], str]] = {
         GOOD.replace(",", ";").replace(".", ","), {"separator": ";"}, "got '0,1257' in line 2; `decimal` ',' reads 1,5"
     ),
     "no header": (GOOD.partition("\n")[2].replace("u", "").replace(",a", ",1").replace(",b", ",2"), {}, "got the numbers 0, 0, "),
+    "no header, a label": (wide(*LABELS), {"id": None, "label": "a"}, "got what seem to be values: 0.000, 0.000, 0.5, a"),
+    "no header, ids and a label": (GOOD.partition("\n")[2], {"id": "u0", "label": "a"}, "got what seem to be values: u0, 0, "),
+    "no header, a date": (
+        GOOD.partition("\n")[2].replace("u0,0", "2024-01-01,0", 1), {"id": "0", "label": "a"}, "got what seem to be values: 2024-"
+    ),
+    "no header, a missing value": (
+        GOOD.partition("\n")[2].replace("u0,0", "?,0", 1), {"id": "0", "label": "a"}, "got what seem to be values: ?, 0, "
+    ),
+    "no header, ids that occur once": (
+        wide(*(f"s{n},{n}.5,{n}.1,{n}.7,{n}.2,{'ab'[n % 2]}" for n in range(12))), {"id": "s0", "label": "a"},
+        "got what seem to be values: s0, 0.5, 0.1, 0.7, 0.2, a",
+    ),
+    "no header, decimal commas": (
+        "0,5;1,5\n0,25;2,5\n", {"separator": ";", "decimal": ",", "label": "0,5"}, "got the numbers 0,5, 1,5"
+    ),
     "column twice": (GOOD.replace("y,", "x,", 1), {}, "the names of the columns must be unique, got 'x' 2 times"),
     "column without a name": (GOOD.replace("y,", ",", 1), {}, "`channels` must be the columns to read, as column 4"),
     "no channels": ("unit,kind\n" + "u1,a\n" * 4, {}, "must have at least one column of values, got only unit, kind"),

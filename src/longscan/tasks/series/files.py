@@ -12,11 +12,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from longscan._errors import cut, one_line, quote, setting_error
+from longscan.tasks.series.clock import ClockReader
 
 if TYPE_CHECKING:
     import pandas as pd
 
 ROWS = 250_000  # number of rows that are read together
+HEADER_ROWS = 1000  # number of rows in which the words of the first line are looked for, to tell names from values
+MIN_UNORDERED = 4  # smallest number of fractions without an order that are values; three are often in order by chance
 CSV = (".csv", ".tsv", ".txt")
 COMPRESSED = (".gz", ".bz2", ".xz", ".zip")
 PARQUET = (".parquet", ".pq")
@@ -87,23 +90,65 @@ def _first_lines(path: Path, dialect: Dialect, count: int) -> "pd.DataFrame":
 
 
 def _check_header(path: Path, names: Sequence[str], dialect: Dialect) -> None:
-    """Raise ValueError for a header that is not one: another separator, or numbers."""
+    """Raise an error for a header that is not one: another separator, numbers, or what seems to be a row of values."""
     for mark in (";", "\t", ",", "|"):
         if len(names) == 1 and mark != dialect.separator and mark in names[0]:
             raise setting_error(
                 "separator", dialect.separator, f"the character between the columns of {path}, {mark!r} it seems (and decimal "
                 "',' if numbers are written 1,5)"
             )  # fmt: skip
-    if all(_is_number(name) for name in names):
+    if all(_is_number(name, dialect) for name in names):
         raise ValueError(f"{path} must begin with a line with the names of the columns, got the numbers {', '.join(names)[:60]}")
+    if _has_values(path, names, dialect):
+        shown = cut(", ".join(names))
+        raise ValueError(f"{path} must begin with a line with the names of the columns, got what seem to be values: {shown}")
 
 
-def _is_number(text: str) -> bool:
+def _has_values(path: Path, names: Sequence[str], dialect: Dialect) -> bool:
+    """Return whether the first line of a text file seems to be a row of values.
+
+    Numbers and dates are also names, of the steps of a wide table. They count as values if every other word of the line is a
+    missing value or is repeated below it, such as an id or a label, and numbers with fractions also if they are in no order.
+    """
+    numbers = [name for name in names if _is_number(name, dialect)]
+    if not numbers:
+        return False
+    floats = [_to_float(name, dialect) for name in numbers]
+    has_fractions = len(numbers) >= MIN_UNORDERED and not all(number.is_integer() for number in floats)
+    if has_fractions and not (_is_sorted(floats) or _is_sorted(numbers)):  # pivoted tables have steps in the order of their text
+        return True
+    words = {
+        place: name
+        for place, name in enumerate(names)
+        if not (name in numbers or (name and name in MISSING_WORDS) or _is_time(name))
+    }
+    if not words:
+        return True
+    below = _first_lines(path, dialect, HEADER_ROWS)[1:]
+    return all((below[place].str.strip() == name).any() for place, name in words.items())
+
+
+def _is_sorted(values: list[Any]) -> bool:
+    return values in (sorted(values), sorted(values, reverse=True))
+
+
+def _is_time(text: str) -> bool:
+    import pandas as pd
+
+    return ClockReader(None).add(pd.Series([text], dtype=str)) is None
+
+
+def _is_number(text: str, dialect: Dialect) -> bool:
     try:
-        float(text)
+        _to_float(text, dialect)
     except ValueError:
         return False
     return "_" not in text  # 1_1 is a number for Python alone
+
+
+def _to_float(text: str, dialect: Dialect) -> float:
+    """Return a word of a text file as a number, ValueError if it is none."""
+    return float(text.replace(dialect.decimal, "."))
 
 
 def read_frames(path: Path, columns: Sequence[str], texts: Sequence[str], dialect: Dialect) -> Iterator["pd.DataFrame"]:

@@ -19,6 +19,7 @@ import logging
 import re
 import warnings
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -103,13 +104,19 @@ def read_arff_dimensions(paths: Sequence[str | Path], missing: Missing = "refuse
 def read_csv(path: str | Path, missing: Missing = "refuse") -> Recordings:
     """Read one series without labels: a line per step, "," separates channels; a first line without numbers is a header.
 
-    In a file of one channel an empty line between others is a missing value; in wider ones it is ignored.
+    In a file of one channel an empty line between others is a missing value; in wider ones it is ignored. Raises ValueError for
+    damaged content, and for a first line of numbers that are probably the names of the channels, such as 0,1,2.
     """
     numbered = list(_lines(path, with_empty=True))
     filled = [row for row, (_, text) in enumerate(numbered) if text]
     lines = numbered[filled[0] : filled[-1] + 1] if filled else []
-    if lines and all(_parse_number(word) is None for word in lines[0][1].split(",")):
+    if lines and not any(_is_number(word) for word in lines[0][1].split(",")):
         lines = lines[1:]
+    elif lines and _has_numbered_channels([text.split(",") for _, text in lines]):
+        raise ValueError(
+            f"{path}:{lines[0][0]}: the first line must be names or values, got {lines[0][1][:60]!r}, which can be both; a line "
+            "of names before it makes it values, '#' in front of it makes it a comment"
+        )
     if not lines:
         raise ValueError(f"{path} must contain numbers, got none")
     width = next(len(text.split(",")) for _, text in lines if text)
@@ -260,6 +267,34 @@ def _parse_number(word: str) -> float | None:
     except ValueError:
         return None
     return number if abs(number) <= LARGEST and "_" not in word else None  # 1_1 is a number for Python alone
+
+
+def _is_number(word: str) -> bool:
+    """Return whether a word is a number, also an infinite or a missing one, or one beyond the range of float32."""
+    try:
+        float(word)
+    except ValueError:
+        return word.strip().lower() in _MISSING
+    return True
+
+
+def _has_numbered_channels(rows: list[list[str]]) -> bool:
+    """Return whether the words of the first row seem to be names of channels.
+
+    They are whole numbers with equal steps, such as 0,1,2 or 2001,2002 or a single 0, and all other rows have fractions. Two and
+    more numbers from 0 on are names in any case, as pandas writes them.
+    """
+    words = [word.strip() for word in rows[0]]
+    if len(rows) == 1 or not all(word.isdecimal() for word in words):
+        return False
+    numbers = [int(word) for word in words]
+    steps = {after - before for before, after in pairwise(numbers)}
+    if len(numbers) > 1 and numbers[0] == 0 and steps == {1}:
+        return True
+    others = ([word.strip() for word in row if word.strip().lower() not in _MISSING] for row in rows[1:])
+    if any(row and all(word.isdecimal() for word in row) for row in others):
+        return False
+    return numbers == [0] or steps == {1} or (len(numbers) > 2 and len(steps) == 1 and min(steps) > 0)
 
 
 def _is_too_large(word: str) -> bool:
