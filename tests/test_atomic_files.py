@@ -31,6 +31,17 @@ def test_failed_writing_leaves_the_file_and_no_temporary_one(tmp_path: Path) -> 
     assert list(tmp_path.iterdir()) == [path]
 
 
+def test_errors_name_the_file_and_not_the_temporary_one(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError) as missing:
+        write_text(tmp_path / "absent" / "file.txt", "")
+    assert missing.value.filename == str(tmp_path / "absent" / "file.txt")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OSError, match="file") as wrong:
+        write_user_file(tmp_path / "file" / "x" / "y", b"")
+    assert "writing" not in str(wrong.value)
+    assert write_user_file(tmp_path / "new" / "folder" / "file", b"1").read_bytes() == b"1"
+
+
 def test_a_file_of_a_user_is_replaced_behind_a_link_and_a_pipe_is_written(tmp_path: Path) -> None:
     path, link, pipe = tmp_path / "file.png", tmp_path / "link.png", tmp_path / "pipe"
     path.write_bytes(b"former")

@@ -3,7 +3,7 @@
 import os
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -39,8 +39,9 @@ def try_writing(path: str | Path) -> None:
     """Raise OSError if a file or folder cannot be written or created. Creates nothing that remains."""
     whole = Path(path).absolute()
     nearest = next(place for place in (whole, *whole.parents) if place.exists() or place.is_symlink())
-    if nearest.is_file() and nearest == whole:
-        nearest.open("ab").close()
+    if nearest == whole and whole.exists() and not whole.is_dir():
+        if whole.is_file():  # opening a pipe waits for its reader
+            whole.open("ab").close()
         return
     with TemporaryDirectory(dir=nearest):  # permissions are not enough: root has all of them, and yet cannot write into /proc
         return
@@ -57,7 +58,11 @@ def write_text(path: Path, text: str) -> Path:
 
 
 def write_user_file(path: Path, content: bytes) -> Path:
-    """Write a file of a name that a user gave as `write_text` does, behind a symbolic link too; devices and pipes in place."""
+    """Write a file of a name that a user gave as `write_text` does, behind a symbolic link too; devices and pipes in place.
+
+    The folder of the file is created if needed.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
     if path.exists() and not path.is_file():  # renaming would replace /dev/null by a file
         path.write_bytes(content)
         return path
@@ -68,10 +73,16 @@ def write_user_file(path: Path, content: bytes) -> Path:
 
 @contextmanager
 def _replacing(path: Path) -> Iterator[Path]:
-    """Yield a temporary name in the folder of `path`; rename the file to `path` at the end, or remove it after an error."""
+    """Yield a temporary name in the folder of `path`; rename the file to `path` at the end, or remove it after an error.
+
+    An OSError about the temporary file is raised as one about `path`.
+    """
     temporary = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}.writing")
     try:
         yield temporary
         temporary.replace(path)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from None
     finally:
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):  # such as the error that ended the writing
+            temporary.unlink(missing_ok=True)

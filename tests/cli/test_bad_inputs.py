@@ -290,12 +290,16 @@ def test_wrong_arguments_of_other_commands_fail(run_failing_command: Callable[..
     assert "questions.txt:2" in line
     assert "'7'" in line
     (tmp_path / "questions.txt").write_text("1 0\n")
-    assert "--out" in run_failing_command(
-        "predict", finished, tmp_path / "questions.txt", "--out", tmp_path / "absent" / "table.csv"
-    )
+    for out, reason in ((tmp_path / "questions.txt" / "x.csv", "Not a directory"), (tmp_path, "a file, not a folder")):
+        line = run_failing_command("predict", finished, tmp_path / "questions.txt", "--out", out, "--checkpoint", "absent")
+        assert "`--out` must be a file" in line, "found before the model is read"
+        assert reason in line
+        assert ".writing" not in line
     assert "runs" in run_failing_command("record", finished, "--results", tmp_path / "elsewhere" / "r.jsonl")
     assert "which does not exist" in run_failing_command("report", tmp_path / "absent")
     assert "--out" in run_failing_command("report", finished, "--out", tmp_path / "page.html")
+    line = run_failing_command("report", tmp_path, "--out", "/proc/page.html")
+    assert line == "longscan: /proc/page.html: No such file or directory"
     assert "`all` is an unknown argument" in run_failing_command("tasks", "all")
 
 

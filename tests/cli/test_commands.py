@@ -204,8 +204,12 @@ def test_predict_writes_a_table(run_command: Callable[..., str], run: Path, tmp_
     with (tmp_path / "table.csv").open() as former:
         assert run_command("predict", run, examples, "--out", tmp_path / "table.csv") == ""
         assert former.read() == "former", "a new file takes its place, so that no reader sees an incomplete table"
-    with (tmp_path / "table.csv").open() as file:
-        assert list(csv.DictReader(file)) == rows
+    (tmp_path / "link").symlink_to(tmp_path / "behind.csv")  # which does not exist yet
+    for out in ("new folder/[1].csv", "link"):
+        run_command("predict", run, examples, "--out", tmp_path / out)
+    for table in ("table.csv", "new folder/[1].csv", "behind.csv"):
+        with (tmp_path / table).open() as file:
+            assert list(csv.DictReader(file)) == rows
 
 
 def listed_names(text: str) -> list[str]:

@@ -274,6 +274,17 @@ def test_scores_and_baselines_have_the_unit_of_the_published_score(make_results,
     assert "| lra_text, test accuracy, % | s5 | 88.8 | 1 | 0 | 50.0 | – | s4(old) 76," in text
 
 
+def test_pages_replace_the_file_behind_a_link(results, tmp_path):
+    """A link, and a device such as /dev/null, is not replaced by a file."""
+    (tmp_path / "page").write_text("<!-- results -->\n<!-- /results -->\n")
+    (tmp_path / "link").symlink_to(tmp_path / "page")
+    fill_markdown(tmp_path / "link", results)
+    assert "| " in (tmp_path / "page").read_text("utf-8")
+    results_report(results, tmp_path / "link")
+    assert (tmp_path / "page").read_text("utf-8").startswith("<!doctype html>")
+    assert (tmp_path / "link").is_symlink()
+
+
 def test_fill_markdown_replaces_text_between_marks(results, tmp_path):
     page = tmp_path / "page.md"
     page.write_text("before\n<!-- results -->\nold\n<!-- /results -->\nafter\n")

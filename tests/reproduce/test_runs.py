@@ -451,6 +451,26 @@ def test_archive_keeps_the_run_with_more_updates(row: PublishedRow, tmp_path: Pa
     assert progress_of(second) == (5, False)
 
 
+def test_no_kill_leaves_a_folder_without_the_earlier_and_without_the_new_archive(
+    row: PublishedRow, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    run, packed = write_run(row, tmp_path / "here", 0, 7), tmp_path / "packed"
+    (part,) = archive.pack(tmp_path / "here", packed)
+    earlier = part.read_bytes()
+    (run / "settings.yaml").write_text("task: {name: parity}  # changed\n")
+    for move in ("unlink", "rename", "replace"):
+        with monkeypatch.context() as patch:
+            patch.setattr(Path, move, killed)
+            with suppress(KeyboardInterrupt):
+                archive.pack(tmp_path / "here", packed)
+        assert archive.read_archive(packed) is not None, move
+    archive.pack(tmp_path / "here", packed)
+    assert archive.read_archive(packed) not in (None, earlier)
+
+
 def test_archives_that_are_too_large_or_damaged_are_refused(
     row: PublishedRow, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

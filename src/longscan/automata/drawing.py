@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Circle, FancyArrowPatch
 
 from longscan._errors import setting_error
-from longscan._files import write_text
+from longscan._files import write_user_file
 from longscan.automata.compiler import CompiledAutomaton
 from longscan.automata.dfa import DFA, Word
 
@@ -51,7 +51,7 @@ def write_dot(automaton: DFA | CompiledAutomaton, path: str | Path) -> Path:
     if isinstance(automaton, CompiledAutomaton):
         lines += _wiring(automaton)
     text = "\n".join([*lines, "}"]) + "\n"
-    return write_text(Path(path), text)
+    return write_user_file(Path(path), text.encode())
 
 
 def _wiring(compiled: CompiledAutomaton) -> list[str]:

@@ -66,7 +66,6 @@ def _write(compiled: "CompiledAutomaton", word: str | list[str], picture: str | 
     echo(str(compiled.verify()))
     folder = None if save is None else Path(save)
     target = Path(picture or ("automaton.png" if folder is None else folder / "automaton.png"))
-    target.parent.mkdir(parents=True, exist_ok=True)
     content = io.BytesIO()
     figure.savefig(content, dpi=110, format=target.suffix[1:] or "png")
     echo(f"picture: {write_user_file(target, content.getvalue())}")

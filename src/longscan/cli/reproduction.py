@@ -149,7 +149,7 @@ def _print_lines(outcomes: "Sequence[Outcome]") -> None:
 
 def _report(folder: Path, out: str, readme: str | None) -> int:
     """Write the comparison of the runs of a folder with the published figures, and the lines of the papers into `readme`."""
-    from longscan._files import write_text
+    from longscan._files import write_user_file
     from longscan.report.results import replace_between
     from longscan.reproduce.page import SUMMARY_MARKERS, read_outcomes, report_page, summary_table
     from longscan.reproduce.rows import read_rows
@@ -162,10 +162,8 @@ def _report(folder: Path, out: str, readme: str | None) -> int:
     if readme is not None:
         summary = Path(readme)
         text = replace_between(summary.read_text("utf-8"), SUMMARY_MARKERS, summary_table(outcomes), summary)
-        write_text(summary, text)
-    path = Path(out)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    echo(f"report: {write_text(path, page)}")
+        write_user_file(summary, text.encode())
+    echo(f"report: {write_user_file(Path(out), page.encode())}")
     return 0
 
 

@@ -10,8 +10,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from longscan._errors import SettingError, one_line
-from longscan._files import write_user_file
+from longscan._errors import SettingError, one_line, setting_error
+from longscan._files import try_writing, write_user_file
 from longscan._types import Doc
 from longscan.cli._console import echo, print_table
 
@@ -83,8 +83,8 @@ def predict(
     """
     from longscan.training.run import Run
 
-    if out is not None and Path(out).suffix.lower() in PARQUET:
-        find_pyarrow()
+    if out is not None:
+        _check_out_file(out)
     levels = () if quantiles is None else read_levels(quantiles)
     _write_table(Run(run).predict(file, checkpoint, missing, every_window=every_window, quantiles=levels), out)
     return 0
@@ -96,6 +96,22 @@ def read_levels(text: str) -> tuple[float, ...]:
         return tuple(float(word) for word in text.split(","))
     except ValueError:
         raise SettingError(f"`--quantiles` must be numbers above 0 and below 1, separated by commas, got {text!r}") from None
+
+
+def _check_out_file(path: str) -> None:
+    """Raise SettingError if the table of `--out` could not be written, before anything is computed for it."""
+    if Path(path).is_dir():
+        raise setting_error("--out", path, "a file, not a folder")
+    if Path(path).suffix.lower() in PARQUET:
+        find_pyarrow()
+    try:
+        try_writing(Path(path).resolve())
+    except OSError as error:
+        raise _unwritable(path, error) from None
+
+
+def _unwritable(path: str, error: OSError) -> SettingError:
+    return SettingError(f"`--out` must be a file that can be written, got {path} ({error.strerror})")
 
 
 def find_pyarrow() -> None:
@@ -134,7 +150,7 @@ def _write_out(path: str, content: bytes) -> None:
     try:
         write_user_file(Path(path), content)
     except OSError as error:
-        raise SettingError(f"`--out` must be a file that can be written, got {path} ({error.strerror})") from None
+        raise _unwritable(path, error) from None
 
 
 def inspect(

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
-from longscan._files import write_text
+from longscan._files import write_user_file
 from longscan.report import figures, page
 from longscan.report.comparisons import Comparison, Entry, Measurement, Timing, compare, measurements
 from longscan.report.page import commit_text, duration_text, mean_text, number_text, protocol_text, uncommitted_note
@@ -46,7 +46,7 @@ def results_report(results_dir: str | Path, out: str | Path) -> Path:
         *_all_runs(runs),
         *_measurements(measurements(bench)),
     ]
-    return write_text(Path(out), page.page("Results", body))
+    return write_user_file(Path(out), page.page("Results", body).encode())
 
 
 def _records(results_dir: str | Path) -> tuple[list[Record], list[Record]]:
@@ -276,7 +276,7 @@ def fill_markdown(path: str | Path, results_dir: str | Path) -> Path:
     present = [marks for marks in tables if any(mark in text for mark in marks)]
     for marks in present or [RESULTS_MARKERS]:
         filled = replace_between(filled, marks, tables[marks](results_dir), path)
-    return write_text(path, filled)
+    return write_user_file(path, filled.encode())
 
 
 def replace_between(text: str, marks: tuple[str, str], content: str, path: Path) -> str:

@@ -87,10 +87,10 @@ def pack(out: Path, target: Path) -> list[Path]:
         path = target / f"runs.tar.gz.{number}of{len(parts)}"
         path.with_name(path.name + ".writing").write_bytes(part)
         written.append(path)
-    for path in _parts(target):
-        path.unlink()
     for path in written:
-        path.with_name(path.name + ".writing").rename(path)
+        path.with_name(path.name + ".writing").replace(path)
+    for path in set(_parts(target)) - set(written):
+        path.unlink()
     return written
 
 

@@ -31,11 +31,9 @@ def draw_examples(task: Task, path: str | Path, *, split: Split = "train", count
     figure.suptitle(f"{task.name}, {split}")
     for row in range(count):
         _PLOTTERS[task.plot_kind](figure.add_subplot(rows, columns, row + 1), task, batch, row)
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
     content = io.BytesIO()
     figure.savefig(content, dpi=110, format="png")
-    return write_user_file(path, content.getvalue())
+    return write_user_file(Path(path), content.getvalue())
 
 
 def _text(axes: Any, task: Task, batch: Batch, row: int) -> None:
