@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from math import log
 from typing import get_type_hints
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -117,6 +118,20 @@ def test_data_loader_workers_give_the_same_batches(name):
     alone = [task.batch("train", step, 8, seed=1) for step in range(6)]
     loaded = DataLoader(TrainingBatches(task), batch_size=None, num_workers=2)
     assert all(are_equal(a, b) for a, b in zip(alone, loaded, strict=True))
+
+
+@every_variant
+def test_whole_numbers_of_numpy_give_the_batches_of_whole_numbers(task):
+    batches = [replace(task).batch("train", kind(1), kind(8), seed=kind(3)) for kind in (int, np.int64)]
+    assert are_equal(*batches)
+
+
+@every_class
+def test_only_whole_numbers_select_a_batch(cls):
+    task = make_small(cls)
+    for argument, value in (("step", 1.0), ("step", True), ("batch_size", 2.5), ("batch_size", None), ("seed", "1"), ("seed", 3.0)):
+        with pytest.raises(ValueError, match=f"`{argument}` must be a whole number of at least"):
+            task.batch("train", **{"step": 0, "batch_size": 8, "seed": 3, argument: value})
 
 
 def has_fixed_order(task):

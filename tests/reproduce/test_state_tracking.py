@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from longscan import automata
+from longscan._errors import SettingError
 from longscan.cli import main
 from longscan.report.records import read_records
 from longscan.reproduce import state_tracking, word_problems
@@ -46,6 +47,31 @@ def test_words_differ_between_splits_seeds_and_numbers_and_extend_shorter_ones()
     others = [*random_words(2, "train", 1, np.arange(4), 100), *random_words(2, "test", 0, np.arange(4), 100)]
     assert len({word.tobytes() for word in [*words, *others]}) == 12
     assert 0.4 < words.mean() < 0.6
+
+
+@pytest.mark.parametrize(
+    ("argument", "value", "needed"),
+    [
+        ("split", "valid", "one of train, test, got 'valid'"),
+        ("seed", 4096, "from 0 to 4,095, got 4,096"),
+        ("seed", -1, "from 0 to 4,095, got -1"),
+        ("numbers", np.array([0, 2**32]), "from 0 to 4,294,967,295, got 4,294,967,296"),
+        ("numbers", np.array([-1, 3]), "from 0 to 4,294,967,295, got -1"),
+        ("length", 2**16 + 1, "from 0 to 65,536, got 65,537"),
+    ],
+)
+def test_words_that_would_be_those_of_other_arguments_are_refused(argument: str, value: object, needed: str) -> None:
+    arguments: dict[str, Any] = {"split": "train", "seed": 4095, "numbers": np.array([0, 2**32 - 1]), "length": 3}
+    assert random_words(2, **arguments).shape == (2, 3)
+    with pytest.raises(ValueError, match=f"^`{argument}` must be {needed}$"):
+        random_words(2, **{**arguments, argument: value})
+
+
+@pytest.mark.parametrize(("setting", "most"), [("seeds", 4096), ("updates", 2**32 // state_tracking.BATCH_SIZE)])
+def test_more_seeds_or_updates_than_there_are_words_for_are_refused(setting: str, most: int, tmp_path: Path) -> None:
+    with pytest.raises(SettingError, match=f"^`--{setting}` must be at most {most:,}, as there are no more words, got {most + 1}$"):
+        state_tracking.run([], tmp_path, **{setting: most + 1})
+    assert state_tracking.run([], tmp_path, **{setting: most}) == []
 
 
 @pytest.mark.parametrize("model", OWN)

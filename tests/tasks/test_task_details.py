@@ -204,6 +204,7 @@ def test_rows_of_a_step_follow_the_order_of_the_split():
     assert [sorted(epoch) for epoch in epochs] == [list(range(10))] * 2
     expected = [CounterRNG(("epoch", 10, 1), epoch).permutation(10) for epoch in (0, 1)]
     assert [epoch.tolist() for epoch in epochs] == [order.tolist() for order in expected]
+    assert rows_of_step(1000, "test", np.uint8(2), np.uint8(200), 0).tolist() == list(range(400, 600))
     task = TASKS["parity"]()
     check_request(task, "train", 0, 1, 0)
     for arguments in (("other", 0, 1, 0), ("train", -1, 1, 0), ("train", 0, 0, 0), ("train", 0, 1, -1)):

@@ -42,7 +42,16 @@ from longscan.models import SequenceModel, optimizer_groups
 from longscan.report.page import duration_text
 from longscan.report.records import Record, append_record, read_records
 from longscan.reproduce.remaining import Left, Part, Remaining, cpu_seconds
-from longscan.reproduce.word_problems import CHECKSUMS, GROUPS, random_words, score_fields, scored_words, word_problem
+from longscan.reproduce.word_problems import (
+    CHECKSUMS,
+    GROUPS,
+    MAX_NUMBER,
+    MAX_SEED,
+    random_words,
+    score_fields,
+    scored_words,
+    word_problem,
+)
 from longscan.training.processes import GRACE, Ended, Job, run_jobs, visible_gpus
 from longscan.training.run import commit, device_name
 
@@ -448,6 +457,9 @@ def run(
     if 60 * minutes <= GRACE:
         needed = f"at least {math.ceil(GRACE / 0.6) / 100:g}, as the last {GRACE:g} seconds are for checkpoints"
         raise setting_error("--minutes", minutes, needed)
+    for setting, given, most in (("--seeds", seeds, MAX_SEED + 1), ("--updates", updates, (MAX_NUMBER + 1) // BATCH_SIZE)):
+        if given > most:
+            raise setting_error(setting, given, f"at most {most:,}, as there are no more words")
     file = out / RECORDS
     rows = read_rows(out)
     for group in dict.fromkeys(group for group, model in pairs if model == COMPILED):

@@ -17,6 +17,8 @@ from longscan.tasks.formal._examples import splitmix64
 
 GROUPS = {"Z2": "mod 2", "Z5": "mod 5", "S3": "S3", "A4": "A4", "S4": "S4", "A5": "A5", "S5": "S5"}
 SPLITS = {"train": (1000, 64), "test": (500, 512)}  # number and length of the words that have a checksum
+# A letter is a hash of 64 bits: 4 of the split, 12 of the seed, 32 of the number of the word, 16 of the position in it.
+MAX_SEED, MAX_NUMBER, MAX_LENGTH = 2**12 - 1, 2**32 - 1, 2**16
 LENGTHS = (8, 16, 32, 40, 64, 128, 256, 512)  # lengths of the prefixes that are scored
 CHECKSUMS: dict[str, dict[str, str]] = {
     "Z2": {
@@ -51,10 +53,18 @@ CHECKSUMS: dict[str, dict[str, str]] = {
 
 
 def random_words(letters: int, split: str, seed: int, numbers: np.ndarray, length: int) -> np.ndarray:
-    """Return the words of these numbers (words,) below 2^32: letters (words, length) int64, uniform and independent.
+    """Return the words of these numbers (words,): letters (words, length) int64, uniform and independent.
 
-    The first letters of a word do not depend on `length`, of at most 2^16.
+    The first letters of a word do not depend on `length`. Raises ValueError for a split that is not in SPLITS, and for a seed, a
+    number or a length beyond MAX_SEED, MAX_NUMBER and MAX_LENGTH, whose letters would be those of other words.
     """
+    if split not in SPLITS:
+        raise ValueError(f"`split` must be one of {', '.join(SPLITS)}, got {split!r}")
+    ends = numbers.min(initial=0), numbers.max(initial=0)
+    for argument, given, largest in (("seed", (seed,), MAX_SEED), ("numbers", ends, MAX_NUMBER), ("length", (length,), MAX_LENGTH)):
+        wrong = next((value for value in given if not 0 <= value <= largest), None)
+        if wrong is not None:
+            raise ValueError(f"`{argument}` must be from 0 to {largest:,}, got {wrong:,}")
     key = np.uint64(list(SPLITS).index(split) << 60 | seed << 48)
     counters = key | numbers.astype(np.uint64)[:, None] << np.uint64(16) | np.arange(length, dtype=np.uint64)
     return (splitmix64(splitmix64(counters)) % np.uint64(letters)).astype(np.int64)

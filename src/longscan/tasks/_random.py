@@ -11,12 +11,12 @@ import numpy as np
 class CounterRNG:
     """Counter-based random number generator: a key and a counter always give the same numbers; others, independent ones.
 
-    key: a tuple of strings, integers and tuples of these, hashed to Philox's 128-bit key. counter: the top word of its 256-bit
-    counter, so that the numbers of two counters never overlap.
+    key: a tuple of strings, numbers and tuples of these, hashed to Philox's 128-bit key; numbers of NumPy count as those of Python.
+    counter: the top word of its 256-bit counter, so that the numbers of two counters never overlap.
     """
 
     def __init__(self, key: tuple[object, ...], counter: int) -> None:
-        digest = hashlib.blake2b(repr(key).encode(), digest_size=16).digest()
+        digest = hashlib.blake2b(repr(_without_numpy(key)).encode(), digest_size=16).digest()
         words = np.frombuffer(digest, dtype="<u8").astype(np.uint64)
         self._bits = np.random.Philox(key=words, counter=[0, 0, 0, counter])
 
@@ -45,3 +45,10 @@ class CounterRNG:
     def permutation(self, size: int) -> np.ndarray:
         """Return a uniformly random permutation of 0..size - 1, int64."""
         return np.argsort(self._bits.random_raw(size), kind="stable")
+
+
+def _without_numpy(part: object) -> object:
+    """Return a key with Python's numbers in place of NumPy's, whose repr is another one."""
+    if isinstance(part, tuple):
+        return tuple(_without_numpy(item) for item in part)
+    return part.item() if isinstance(part, np.generic) else part

@@ -300,7 +300,7 @@ def check_request(task: Task, split: str, step: int = 0, batch_size: int = 1, se
     if split not in task.splits:
         raise setting_error("split", split, f"one of {', '.join(task.splits)}")
     for argument, value, least in (("step", step, 0), ("batch_size", batch_size, 1), ("seed", seed, 0)):
-        if value < least:
+        if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
             raise setting_error(argument, value, f"a whole number of at least {least}")
 
 
@@ -323,6 +323,7 @@ def rows_of_step(size: int, split: Split, step: int, batch_size: int, seed: int)
 
     The last batch of an epoch may be smaller. Raises IndexError beyond the end of valid or test.
     """
+    step, batch_size, seed = int(step), int(batch_size), int(seed)  # small integers of NumPy overflow
     batches = -(-size // batch_size)
     epoch, position = divmod(step, batches)
     rows = np.arange(position * batch_size, min((position + 1) * batch_size, size))
