@@ -129,7 +129,8 @@ def test_whole_numbers_of_numpy_give_the_batches_of_whole_numbers(task):
 @every_class
 def test_only_whole_numbers_select_a_batch(cls):
     task = make_small(cls)
-    for argument, value in (("step", 1.0), ("step", True), ("batch_size", 2.5), ("batch_size", None), ("seed", "1"), ("seed", 3.0)):
+    others = ("step", 1.0), ("step", True), ("batch_size", 2.5), ("batch_size", None), ("seed", "1"), ("seed", 3.0)
+    for argument, value in others:
         with pytest.raises(ValueError, match=f"`{argument}` must be a whole number of at least"):
             task.batch("train", **{"step": 0, "batch_size": 8, "seed": 3, argument: value})
 

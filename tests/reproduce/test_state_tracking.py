@@ -69,7 +69,8 @@ def test_words_that_would_be_those_of_other_arguments_are_refused(argument: str,
 
 @pytest.mark.parametrize(("setting", "most"), [("seeds", 4096), ("updates", 2**32 // state_tracking.BATCH_SIZE)])
 def test_more_seeds_or_updates_than_there_are_words_for_are_refused(setting: str, most: int, tmp_path: Path) -> None:
-    with pytest.raises(SettingError, match=f"^`--{setting}` must be at most {most:,}, as there are no more words, got {most + 1}$"):
+    needed = f"^`--{setting}` must be at most {most:,}, as there are no more words, got {most + 1}$"
+    with pytest.raises(SettingError, match=needed):
         state_tracking.run([], tmp_path, **{setting: most + 1})
     assert state_tracking.run([], tmp_path, **{setting: most}) == []
 

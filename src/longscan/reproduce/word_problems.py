@@ -61,7 +61,8 @@ def random_words(letters: int, split: str, seed: int, numbers: np.ndarray, lengt
     if split not in SPLITS:
         raise ValueError(f"`split` must be one of {', '.join(SPLITS)}, got {split!r}")
     ends = numbers.min(initial=0), numbers.max(initial=0)
-    for argument, given, largest in (("seed", (seed,), MAX_SEED), ("numbers", ends, MAX_NUMBER), ("length", (length,), MAX_LENGTH)):
+    limits = (("seed", (seed,), MAX_SEED), ("numbers", ends, MAX_NUMBER), ("length", (length,), MAX_LENGTH))
+    for argument, given, largest in limits:
         wrong = next((value for value in given if not 0 <= value <= largest), None)
         if wrong is not None:
             raise ValueError(f"`{argument}` must be from 0 to {largest:,}, got {wrong:,}")

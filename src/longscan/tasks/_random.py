@@ -11,8 +11,8 @@ import numpy as np
 class CounterRNG:
     """Counter-based random number generator: a key and a counter always give the same numbers; others, independent ones.
 
-    key: a tuple of strings, numbers and tuples of these, hashed to Philox's 128-bit key; numbers of NumPy count as those of Python.
-    counter: the top word of its 256-bit counter, so that the numbers of two counters never overlap.
+    key: a tuple of strings, numbers and tuples of these, hashed to Philox's 128-bit key; numbers of NumPy are those of
+    Python. counter: the top word of its 256-bit counter, so that the numbers of two counters never overlap.
     """
 
     def __init__(self, key: tuple[object, ...], counter: int) -> None:
