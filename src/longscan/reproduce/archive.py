@@ -1,8 +1,11 @@
 """Archives of a folder of runs that are small enough to carry to another machine: parts of 16 MiB, at most eight.
 
-An archive is a gzip-compressed tar file, cut into the files runs.tar.gz.1of3 and so on. It holds what a run needs to continue: of
-a run that is over its settings, result and log, of others also the last checkpoint and the best one. Checkpoints of runs that are
-over, TensorBoard's files and pages stay behind.
+An archive is a gzip-compressed tar file, cut into the files runs.tar.gz.9f86d081.1of3 and so on, whose names have eight digits of
+its SHA-256. It holds what a run needs to continue: of a run that is over its settings, result and log, of others also the last
+checkpoint and the best one. Checkpoints of runs that are over, TensorBoard's files and pages stay behind.
+
+A process may be killed at any moment: a part gets its name once it is whole, and the parts of the archive before are removed once
+all new ones are there. Where two archives are whole, both are unpacked.
 """
 
 import io
@@ -10,13 +13,15 @@ import re
 import shutil
 import tarfile
 from collections.abc import Iterable
+from hashlib import sha256
 from math import inf
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from longscan._errors import setting_error
+from longscan._errors import one_line, setting_error
+from longscan._files import write_text, write_user_file
 from longscan.datasets.archives import unpack_members
 from longscan.reproduce.rows import TRIES
 from longscan.training.checkpoint import find_checkpoint
@@ -27,7 +32,7 @@ MANIFEST = "reproduce.json"
 RECORDS = ("runs", f"{TRIES}/runs")  # folders of records in a folder of runs
 PART_BYTES, MAX_PARTS = 16 * 2**20, 8
 _FILES = (SETTINGS, "metrics.jsonl", "result.json", "angles.json", "device_seconds.json")
-_PART = re.compile(r"runs\.tar\.gz\.(\d+)of(\d+)")
+_PART = re.compile(r"runs\.tar\.gz\.(?:([0-9a-f]{8})\.)?(\d+)of(\d+)")  # earlier archives have no digits
 
 
 def checkpoint_bytes(settings: Settings) -> int:
@@ -82,14 +87,11 @@ def pack(out: Path, target: Path) -> list[Path]:
     if len(parts) > MAX_PARTS:
         raise _too_large(target, len(content))
     target.mkdir(parents=True, exist_ok=True)
-    written = []
-    for number, part in enumerate(parts, 1):
-        path = target / f"runs.tar.gz.{number}of{len(parts)}"
-        path.with_name(path.name + ".writing").write_bytes(part)
-        written.append(path)
-    for path in written:
-        path.with_name(path.name + ".writing").replace(path)
-    for path in set(_parts(target)) - set(written):
+    name = sha256(content).hexdigest()[:8]
+    written = [target / f"runs.tar.gz.{name}.{number}of{len(parts)}" for number in range(1, len(parts) + 1)]
+    for path, part in zip(written, parts, strict=True):
+        write_user_file(path, part)
+    for path in {*_parts(target), *target.glob(".runs.tar.gz.*.writing")} - {*written}:  # .writing: of a process that was killed
         path.unlink()
     return written
 
@@ -107,21 +109,25 @@ def _add_run(tar: tarfile.TarFile, folder: Path, name: Path) -> None:
             tar.add(found, name / "checkpoints" / which)
 
 
-def _parts(source: Path) -> list[Path]:
-    """Return the parts of the archive in a folder, in no order."""
-    return [path for path in source.glob("runs.tar.gz.*") if _PART.fullmatch(path.name)]
+def _parts(source: Path) -> dict[Path, tuple[str, int, int]]:
+    """Return the parts of archives in a folder: path, and name of the archive, number of its parts and number of this one."""
+    found = {path: _PART.fullmatch(path.name) for path in source.glob("runs.tar.gz.*")}
+    return {path: (one[1] or "", int(one[3]), int(one[2])) for path, one in found.items() if one is not None}
 
 
-def read_archive(source: Path) -> bytes | None:
-    """Return the content of the archive in a folder, None if there is none. Raises SettingError if a part is missing."""
-    parts = {path: [int(number) for number in _PART.fullmatch(path.name).groups()] for path in _parts(source)}  # type: ignore[union-attr]
-    if not parts:
-        return None
-    count = max(total for _, total in parts.values())
-    if sorted(parts.values()) != [[number, count] for number in range(1, count + 1)]:
-        names = ", ".join(sorted(path.name for path in parts))
-        raise setting_error("--pack", f"{source} with {names}", f"a folder with the {count} parts of one archive")
-    return b"".join(path.read_bytes() for path in sorted(parts, key=lambda path: parts[path]))
+def read_archives(source: Path) -> list[bytes]:
+    """Return the contents of the archives in a folder: none, one, or also the one before if `pack` was killed before its end.
+
+    Raises SettingError if there are parts, and all parts of no archive.
+    """
+    archives: dict[tuple[str, int], dict[int, Path]] = {}
+    for path, (name, count, number) in _parts(source).items():
+        archives.setdefault((name, count), {})[number] = path
+    whole = [parts for (_, count), parts in sorted(archives.items()) if sorted(parts) == [*range(1, count + 1)]]
+    if archives and not whole:
+        names = ", ".join(sorted(path.name for parts in archives.values() for path in parts.values()))
+        raise setting_error("--pack", f"{source} with {names}", "a folder with all parts of an archive")
+    return [b"".join(parts[number].read_bytes() for number in sorted(parts)) for parts in whole]
 
 
 def unpack(source: Path, out: Path) -> None:
@@ -130,32 +136,38 @@ def unpack(source: Path, out: Path) -> None:
     A run that both have is taken from the archive if it has made more updates there. Records are added to those of the folder.
     Raises SettingError if the archive is damaged or of another version.
     """
-    content = read_archive(source)
-    if content is None:
-        return
     new = out / ".unpacking"
-    shutil.rmtree(new, ignore_errors=True)
+    shutil.rmtree(new, ignore_errors=True)  # of a process that was killed
+    for content in read_archives(source):
+        try:
+            _unpack(content, source, out, new)
+        finally:
+            shutil.rmtree(new)
+
+
+def _unpack(content: bytes, source: Path, out: Path, new: Path) -> None:
+    """Copy the runs and records of an archive into a folder of runs by way of the folder `new`."""
     new.mkdir(parents=True)
     (new / "runs.tar.gz").write_bytes(content)
     try:
         unpack_members(new / "runs.tar.gz", [""], new, new / "incomplete")
-    except ValueError as error:
-        shutil.rmtree(new)
-        raise setting_error("--pack", str(source), f"a folder whose archive is not damaged ({error})") from None
-    versions = [(folder / MANIFEST).read_text("utf-8") for folder in (out, new)]
+        versions = [(folder / MANIFEST).read_text("utf-8") for folder in (out, new)]
+    except (ValueError, FileNotFoundError) as error:
+        raise setting_error("--pack", str(source), f"a folder whose archive is not damaged ({one_line(error)})") from None
     if versions[0] != versions[1]:
-        shutil.rmtree(new)
         raise setting_error("--pack", f"{source} of {versions[1]}", f"a folder whose archive is of this version, {versions[0]}")
+    replaced = new / "replaced"
     for settings in sorted(new.rglob(SETTINGS)):
         run = settings.parent
         here = out / run.relative_to(new)
         if _updates(run) > _updates(here):
-            shutil.rmtree(here, ignore_errors=True)
             here.parent.mkdir(parents=True, exist_ok=True)
+            if here.exists():  # renamed, not removed: a kill leaves one run or the other
+                here.rename(replaced)
             run.rename(here)
+            shutil.rmtree(replaced, ignore_errors=True)
     for records in (path for folder in RECORDS for path in (new / folder).glob("*.jsonl")):
         _merge_lines(records, out / records.relative_to(new))
-    shutil.rmtree(new)
 
 
 def _updates(folder: Path) -> float:
@@ -169,6 +181,10 @@ def _updates(folder: Path) -> float:
 def _merge_lines(source: Path, target: Path) -> None:
     """Append the lines of a file that another one does not have. A line may contain U+2028, at which `str.splitlines` splits."""
     target.parent.mkdir(parents=True, exist_ok=True)
-    have = target.read_text("utf-8").split("\n") if target.exists() else [""]
-    with target.open("a", encoding="utf-8") as file:
-        file.writelines(f"{line}\n" for line in source.read_text("utf-8").split("\n") if line not in ("", *have))
+    have, found = ([line for line in _read(path).split("\n") if line] for path in (target, source))
+    if new := [line for line in found if line not in have]:
+        write_text(target, "".join(f"{line}\n" for line in (*have, *new)))
+
+
+def _read(path: Path) -> str:
+    return path.read_text("utf-8") if path.exists() else ""
