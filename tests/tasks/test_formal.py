@@ -469,14 +469,19 @@ def test_lengths_can_be_lists():
 @pytest.mark.parametrize(
     ("task", "text", "message"),
     [
-        (Parity(), "1 0 1\n\n1 2 0\n", r"questions.txt:3: each symbol must be one of 0 1, got '2'$"),
-        (Parity(), " \n | 1\n", r"questions.txt must contain questions, got none$"),
+        (Parity(), "1 0 1\n\n1 2 0\n", r"questions.txt:3: each symbol must be one of the symbols 0 1, got '2'$"),
+        (Parity(), " \n | 1\n", r"questions.txt must contain questions of parity, got none$"),
         (BucketSort(), "5 2\nACT\n", r"questions.txt:2: the line must be a question of bucket_sort with an answer, got 'ACT'$"),
         (MultiQueryRecall(), "k1 v1\n", r"questions.txt:1: the line must be a question of multi_query_recall with an answer"),
+        (BucketSort(), "5 ACT 2\n", r"questions.txt:1: a question must have ACT once, at its end, got '5 ACT 2'$"),
+        (BucketSort(), "5 ACT ACT\n", r"questions.txt:1: a question must have ACT once, at its end, got '5 ACT ACT'$"),
+        (TASKS["induction_heads"](), "3 MARK\n", r"questions.txt:1: a question must have MARK twice, .*, got '3 MARK'$"),
+        (TASKS["selective_copying"](), ". ACT\n", r"questions.txt:1: the line must be .* with an answer, got '\. ACT'$"),
         (
             BucketSort(suite="aussm"),
-            "5 2 ACT\n",
-            r"questions.txt must contain questions of bucket_sort with answers of one token, .*, got longer ones",
+            "5 ACT\n5 2 ACT\n",
+            r"questions.txt:2: the answer of a question must have one token, as a model that was trained by teacher forcing "
+            r"reads the other tokens in its input, got '5 2 ACT', whose answer has 2 tokens$",
         ),
     ],
 )

@@ -30,7 +30,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from longscan._errors import setting_error
+from longscan._errors import cut, setting_error
 from longscan._files import read_text
 from longscan._types import Doc, Rule
 from longscan.tasks._random import CounterRNG
@@ -65,6 +65,7 @@ class WordTask(ClassificationTask):
 
     _extra_symbols: ClassVar[tuple[str, ...]] = ()  # names of the tokens after the classes and before the padding
     _end_symbol: ClassVar[str | None] = None  # the symbol at the end of every question, if the language has one
+    _end_count: ClassVar[int] = 1  # how often that symbol is in a question
     data: Annotated[
         Literal["stream", "samples"], Doc("training examples: an endless stream, or a fixed set of train_size examples")
     ] = "stream"
@@ -268,33 +269,48 @@ class WordTask(ClassificationTask):
         """Read questions from a text file: one per line, symbols separated by spaces, as `example` prints them.
 
         Text after a "|" is ignored; the symbol that ends a question ("=", "ACT") may be left out; empty lines are skipped. Raises
-        ValueError naming file and line for an unknown symbol and a question whose answer has no tokens, and if teacher forcing
-        needs an answer of several tokens as input.
+        ValueError naming file and line for an unknown symbol, an end symbol in another place, a question whose
+        answer has no tokens, and one whose answer has several if the model was trained by teacher forcing.
         """
-        numbers = {symbol: number for number, symbol in enumerate(self.symbols[:-1])}
         questions = []
         for line, text in enumerate(read_text(path).splitlines(), 1):
             words = text.split("|")[0].split()
-            unknown = next((word for word in words if word not in numbers), None)
-            if unknown is not None:
-                raise ValueError(f"{path}:{line}: each symbol must be one of {' '.join(numbers)}, got {unknown[:40]!r}")
-            question = [numbers[word] for word in words]
-            if question and self._end_of_question is not None and question[-1] != self._end_of_question:
-                question.append(self._end_of_question)
-            if question and not self._answer_length(question):
-                shown = text[:60]
-                raise ValueError(f"{path}:{line}: the line must be a question of {self.name} with an answer, got {shown!r}")
-            if question:
-                questions.append(question)
+            if not words:
+                continue
+            try:
+                questions.append(self._parse_question(words))
+            except ValueError as error:
+                raise ValueError(f"{path}:{line}: {error}") from None
         if not questions:
-            raise ValueError(f"{path} must contain questions, got none")
+            raise ValueError(f"{path} must contain questions of {self.name}, got none")
         answer_lengths = np.array([self._answer_length(question) for question in questions])
-        if self.uses_teacher_forcing and answer_lengths.max() > 1:
-            why = "as a model trained by teacher forcing reads the answers in its input"
-            raise ValueError(f"{path} must contain questions of {self.name} with answers of one token, {why}, got longer ones")
         unknown_answers = np.full((len(questions), answer_lengths.max()), self.padding)
         examples = Examples(*Ragged.from_sequences(questions).pad(None, self.padding), unknown_answers, answer_lengths)
         return self._to_batch(examples, None, uses_teacher_forcing=False)._replace(targets=None)
+
+    def _parse_question(self, words: list[str]) -> list[int]:
+        """Return the symbols of a question as tokens, with the end symbol; ValueError if they are no question with an answer."""
+        numbers = {symbol: number for number, symbol in enumerate(self.symbols[:-1])}
+        shown = repr(" ".join(words)[:60])
+        unknown = next((word for word in words if word not in numbers), None)
+        if unknown is not None:
+            raise ValueError(f"each symbol must be one of the symbols {cut(' '.join(numbers))}, got {unknown[:40]!r}")
+        question = [numbers[word] for word in words]
+        end = self._end_of_question
+        if end is not None:
+            question += [] if question[-1] == end else [end]
+            if question.count(end) != self._end_count:
+                places = "once, at its end" if self._end_count == 1 else "twice, before the letter to recall and at its end"
+                raise ValueError(f"a question must have {self._end_symbol} {places}, got {shown}")
+        length = self._answer_length(question)
+        if not length:
+            raise ValueError(f"the line must be a question of {self.name} with an answer, got {shown}")
+        if length > 1 and self.uses_teacher_forcing:
+            raise ValueError(
+                "the answer of a question must have one token, as a model that was trained by teacher forcing reads the other "
+                f"tokens in its input, got {shown}, whose answer has {length} tokens"
+            )
+        return question
 
     def decode(self, output: Tensor, batch: Batch) -> list[dict[str, str | float]]:
         """Return question, answer and the probability that the model gives to the whole answer, a row for each example."""

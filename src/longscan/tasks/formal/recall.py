@@ -58,7 +58,7 @@ class SelectiveCopying(_RecallTask):
         return length - self.copied
 
     def _answer_length(self, question: list[int]) -> int:
-        return max(1, sum(token < self.letters for token in question))
+        return sum(token < self.letters for token in question)
 
     def _generate(self, rng: CounterRNG, lengths: np.ndarray) -> Examples:
         count, positions = len(lengths), lengths - self.copied - 1
@@ -84,6 +84,7 @@ class InductionHeads(_RecallTask):
 
     _extra_symbols: ClassVar[tuple[str, ...]] = ("MARK",)
     _end_symbol: ClassVar[str | None] = "MARK"
+    _end_count: ClassVar[int] = 2
     _min_length: ClassVar[int] = 4
     _default_train_lengths: ClassVar[tuple[int, int]] = (4, 256)
     eval_lengths: EvalLengths = (257, 1024)
