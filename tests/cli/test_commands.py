@@ -191,6 +191,7 @@ def test_eval_prints_the_scores(run_command: Callable[..., str], run: Path) -> N
     assert f"{result['constant']:.4f}" in text
     assert "accuracy/9-12" not in text
     assert "accuracy/" in run_command("eval", run, "--by-length")
+    assert f"test split, weights: {result['selected']}" in text
     assert "valid split, weights: best" in run_command("eval", run, "--split", "valid", "--checkpoint", "best")
 
 
@@ -202,7 +203,7 @@ def test_predict_writes_a_table(run_command: Callable[..., str], run: Path, tmp_
     assert all(row["answer"] in "01" and 0.5 <= float(row["probability"]) <= 1 for row in rows)
     (tmp_path / "table.csv").write_text("former")
     with (tmp_path / "table.csv").open() as former:
-        assert run_command("predict", run, examples, "--out", tmp_path / "table.csv") == ""
+        assert run_command("predict", run, examples, "--out", tmp_path / "table.csv") == f"answers: {tmp_path / 'table.csv'}\n"
         assert former.read() == "former", "a new file takes its place, so that no reader sees an incomplete table"
     (tmp_path / "link").symlink_to(tmp_path / "behind.csv")  # which does not exist yet
     for out in ("new folder/[1].csv", "link"):

@@ -1,6 +1,7 @@
 """The commands on a user's own file: train, predict and show, from CSV to answers with ids."""
 
 import csv
+import json
 import re
 from importlib.util import find_spec
 from pathlib import Path
@@ -97,6 +98,33 @@ def test_first_of_several_processes_prints_for_all(table, tmp_path, capsys, monk
     assert capsys.readouterr().out == ""
 
 
+def test_labels_and_layout_that_are_missing_name_the_options(table, tmp_path, capsys):
+    assert main(["train", str(table), *COLUMNS]) == 2
+    assert "(`--label`), or `--target` and `--horizon` must be given for a forecast, got None" in capsys.readouterr().err
+    path = tmp_path / "numbered.csv"
+    rows = [f"u{i // 4},{i % 4},{i},{i},{i},{'ab'[i // 4 % 2]}\n" for i in range(40)]
+    path.write_text("unit,frame,c1,c2,c3,kind\n" + "".join(rows))
+    assert main(["train", str(path), "--label", "kind", "--id", "unit"]) == 2
+    assert "as it also has 'frame'; if each row is a step of a series, `layout` must be long" in capsys.readouterr().err
+
+
+def test_report_and_pictures_name_the_series_of_an_example(run, table, capsys):
+    ids = [f"u{number}" for number in Run(run).settings.task._data.rows["test"].tolist()]
+    examples = json.loads(Path(run, "examples.json").read_text())["examples"]
+    by_length = dict(zip(ids, (len(batch) for batch in _test_series(run)), strict=True))
+    assert examples
+    assert [by_length[one["name"]] for one in examples] == [one["length"] for one in examples]
+    page = Path(run, "report.html").read_text("utf-8")
+    assert f"<h1>{table.name} (series classes), " in page
+    assert all(f"%) · {one['name']}</h3>" in page or f"%)) · {one['name']}</h3>" in page for one in examples)
+
+
+def _test_series(run):
+    """Return the test series of a run, without padding."""
+    batch = Run(run).settings.task.batch("test", 0, 100)
+    return [batch.unpadded(row) for row in range(len(batch.inputs))]
+
+
 def test_show_draws_a_file_and_a_run(run, table, tmp_path, capsys):
     for number, argv in enumerate(([str(table), "--label", "kind", *COLUMNS], [run])):
         picture = tmp_path / f"{number}.png"
@@ -146,6 +174,7 @@ def test_forecast_has_dates_and_every_window(tmp_path, capsys, monkeypatch):
     assert main([*argv, *QUICK]) == 0
     assert "ridge: " in capsys.readouterr().out
     assert main(["predict", "runs/shops", path, "--every-window", "--out", "all.csv"]) == 0
+    assert capsys.readouterr().out == "answers: all.csv\n"
     assert main(["predict", "runs/shops", path]) == 0
     rows = rows_of(capsys.readouterr().out)
     assert [(row["id"], row["date"], row["ahead"]) for row in rows[::6]] == [

@@ -83,6 +83,7 @@ def test_wrong_answers_are_the_most_certain_ones(monkeypatch: pytest.MonkeyPatch
     inputs = torch.arange(1.0, 9.0)[:, None, None].repeat(1, 2, 1) / 8  # answers are class 0, with growing probability
     targets = torch.tensor([0, 1, 0, 1, 1, 1, 1, 0])
     monkeypatch.setattr(module, "_spread_batches", lambda *_: [Batch(inputs, targets)])
+    monkeypatch.setattr(module, "_spread_names", lambda *_: [])
     found = find_examples(FirstChannel(), task, 3)
     assert found is not None
     assert (found["n_examined"], found["wrong"]) == (8, 5)
@@ -140,6 +141,9 @@ def test_forecasts_of_a_file_are_in_its_units(tmp_path: Any) -> None:
         shown = np.array(variable["known"]["values"] + variable["truth"]["values"])
         start = int(np.abs(values - shown[0]).argmin())
         np.testing.assert_allclose(shown, values[start : start + len(shown)], atol=0.01)
+        first = np.datetime64("2024-01-01T00") + start + len(variable["known"]["values"])
+        assert one["name"] == str(first.astype("datetime64[s]")).replace("T", " ")
+        assert f"{one['error']} error · {one['name']}</h3>" in (run.folder / "report.html").read_text("utf-8")
         assert np.abs(np.array(variable["answer"]["values"]) - 100).max() < 60
 
 
@@ -149,6 +153,7 @@ def test_half_of_the_missing_wrong_answers_are_replaced_by_right_ones(
 ) -> None:
     targets = (torch.arange(12) < n_wrong).long()
     monkeypatch.setattr(module, "_spread_batches", lambda *_: [Batch(torch.ones(12, 2, 1), targets)])
+    monkeypatch.setattr(module, "_spread_names", lambda *_: [])
     found = find_examples(FirstChannel(), TASKS["lra_image"](), 5)
     assert found is not None
     assert found["wrong"] == n_wrong
@@ -224,6 +229,7 @@ def test_channels_on_which_the_answer_depends_most_are_shown(monkeypatch: pytest
     inputs[0, :, 3] = 100
     elapsed, valid = torch.tensor([[1.0, 0.5, 2, 1, 9]]), torch.tensor([[True, True, True, True, False]])
     monkeypatch.setattr(module, "_spread_batches", lambda *_: [Batch(inputs, torch.tensor([1]), valid=valid, elapsed=elapsed)])
+    monkeypatch.setattr(module, "_spread_names", lambda *_: [])
     monkeypatch.setattr(type(task), "channel_names", tuple("abcdefg"))
     found = find_examples(Weighted(), task, 3)
     assert found is not None
@@ -244,6 +250,7 @@ def test_channels_that_vary_most_are_shown_without_gradients(monkeypatch: pytest
     task = TASKS["lra_image"]()
     inputs = torch.tensor([1.0, 2.0, 4.0])[:, None] * torch.tensor([3.0, 0, 5, 1, 4, 2, 7])
     monkeypatch.setattr(module, "_spread_batches", lambda *_: [Batch(inputs[None], torch.tensor([0]))])
+    monkeypatch.setattr(module, "_spread_names", lambda *_: [])
     monkeypatch.setattr(module, "relevance", lambda *_: None)
     monkeypatch.setattr(type(task), "channel_names", tuple("abcdefg"))
     found = find_examples(FirstChannel(), task, 3)
@@ -258,6 +265,7 @@ def test_many_channels_without_names_are_shown_as_their_mean(monkeypatch: pytest
     task = TASKS["lra_image"]()
     inputs = torch.arange(float(count)).repeat(1, 3, 1)
     monkeypatch.setattr(module, "_spread_batches", lambda *_: [Batch(inputs, torch.tensor([0]))])
+    monkeypatch.setattr(module, "_spread_names", lambda *_: [])
     monkeypatch.setattr(type(task), "channel_names", None)
     found = find_examples(FirstChannel(), task, 3)
     assert found is not None

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 PARQUET = (".parquet", ".pq")
 RunFolder = Annotated[str, Doc("folder of the run")]
-Checkpoint = Annotated[str, Doc("which weights of the run: selected, last, best or average")]
+Checkpoint = Annotated[str, Doc("which weights of the run: last, best or average, or selected, those that its end chose")]
 
 
 @contextmanager
@@ -53,7 +53,8 @@ def evaluate(
     buckets = {name: value for name, value in scores.values.items() if "/" in name}
     if by_length and not buckets:
         raise SettingError(f"`--by-length` must be left out, as task {task.name} has no scores by length")
-    table = Table("metric", "value", title=f"{run}, {split} split, weights: {checkpoint}")
+    weights = opened.checkpoint(checkpoint).name.removesuffix(".previous")
+    table = Table("metric", "value", title=f"{run}, {split} split, weights: {weights}")
     table.add_row("loss", f"{scores.loss:.4f}")
     for name, value in scores.values.items():
         if name not in buckets or by_length:
@@ -87,6 +88,8 @@ def predict(
         _check_out_file(out)
     levels = () if quantiles is None else read_levels(quantiles)
     _write_table(Run(run).predict(file, checkpoint, missing, every_window=every_window, quantiles=levels), out)
+    if out is not None:
+        echo(f"answers: {out}")
     return 0
 
 

@@ -70,7 +70,8 @@ def example_section(found: Mapping[str, Any] | None) -> Iterator[str]:
         band = "" if coverage is None else (
             f" The band holds 80 % of the validation errors at the same step; of the test values {coverage:.0%} lie in it."
         )  # fmt: skip
-        yield page.paragraph(f"The examples with the smallest, the median and the largest error of {number}.{band}")
+        dates = " The headings name the first step of each forecast." if any("name" in example for example in examples) else ""
+        yield page.paragraph(f"The examples with the smallest, the median and the largest error of {number}.{dates}{band}")
         for example in examples:
             yield from _forecast(example)
     else:
@@ -97,12 +98,19 @@ def _answer(example: Mapping[str, Any]) -> Iterator[str]:
             yield from _input(example)
             return
         yield page.heading(3, f"{wrong} of {scored} answers wrong" if wrong else f"All {scored} answers right")
-    elif example["true"] == example["predicted"]:
-        yield page.heading(3, f"Right: {example['true']} ({example['probability']:.0%})")
+        yield from _input(example)
+        return
+    given = f"{example['predicted']} ({example['probability']:.0%})"
+    if example["true"] == example["predicted"]:
+        yield page.heading(3, f"Right: {given}{_name(example)}")
     else:
-        given = f"{example['predicted']} ({example['probability']:.0%})"
-        yield page.heading(3, f"Wrong: {given}, true: {example['true']} ({example['probability_of_true']:.0%})")
+        yield page.heading(3, f"Wrong: {given}, true: {example['true']} ({example['probability_of_true']:.0%}){_name(example)}")
     yield from _input(example)
+
+
+def _name(example: Mapping[str, Any]) -> str:
+    """Return the end of a heading with the name of an example; nothing for data without names and folders of earlier versions."""
+    return f" · {example['name']}" if "name" in example else ""
 
 
 def _input(example: Mapping[str, Any]) -> Iterator[str]:
@@ -153,7 +161,7 @@ def _letters(example: Mapping[str, Any]) -> list[tuple[str, str, str, float, str
 
 def _forecast(example: Mapping[str, Any]) -> Iterator[str]:
     """Yield the heading and the figures of one example whose answers are numbers."""
-    yield page.heading(3, f"The {example['error']} error" if example["error"] != "median" else "The median error")
+    yield page.heading(3, f"The {example['error']} error{_name(example)}")
     drawings = []
     for variable in example["variables"]:
         band = variable.get("interval")

@@ -3,7 +3,7 @@
 import json
 import re
 from collections.abc import Iterator, Mapping
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 import yaml
@@ -39,7 +39,7 @@ def run_report(run_dir: str | Path) -> Path:
     planned = {"task": sections["task"].get("name"), **sections["model"], **sections["training"]}
     task, spec, seed = ((result or planned).get(name) for name in ("task", "spec", "seed"))
     quick = "quick size" if sections["about"].get("quick") else None
-    parts = (_task_text(task), spec, None if seed is None else f"seed {seed}", quick)
+    parts = (_task_text(task, sections["task"].get("path")), spec, None if seed is None else f"seed {seed}", quick)
     title = ", ".join(str(part) for part in parts if part) or folder.name
     body = [
         *_summary(title, result, baselines or {}),
@@ -56,9 +56,10 @@ def run_report(run_dir: str | Path) -> Path:
     return write_text(folder / "report.html", page.page(title, body))
 
 
-def _task_text(task: str | None) -> str:
-    """Return the name of a task in words, "BasicMotions (uea)" for "uea/BasicMotions"."""
+def _task_text(task: str | None, path: str | None) -> str:
+    """Return the name of a task in words, after that of its data set or file, if it has one: "BasicMotions (uea)"."""
     name, _, dataset = (task or "").partition("/")
+    dataset = dataset or PurePath((path or "").replace("\\", "/")).name
     return f"{dataset} ({name.replace('_', ' ')})" if dataset else name.replace("_", " ")
 
 

@@ -179,6 +179,10 @@ class Task(ABC):
         valid or test.
         """
 
+    def example_names(self, split: Split, step: int, batch_size: int, seed: int = 0) -> list[str] | None:  # noqa: ARG002
+        """Return a name for each example of `batch` with the same arguments, such as its id in a file; None without names."""
+        return None
+
     @abstractmethod
     def loss(self, output: Tensor, batch: Batch, reduction: Reduction = "mean", smoothing: float = 0.0) -> Tensor:
         """Return the training loss of a model's output, its mean or its sum over the scored answers.

@@ -42,23 +42,40 @@ def find_examples(model: nn.Module, task: Task, batch_size: int, seed: int = 0) 
     was_training = model.training
     model.eval()
     try:
-        batches = _spread_batches(task, "test", seed)
+        batches, names = _spread_batches(task, "test", seed), _spread_names(task, "test", seed)
         if isinstance(task, RegressionTask):
-            found = _find_forecasts(model, task, batches, batch_size, seed)
+            found = _find_forecasts(model, task, batches, names, batch_size, seed)
         else:
-            found = _find_answers(model, task, batches, batch_size)
+            found = _find_answers(model, task, batches, names, batch_size)
     finally:
         model.train(was_training)
     return {"split": "test", "n_examined": sum(len(batch.inputs) for batch in batches), **found}
 
 
-def _spread_batches(task: Task, split: Split, seed: int) -> list[Batch]:
-    """Return batches of a split that are equally far apart, of equal size."""
+def _spread_steps(task: Task, split: Split) -> tuple[list[int], int]:
+    """Return the steps of batches of a split that are equally far apart, and the size of these batches."""
     count = min(MAX_EXAMPLES, max(MIN_EXAMPLES, MAX_STEPS // task.length))
     rows = -(-count // BATCHES)
     available = task.num_batches(split, rows)
     steps = range(BATCHES) if available is None else dict.fromkeys(i * available // BATCHES for i in range(BATCHES))
+    return list(steps), rows
+
+
+def _spread_batches(task: Task, split: Split, seed: int) -> list[Batch]:
+    """Return batches of a split that are equally far apart, of equal size."""
+    steps, rows = _spread_steps(task, split)
     return [task.batch(split, step, rows, seed) for step in steps]
+
+
+def _spread_names(task: Task, split: Split, seed: int) -> list[str]:
+    """Return the names of the examples of `_spread_batches`, one after the other; none if the examples have no names."""
+    steps, rows = _spread_steps(task, split)
+    return [name for step in steps for name in task.example_names(split, step, rows, seed) or ()]
+
+
+def _named(names: list[str], row: int) -> dict[str, str]:
+    """Return the entry `name` of an example by its position in the batches; nothing if the examples have no names."""
+    return {"name": names[row]} if names else {}
 
 
 @torch.no_grad()
@@ -69,9 +86,12 @@ def _outputs(model: nn.Module, batch: Batch, batch_size: int) -> Tensor:
     return torch.cat([predict(model, part.to(device)).float().cpu() for part in parts])
 
 
-def _find_answers(model: nn.Module, task: Task, batches: list[Batch], batch_size: int) -> dict[str, Any]:
-    """Return the most certain wrong answers and the least certain right ones of a classification."""
-    found: list[tuple[bool, float, Batch]] = []
+def _find_answers(model: nn.Module, task: Task, batches: list[Batch], names: list[str], batch_size: int) -> dict[str, Any]:
+    """Return the most certain wrong answers and the least certain right ones of a classification.
+
+    names: of the examples of all batches, in their order; empty without names.
+    """
+    found: list[tuple[bool, float, Batch, int]] = []
     for batch in batches:
         assert batch.targets is not None
         probabilities = _outputs(model, batch, batch_size).softmax(-1)
@@ -85,12 +105,14 @@ def _find_answers(model: nn.Module, task: Task, batches: list[Batch], batch_size
             certainty = torch.where(wrong_rows, (is_wrong & scored).sum(1) / scored.sum(1), certainty)
         else:
             wrong_rows, certainty = is_wrong, best.values
-        found += [(bool(wrong_rows[i]), float(certainty[i]), batch.rows(i)) for i in range(len(batch.inputs))]
+        first = len(found)
+        found += [(bool(wrong_rows[i]), float(certainty[i]), batch.rows(i), first + i) for i in range(len(batch.inputs))]
     wrong = sorted((one for one in found if one[0]), key=lambda one: -one[1])
     right = sorted((one for one in found if not one[0]), key=lambda one: one[1])
     chosen = wrong[:MAX_WRONG] + right[: MAX_RIGHT + max(0, MAX_WRONG - len(wrong)) // 2]
     show = _describe_steps if task.per_step else _describe_class
-    return {"kind": "classes", "wrong": len(wrong), "examples": [show(model, task, batch) for _, _, batch in chosen]}
+    examples = [_named(names, row) | show(model, task, batch) for _, _, batch, row in chosen]
+    return {"kind": "classes", "wrong": len(wrong), "examples": examples}
 
 
 def _scored_steps(batch: Batch, task: Task) -> Tensor:
@@ -215,9 +237,12 @@ def relevance(model: nn.Module, batch: Batch, score: Callable[[Tensor], Tensor])
 
 
 def _find_forecasts(
-    model: nn.Module, task: RegressionTask, batches: list[Batch], batch_size: int, seed: int
+    model: nn.Module, task: RegressionTask, batches: list[Batch], names: list[str], batch_size: int, seed: int
 ) -> dict[str, Any]:
-    """Return the answers with the smallest, the median and the largest error, with intervals from the validation errors."""
+    """Return the answers with the smallest, the median and the largest error, with intervals from the validation errors.
+
+    names: of the examples of all batches, in their order; empty without names.
+    """
     errors, rows, inside = [], [], []
     valid = _spread_batches(task, "valid", seed)
     masks = [batch.loss_mask for batch in (*valid, *batches) if batch.loss_mask is not None]
@@ -235,10 +260,10 @@ def _find_forecasts(
                 low, high = interval if steps is None else interval[:, scored[i][steps]]
                 inside.append(float(((difference >= low) & (difference <= high)).float().mean()))
     order = np.argsort(errors)
-    names = {"smallest": order[0], "median": order[len(order) // 2], "largest": order[-1]}
+    chosen = {"smallest": order[0], "median": order[len(order) // 2], "largest": order[-1]}
     examples = []
-    for name, row in names.items():
-        examples.append({"error": name, **_describe_forecast(model, task, rows[row], interval, steps)})
+    for error, row in chosen.items():
+        examples.append({"error": error, **_named(names, row), **_describe_forecast(model, task, rows[row], interval, steps)})
     coverage = round(float(np.mean(inside)), 4) if inside else None
     return {"kind": "values", "coverage": coverage, "examples": examples}
 

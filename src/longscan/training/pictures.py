@@ -72,15 +72,15 @@ def draw_inspection(run: Run, folder: str | Path, row: int, *, split: Split = "t
     example = find_example(model, task, split, row, run.settings.data_seed)
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    title = f"{task_title(run.settings)}, {split} example {row}"
+    names = task.example_names(split, row, 1, run.settings.data_seed)
+    title = f"{task_title(run.settings)}, {split} example {row}{f' ({names[0]})' if names else ''}"
     can_ablate = model.streaming and not any(block.changes_length for block in model.stack)
     count = 3 if can_ablate else 2
     figure = Figure(figsize=(9, 2.6 * count), layout="constrained")
     figure.suptitle(title, fontsize=11)
     axes = figure.subplots(count, 1, sharex=True)
     products = gradient_times_input(model, example.inputs, lambda y: _answer(y, example, 0), elapsed=example.elapsed)[0]
-    names = list(task.channel_names or ())
-    _draw_input(axes[0], example.inputs[0], names)
+    _draw_input(axes[0], example.inputs[0], list(task.channel_names or ()))
     _draw_products(axes[1], products, example)
     if can_ablate:
         _draw_ablations(axes[2], model, task, example)

@@ -205,6 +205,21 @@ class SeriesForecast(SeriesFile, RegressionTask):
         batch.loss_mask[:, data.context :] = self._measured_ahead(starts)
         return batch
 
+    def example_names(self, split: Split, step: int, batch_size: int, seed: int = 0) -> list[str]:
+        """Return the time of the first step of each forecast of `batch` with the same arguments, after the id of its series."""
+        check_request(self, split, step, batch_size, seed)
+        data = self._data
+        store = data.store
+        firsts = data.starts[split][rows_of_step(self.size(split), split, step, batch_size, seed)] + data.context
+        series = np.searchsorted(store.offsets, firsts, "right") - 1
+        if store.stamps is None:
+            times = [f"step {number}" for number in (firsts - store.offsets[series] + 1).tolist()]
+        else:
+            times = format_stamps(np.asarray(store.stamps)[firsts], store.form)
+        if not store.has_ids:
+            return times
+        return [f"{name}, {time}" for name, time in zip(store.ids[series].tolist(), times, strict=True)]
+
     def _measured_ahead(self, starts: np.ndarray) -> Tensor:
         """Return at which steps of the forecast (n, horizon) all targets were measured, in windows from their first rows."""
         data = self._data

@@ -130,6 +130,12 @@ class LabelledSeries(SeriesFile):
         targets = targets if data.classes is not None else targets.float()[:, None]
         return self._to_batch(data.store, rows)._replace(targets=targets)
 
+    def example_names(self, split: Split, step: int, batch_size: int, seed: int = 0) -> list[str]:
+        """Return the id of each series of `batch` with the same arguments, its number in a file without ids."""
+        check_request(self, split, step, batch_size, seed)
+        rows = self._data.rows[split][rows_of_step(self.size(split), split, step, batch_size, seed)]
+        return [str(name) for name in self._data.store.ids[rows].tolist()]
+
     def _scaled_series(self, rows: np.ndarray) -> Iterator[np.ndarray]:
         """Yield scaled series (L, C) float64, with the mask as channels, one at a time."""
         for row in rows:
@@ -352,7 +358,8 @@ def label_kind(path: str | Path, options: ReadOptions) -> Literal["classes", "va
     """Return what the labels of a file are: classes (text, or two whole numbers), numbers (with fractions), or unclear."""
     store = read_series(path, options)
     if store.labels is None:
-        raise setting_error("label", options.label, f"the column of the labels in {path}")
+        needed = f"the column of the labels in {path} (`--label`), or `--target` and `--horizon` must be given for a forecast"
+        raise setting_error("label", options.label, needed)
     if store.has_numbers is not None:
         return "values" if store.has_numbers else "classes"
     words = np.unique(store.labels).tolist()

@@ -554,7 +554,7 @@ def _wide_columns(path: Path, names: Sequence[str], options: ReadOptions) -> tup
         others = [name for name in names if not _NUMBERED.fullmatch(name)]
         raise setting_error(
             "channels", None, f"{next(iter(numbered))!r} for the numbered columns of {path}, as it also has "
-            f"{', '.join(map(repr, others[:8]))}"
+            f"{', '.join(map(repr, others[:8]))}; if each row is a step of a series, `layout` must be long (`--id` and `--time`)"
         )  # fmt: skip
     else:
         steps = [numbered[prefix][number] for prefix in numbered for number in sorted(numbered[prefix])] or list(names)
