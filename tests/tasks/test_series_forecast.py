@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from longscan.tasks.series import SeriesForecast
-from longscan.tasks.series.forecast import _regress
+from longscan.tasks.series.forecast import _count_refits, _regress
 from longscan.training.examples import _describe_forecast, find_examples
 from longscan.training.parsing import make_settings
 from longscan.training.run import build_model
@@ -202,12 +202,12 @@ def test_filled_targets_do_not_choose_the_penalty(tmp_path, monkeypatch):
 
 
 def test_regression_is_that_of_the_measured_training_targets(tmp_path, monkeypatch):
-    """With many rounds, each step of the horizon has the least squares of the windows in which it was measured."""
+    """With many fits, each step of the horizon has the least squares of the windows in which it was measured."""
     frame = pd.DataFrame({"time": range(300), "x": np.random.default_rng(1).normal(size=300).cumsum()})
     frame.loc[[*range(20, 24), *range(70, 90, 3), *range(120, 130)], "x"] = np.nan
     task = SeriesForecast(path=write(tmp_path / "a.csv", frame), horizon=4, context=8, missing="fill")
     monkeypatch.setattr("longscan.tasks.series.forecast.PENALTIES", (1e-9,))
-    monkeypatch.setattr("longscan.tasks.series.forecast.MISSING_ROUNDS", 100)
+    monkeypatch.setattr("longscan.tasks.series.forecast._count_refits", lambda _: 100)
     weights = _regress(task, np.zeros((0, 1)))[0].numpy()
     starts, data = task._data.starts["train"], task._data
     values = ((data.values - data.statistics.mean) / data.statistics.scale)[:, 0]
@@ -218,6 +218,29 @@ def test_regression_is_that_of_the_measured_training_targets(tmp_path, monkeypat
         rows = measured[:, step]
         expected = np.linalg.lstsq(windows[rows, :7], windows[rows, 8 + step], rcond=None)[0]
         assert weights[:7, step] == pytest.approx(expected, rel=1e-3, abs=1e-3)
+
+
+@pytest.mark.parametrize("share", [0.1, 0.5, 0.7])
+def test_refits_leave_a_few_hundredths_of_the_error_of_the_first_fit(share, tmp_path, monkeypatch):
+    random = np.random.default_rng(1)
+    frame = pd.DataFrame({"time": range(2000), "x": np.sin(np.arange(2000) / 5) + random.normal(size=2000)})
+    frame.loc[1:, "x"] = frame["x"][1:].where(random.random(1999) > share)
+    task = SeriesForecast(path=write(tmp_path / "a.csv", frame), horizon=4, context=8, missing="fill")
+    monkeypatch.setattr("longscan.tasks.series.forecast.PENALTIES", (1.0,))
+
+    def weights(refits):
+        monkeypatch.setattr("longscan.tasks.series.forecast._count_refits", lambda _: refits)
+        return _regress(task, np.zeros((0, 1)))[0].double()
+
+    needed = _count_refits(task._measured_ahead(task._data.starts["train"]).numpy())
+    first, last, limit = weights(0), weights(needed), weights(200)
+    assert (last - limit).norm() < 0.04 * (first - limit).norm()
+    assert (weights(needed // 2) - limit).norm() > 0.08 * (first - limit).norm()
+
+
+def test_refits_are_counted_by_the_step_with_most_missing_targets():
+    for counts, refits in (((0, 0), 0), ((1, 0), 1), ((10, 20), 3), ((50, 0), 7), ((80, 10), 20), ((99, 0), 20), ((100, 0), 20)):
+        assert _count_refits(np.arange(100)[:, None] >= np.array(counts)) == refits
 
 
 def test_parts_without_a_measured_target_are_refused(tmp_path):

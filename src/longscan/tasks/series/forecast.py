@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from math import ceil, log
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal, NamedTuple, cast
 
@@ -40,7 +41,8 @@ from longscan.tasks.series.reading import SeriesStore, read_series
 
 MAX_CONTEXT = 512
 FIT_WINDOWS = 20_000  # largest number of training windows of the ridge regression
-MISSING_ROUNDS = 3  # fits after the first one if training targets are missing; further ones change the error by less than 1 %
+FILL_ERROR = 0.01  # part of the error of the first fit to filled training targets that the last one may have, see `_count_refits`
+MAX_REFITS = 20  # enough for 79 % of missing targets; each takes the time of a fit
 FIT_ROWS = 200_000  # largest number of training rows of the effect of what is known ahead
 PENALTIES = (1e-1, 1e1, 1e2, 1e3, 1e4)
 SMALLEST_GAIN = 0.005  # relative gain in the squared error on valid from which on columns that are known ahead are used
@@ -702,7 +704,7 @@ def _regress(task: SeriesForecast, effect: np.ndarray) -> tuple[Tensor, float]:
     measured = _measured_rows(task, data.starts["valid"])
     weights: np.ndarray = np.zeros((data.context, task.horizon))
     error = np.inf
-    for step in range(1 if task._measured_ahead(starts).all() else 1 + MISSING_ROUNDS):
+    for step in range(1 + _count_refits(task._measured_ahead(starts).numpy())):
         gram, cross = np.zeros((data.context, data.context)), np.zeros((data.context, task.horizon))
         for piece in pieces:
             past, targets = _differences(task, piece, effect)
@@ -715,6 +717,19 @@ def _regress(task: SeriesForecast, effect: np.ndarray) -> tuple[Tensor, float]:
         errors = [float(((contexts @ one - ahead) ** 2)[measured].mean()) for one in found]
         weights, error = found[int(np.argmin(errors))], min(errors)
     return torch.from_numpy(weights.astype(np.float32)), error
+
+
+def _count_refits(measured: np.ndarray) -> int:
+    """Return how often a regression is fitted again to targets of which some are missing, (n, horizon).
+
+    With past contexts X, of which those with missing targets are X_m, and the penalty p, the difference D of the weights to those
+    of the measured targets alone becomes (X'X + p)^-1 X_m'X_m D in a fit. If a share s of the targets is missing at random, this is
+    about s D, so D falls below `FILL_ERROR` of its first value in log(FILL_ERROR) / log(s) fits. The largest s of a step counts.
+    """
+    share = 1 - float(measured.mean(0).min())
+    if share in (0.0, 1.0):
+        return MAX_REFITS if share else 0
+    return min(MAX_REFITS, ceil(log(FILL_ERROR) / log(share)))
 
 
 def _measured_rows(task: SeriesForecast, starts: np.ndarray) -> np.ndarray:
