@@ -722,8 +722,8 @@ def _regress(task: SeriesForecast, effect: np.ndarray) -> tuple[Tensor, float]:
 def _count_refits(measured: np.ndarray) -> int:
     """Return how often a regression is fitted again to targets of which some are missing, (n, horizon).
 
-    With past contexts X, of which those with missing targets are X_m, and the penalty p, the difference D of the weights to those
-    of the measured targets alone becomes (X'X + p)^-1 X_m'X_m D in a fit. If a share s of the targets is missing at random, this is
+    With contexts X, of which those with missing targets are X_m, and the penalty p, a fit changes the difference D of the weights
+    to those of the measured targets alone to (X'X + p)^-1 X_m'X_m D. If a share s of the targets is missing at random, this is
     about s D, so D falls below `FILL_ERROR` of its first value in log(FILL_ERROR) / log(s) fits. The largest s of a step counts.
     """
     share = 1 - float(measured.mean(0).min())
