@@ -108,7 +108,7 @@ def test_tries_of_a_row_stand_below_it_and_are_not_the_row(tmp_path: Path) -> No
         try_record(row, {"model.d_state": 8}, 0, scaled=0.5, steps=50_000, device_seconds=None, seconds=120.0),
         try_record(row, {"training.lr": 9.0}, 0, device_seconds=None, seconds=None, **failed),
     ]
-    file = tmp_path / "tries" / "runs" / "aussm.jsonl"
+    file = tmp_path / "tries" / "runs" / "any_name.jsonl"
     file.parent.mkdir(parents=True)
     file.write_text("".join(json.dumps(one) + "\n" for one in records))
     source = f"`{file.as_posix()}` by `longscan train`"

@@ -14,14 +14,16 @@ from typing import Any
 
 import pytest
 import yaml
+from filelock import FileLock
 from safetensors.torch import load_file
 
 import longscan
 from longscan._errors import SettingError
 from longscan.cli import main
 from longscan.report.records import read_records
-from longscan.reproduce import PublishedRow, archive, find_rows, runs
+from longscan.reproduce import PublishedRow, archive, find_rows, runs, state_tracking
 from longscan.reproduce.archive import MANIFEST, checkpoint_bytes
+from longscan.reproduce.locks import lock_runs
 from longscan.reproduce.near import near_runs
 from longscan.reproduce.page import choose_candidates, merge_candidates, outcome_of, read_outcomes, report_page, summary_table
 from longscan.reproduce.runs import Planned, check_manifest, check_run, progress_of, reproduce, row_settings, run_folder
@@ -112,6 +114,7 @@ def test_stacked_seeds_give_the_same_records(row: PublishedRow, tmp_path: Path) 
         found = read_records(tmp_path / stacking / "runs" / "aussm.jsonl")
         records[stacking] = {record["seed"]: record for record in found}
         assert set(records[stacking]) == {0, 1}
+        assert all(run_folder(tmp_path / stacking, row, seed).with_suffix(".lock").exists() for seed in (0, 1))
     assert (tmp_path / "always" / row.id / "seeds_0-1.txt").exists()
     varying = {"date", "seconds", "device_seconds", "updates_per_second", "command", "device"}  # with the number of threads
     for seed in (0, 1):
@@ -186,6 +189,9 @@ def test_failed_seeds_and_earlier_recipes_do_not_change_what_is_compared(row: Pu
         return outcome.verdict, outcome.updates
 
     assert verdict_of(*finished) == ("reproduced", 3)
+    together = [one | {"stacked": 3, "seconds": 180.0} for one in finished]
+    assert outcome_of(row, together, {}).minutes == pytest.approx(3.0), "the time of seeds that trained together counts once"
+    assert outcome_of(row, [*together[:2], together[2] | {"device_seconds": 30.0}], {}).minutes == pytest.approx(2.5)
     assert verdict_of(*finished, earlier) == ("reproduced", 3)
     assert verdict_of(*finished, failed) == ("partial", 2)
     assert verdict_of(*finished, failed, common | {"seed": 3}) == ("reproduced", 3)
@@ -469,9 +475,42 @@ def test_archives_that_are_too_large_or_damaged_are_refused(
     with pytest.raises(SettingError, match="a folder whose archive is not damaged"):
         archive.unpack(packed, there)
     before[0].unlink()
-    with pytest.raises(SettingError, match=r"a folder with all parts of an archive, got .*\.2of"):
+    with pytest.raises(SettingError, match=r"a folder with all parts of an archive, and not with runs\.tar\.gz\.\w{8}\.2of"):
         archive.unpack(packed, there)
     assert list(there.iterdir()) == []
+
+
+def test_folders_in_which_a_process_works_are_refused(row: PublishedRow, tmp_path: Path) -> None:
+    out, packed = tmp_path / "out", tmp_path / "packed"
+    for folder, name, option in ((out, "reproduce.lock", "--out"), (packed, "runs.lock", "--pack")):
+        folder.mkdir(exist_ok=True)
+        with (
+            FileLock(folder / name),
+            pytest.raises(SettingError, match=f"`{option}` must be a folder in which no other process runs, got '{folder}'"),
+        ):
+            reproduce([row], out, archive=packed)
+    assert not archive.read_archives(packed)
+    with (
+        FileLock(out / state_tracking.LOCK),
+        pytest.raises(SettingError, match="`--out` must be a folder in which no other process runs"),
+    ):
+        state_tracking.run([("Z2", "gru")], out)
+    (file := tmp_path / "file").touch()
+    with pytest.raises(SettingError, match=f"`--pack` must be a directory, got the file {file}"):
+        reproduce([row], out, archive=file)
+
+
+def test_run_waits_for_the_process_that_still_trains_it(tmp_path: Path) -> None:
+    """Such as one whose parent was killed, and which saves its checkpoint."""
+    folders = [tmp_path / "seed_0", tmp_path / "seed_1"]
+    with FileLock(tmp_path / "seed_1.lock"), pytest.raises(SettingError, match=r"no other process trains, got .*seed_1"):
+        lock_runs(folders, 0.0)
+    held = FileLock(tmp_path / "seed_1.lock", thread_local=False)
+    held.acquire()
+    threading.Timer(0.2, held.release).start()
+    began = time.monotonic()
+    lock_runs(folders[1:], 60.0)
+    assert time.monotonic() - began >= 0.2
 
 
 class KilledError(Exception):
@@ -555,7 +594,25 @@ def test_an_archive_that_could_become_too_large_is_refused_before_the_runs(
     with pytest.raises(SettingError, match="`--pack` must be the folder of an archive of at most"):
         reproduce([row], tmp_path / "out", archive=tmp_path / "packed")
     assert not run_folder(tmp_path / "out", row, 0).exists()
-    assert not (tmp_path / "packed").exists()
+    assert not archive.read_archives(tmp_path / "packed")
+
+
+def test_checkpoints_of_other_unfinished_runs_count_for_the_size_of_an_archive(
+    row: PublishedRow, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = replace(row, id="aussm/table1/parity/am")
+    folder, over = write_run(other, tmp_path / "out", 0, 100), write_run(other, tmp_path / "out", 1, 100)
+    (over / "result.json").write_text("{}")
+    size = sum(path.stat().st_size for path in (folder / "checkpoints" / "last").iterdir())
+    assert size > 100 * 256
+    limit = 2 * checkpoint_bytes(row_settings(row)) + size
+    monkeypatch.setattr(archive, "MAX_PARTS", 1)
+    monkeypatch.setattr(archive, "PART_BYTES", limit - 1)
+    monkeypatch.setattr(runs, "run_jobs", lambda *_: {})
+    with pytest.raises(SettingError, match="`--pack` must be the folder of an archive of at most"):
+        reproduce([row], tmp_path / "out", archive=tmp_path / "packed")
+    monkeypatch.setattr(archive, "PART_BYTES", limit)
+    assert len(reproduce([row], tmp_path / "out", archive=tmp_path / "packed")) == 2
 
 
 @pytest.mark.usefixtures("forked_jobs")
@@ -587,6 +644,9 @@ def test_folders_of_another_version_or_recipe_are_refused(row: PublishedRow, tmp
     with pytest.raises(SettingError, match="`--out` must be an empty folder or one"):
         reproduce([row], out)
     shutil.rmtree(out)
+    for name in ("automata", "state-tracking"):
+        (out / name).mkdir(parents=True)
+    check_manifest(out)
     folder = write_run(row, out, 0, 2)
     settings = row_settings(row)
     check_run(Planned(row, 0, folder, []), settings)

@@ -37,9 +37,15 @@ class SimulatedTime:
 
     def start_process(self, command: list[str], **_: Any) -> Any:
         end, status = self.now + float(command[0]), int(command[1])
+
+        def wait(timeout: float) -> int:
+            self.now = max(self.now, min(end, self.now + timeout))
+            return status
+
         return SimpleNamespace(
             poll=lambda: status if self.now >= end else None,
-            wait=lambda timeout: status,  # noqa: ARG005
+            wait=wait,
+            send_signal=lambda _: None,
             returncode=status,
             stdin=SimpleNamespace(close=lambda: None),
         )
@@ -74,6 +80,15 @@ def test_jobs_run_on_all_devices_and_share_device_time(
     shared = run_jobs(jobs("ef"), [""], 2, 100.0, on_poll=lambda: polls.append(simulated_time.now - 2.0))
     assert polls[:3] == [0.25, 0.5, 0.75]
     assert {name: result.device_seconds for name, result in shared.items()} == {"e": 0.5, "f": 0.5}
+
+
+@pytest.mark.usefixtures("simulated_time")
+def test_device_time_lasts_until_processes_that_were_asked_to_stop_have_ended(tmp_path: Path) -> None:
+    """Their checkpoints take time, too. Two processes share device 0, of which one ends later than the other."""
+    ends = {"a": 7.0, "b": 4.0, "c": 9.0}
+    jobs = [Job(name, tmp_path / name, lambda _, end=end: [str(end), "130"]) for name, end in ends.items()]
+    ended = run_jobs(jobs, ["0", "1"], 2, 22.0)
+    assert {name: one.device_seconds for name, one in ended.items()} == {"a": 3.5, "b": 7.0, "c": 5.5}
 
 
 def test_devices_threads_and_seconds_of_jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

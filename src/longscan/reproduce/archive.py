@@ -12,7 +12,7 @@ import io
 import re
 import shutil
 import tarfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
 from hashlib import sha256
 from math import inf
 from pathlib import Path
@@ -61,6 +61,13 @@ def check_size(target: Path, checkpoints: int) -> None:
         raise _too_large(target, checkpoints)
 
 
+def other_checkpoint_bytes(out: Path, folders: Set[Path]) -> int:
+    """Return the size of the checkpoints in an archive of those unfinished runs of a folder that are not in `folders`."""
+    others = {settings.parent for settings in out.rglob(SETTINGS)} - folders
+    files = [path for folder in others for found in _checkpoints(folder) for path in found.iterdir()]
+    return sum(path.stat().st_size for path in files)
+
+
 def _too_large(target: Path, n_bytes: int) -> ValueError:
     size, most = n_bytes / 2**20, MAX_PARTS * PART_BYTES // 2**20
     needed = f"the folder of an archive of at most {most} MiB, which fewer rows or seeds in --out make"
@@ -101,12 +108,16 @@ def _add_run(tar: tarfile.TarFile, folder: Path, name: Path) -> None:
     for file in _FILES:
         if (folder / file).exists():
             tar.add(folder / file, name / file)
+    for found in _checkpoints(folder):
+        tar.add(found, name / "checkpoints" / found.name.removesuffix(".previous"))
+
+
+def _checkpoints(folder: Path) -> list[Path]:
+    """Return the checkpoints of a run that an archive holds: the last and the best one, none if the run is over."""
     if (folder / "result.json").exists():
-        return
-    for which in ("last", "best"):
-        found = find_checkpoint(folder / "checkpoints" / which)
-        if found is not None:
-            tar.add(found, name / "checkpoints" / which)
+        return []
+    found = [find_checkpoint(folder / "checkpoints" / which) for which in ("last", "best")]
+    return [one for one in found if one is not None]
 
 
 def _parts(source: Path) -> dict[Path, tuple[str, int, int]]:
@@ -126,7 +137,7 @@ def read_archives(source: Path) -> list[bytes]:
     whole = [parts for (_, count), parts in sorted(archives.items()) if sorted(parts) == [*range(1, count + 1)]]
     if archives and not whole:
         names = ", ".join(sorted(path.name for parts in archives.values() for path in parts.values()))
-        raise setting_error("--pack", f"{source} with {names}", "a folder with all parts of an archive")
+        raise setting_error("--pack", str(source), f"a folder with all parts of an archive, and not with {names} alone")
     return [b"".join(parts[number].read_bytes() for number in sorted(parts)) for parts in whole]
 
 

@@ -79,9 +79,10 @@ def near_lines(table: str, rows: Sequence[PublishedRow], folder: Path) -> list[s
 def near_runs(row: PublishedRow, folder: Path) -> list[NearRun]:
     """Return the runs near a row that a folder of records has: those of the files that it names, then its tries."""
     found = [run for path, why in row.near.items() if (folder / path).exists() for run in _read(row, folder / path, why)]
-    tries = folder / TRIES / row.records
-    records = [one for one in read_records(tries) if one.get("try_of") == row.id] if tries.exists() else []
-    return found + list(_grouped(records, lambda one: settings_text(one["changed"]), tries, TRIED))
+    for file in sorted((folder / TRIES / "runs").glob("*.jsonl")):
+        tries = [one for one in read_records(file) if one.get("try_of") == row.id]
+        found += _grouped(tries, lambda one: settings_text(one["changed"]), file, TRIED)
+    return found
 
 
 def _read(row: PublishedRow, file: Path, why: str) -> Iterator[NearRun]:
@@ -114,9 +115,16 @@ def _grouped(found: Sequence[Record], key: Callable[[Record], str], file: Path, 
 
 
 def _minutes(records: Sequence[Record]) -> float | None:
-    """Return the minutes of a device for runs; of seeds that trained together each has its share. None if a time is missing."""
-    seconds = [one.get("device_seconds") or (one["seconds"] and one["seconds"] / one.get("stacked", 1)) for one in records]
-    return None if None in seconds else sum(seconds) / 60
+    """Return the minutes of a device for runs, None if a time is missing."""
+    seconds = [record_seconds(one) for one in records]
+    return None if None in seconds else sum(filter(None, seconds)) / 60
+
+
+def record_seconds(record: Record) -> float | None:
+    """Return the seconds of a device that a run took; of seeds that trained together each has its share. None if not known."""
+    if seconds := record.get("device_seconds"):
+        return float(seconds)
+    return None if record["seconds"] is None else float(record["seconds"] / record.get("stacked", 1))
 
 
 def _is_near(row: PublishedRow, record: Record) -> bool:

@@ -11,7 +11,7 @@ from statistics import fmean
 from longscan.report.comparisons import compare
 from longscan.report.published import papers, valid_score
 from longscan.report.records import Record, read_folder
-from longscan.reproduce.near import near_lines, score_text
+from longscan.reproduce.near import near_lines, record_seconds, score_text
 from longscan.reproduce.rows import PublishedRow, read_rows
 from longscan.reproduce.runs import device_seconds, progress_of
 from longscan.reproduce.state_tracking import report_lines as tracking_lines
@@ -151,7 +151,7 @@ def outcome_of(row: PublishedRow, records: Sequence[Record], unfinished: dict[in
     rows = () if entry is None else entry.rows
     finished = {r["seed"] for r in rows if r["status"] == "finished"}
     updates = min((r["steps"] for r in rows if r["status"] == "finished" or r["seed"] not in finished), default=0)
-    seconds = sum(float(r.get("device_seconds") or r["seconds"] or 0.0) for r in records)
+    seconds = sum(record_seconds(record) or 0.0 for record in records)
     seconds += sum(earlier for _, earlier in unfinished.values())
     selected = [r["valid"].get(r["selected"]) for r in rows if r["status"] == "finished"]
     validations = [value for value in selected if value is not None]

@@ -13,22 +13,24 @@ import math
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence, Set
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
-
-from filelock import FileLock, Timeout
 
 import longscan
 from longscan._errors import SettingError, one_line, setting_error
 from longscan._files import write_text
 from longscan.datasets import DATA_SETS
 from longscan.report.records import Record, append_record, read_folder
-from longscan.reproduce.archive import MANIFEST, RECORDS, check_size, checkpoint_bytes, pack, unpack
+from longscan.reproduce.archive import MANIFEST, RECORDS, check_size, checkpoint_bytes, other_checkpoint_bytes, pack, unpack
+from longscan.reproduce.locks import lock_folder
 from longscan.reproduce.rows import PublishedRow, find_recipe
 from longscan.reproduce.stacks import Stacking, is_stacked, stack_command
+from longscan.reproduce.state_tracking import LOCK as TRACKING_LOCK
+from longscan.reproduce.state_tracking import NAME as TRACKING_NAME
+from longscan.reproduce.state_tracking import RECORDS as TRACKING
 from longscan.training.logs import read_rows
 from longscan.training.parsing import parse_settings
 from longscan.training.processes import GRACE, Ended, Job, run_jobs, visible_gpus
@@ -39,12 +41,17 @@ from longscan.training.trainer import MAY_CHANGE, changed_settings
 
 DEVICE_SECONDS = "device_seconds.json"
 LAYOUT = 1  # version of the folder
+# What a folder may hold before its first run of a row: the benchmark of state tracking, which has the same default folder.
+OTHERS = {Path(TRACKING).parent.name, TRACKING_NAME, TRACKING_LOCK, "reproduce.lock"}
 PACKING = 5  # seconds of the limit that are left for the archive
 _TRAIN = """
 import sys
+from pathlib import Path
 from longscan.cli import main
+from longscan.reproduce.locks import lock_runs
 from longscan.training.processes import stop_with_parent
 stop_with_parent()
+lock_runs([Path(sys.argv[sys.argv.index("--out") + 1])])
 sys.exit(main())
 """
 
@@ -139,11 +146,11 @@ def progress_of(folder: Path) -> Progress:
 
 
 def check_manifest(out: Path) -> None:
-    """Raise SettingError if a folder was made by another version, or holds other files than those of this layout."""
+    """Raise SettingError if a folder was made by another version, or has files of other programs and no manifest."""
     path = out / MANIFEST
     here = {"layout": LAYOUT, "longscan": longscan.__version__}
     if not path.exists():
-        if out.is_dir() and any(out.iterdir()):
+        if out.is_dir() and any(one.name not in OTHERS for one in out.iterdir()):
             raise setting_error("--out", str(out), "an empty folder or one that `longscan reproduce` made")
         return
     try:
@@ -173,20 +180,6 @@ def with_seed(settings: Settings, row: PublishedRow, seed: int) -> Settings:
     return replace(settings, training=replace(settings.training, seed=seed), task=replace(settings.task, **of_task))
 
 
-@contextmanager
-def _locked(out: Path) -> Iterator[None]:
-    """Lock a folder of runs. Raises SettingError if another process works on it."""
-    lock = FileLock(out / "reproduce.lock", blocking=False)
-    try:
-        lock.acquire()
-    except Timeout:
-        raise setting_error("--out", str(out), "a folder in which no other process runs") from None
-    try:
-        yield
-    finally:
-        lock.release()
-
-
 def reproduce(
     rows: Sequence[PublishedRow],
     out: str | Path,
@@ -213,8 +206,8 @@ def reproduce(
         echo: called with a line for each run that ends.
         on_failure: called with the name of each run that ends without a score, or whose process ends with an error before it.
 
-    Raises SettingError if the folder is of another version or recipe, if data are missing, if the limit leaves no time, or if the
-    archive could become too large;
+    Raises SettingError if the folder is of another version or recipe, if data are missing, if the limit leaves no time, if the
+    archive could become too large, or if another process works in the folder or with the archive;
     KeyboardInterrupt, after the checkpoints are saved, on a request to stop.
     """
     began, out = time.monotonic(), Path(out)
@@ -224,12 +217,17 @@ def reproduce(
         raise setting_error("--minutes", minutes, needed)
     check_out(out)
     check_manifest(out)
+    if archive is not None:
+        check_out(Path(archive), "--pack")
     settings = {row.id: row_settings(row) for row in rows}
     stacked = {row.id for row in rows if is_stacked(row, settings[row.id], stacking)}
-    out.mkdir(parents=True, exist_ok=True)
+    for folder in [out] if archive is None else [out, Path(archive)]:
+        folder.mkdir(parents=True, exist_ok=True)
     write_text(out / MANIFEST, json.dumps({"layout": LAYOUT, "longscan": longscan.__version__}))
-    with _locked(out):
+    with ExitStack() as locks:
+        locks.enter_context(lock_folder("--out", out, "reproduce.lock"))
         if archive is not None:
+            locks.enter_context(lock_folder("--pack", Path(archive), "runs.lock"))
             unpack(Path(archive), out)
         counts = {row.id: row.seeds if seeds is None else seeds for row in rows}
         plan = [
@@ -257,7 +255,8 @@ def reproduce(
         waiting = [one for one in plan if not progress_of(one.folder).is_over]
         if archive is not None:
             sizes = {name: checkpoint_bytes(settings[name]) for name in {one.row.id for one in waiting}}
-            check_size(Path(archive), sum(sizes[one.row.id] for one in waiting))
+            others = other_checkpoint_bytes(out, {one.folder for one in waiting})
+            check_size(Path(archive), sum(sizes[one.row.id] for one in waiting) + others)
         processes = _share_processes(waiting, stacked)
         by_name = {process.name: process for process in processes}
         gpus = visible_gpus()

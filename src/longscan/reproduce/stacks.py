@@ -9,6 +9,7 @@ from typing import Literal
 import torch
 
 from longscan._errors import SettingError, one_line, setting_error
+from longscan.reproduce.locks import lock_runs
 from longscan.reproduce.rows import PublishedRow
 from longscan.training.parsing import parse_settings
 from longscan.training.settings import Settings
@@ -59,6 +60,7 @@ def train_seeds(argument: str) -> int:
 
     runs = [(argv, Path(folder)) for argv, folder in json.loads(argument)]
     try:
+        lock_runs([folder for _, folder in runs])
         train_stacked(
             [
                 StackableRun(parse_settings(argv), folder, shlex.join(["longscan", "train", *argv, "--out", str(folder)]))

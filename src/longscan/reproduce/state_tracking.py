@@ -41,6 +41,7 @@ from longscan.engine.graphed_step import make_capturable
 from longscan.models import SequenceModel, optimizer_groups
 from longscan.report.page import duration_text
 from longscan.report.records import Record, append_record, read_records
+from longscan.reproduce.locks import lock_folder, lock_runs
 from longscan.reproduce.remaining import Left, Part, Remaining, cpu_seconds
 from longscan.reproduce.word_problems import (
     CHECKSUMS,
@@ -57,6 +58,7 @@ from longscan.training.run import commit, device_name
 
 NAME = "state-tracking"  # the target of `longscan reproduce`
 RECORDS = "automata/state_tracking.jsonl"
+LOCK = "state-tracking.lock"
 WIDTH = 64  # d_model
 MIN_STATES = 16
 UPDATES = 2500
@@ -420,6 +422,9 @@ def train_one(argument: str) -> int:
     planned = Planned(*names)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     file = planned.path(Path(out), ".pt")
+    lock_runs([file])
+    if planned.is_recorded(read_rows(out)):  # by a process that trained it until now
+        return 0
     row = Training(planned.group, planned.model, planned.seed, planned.updates, file, device).run()
     if row is None:
         return 128 + signal.SIGINT
@@ -460,50 +465,53 @@ def run(
     for setting, given, most in (("--seeds", seeds, MAX_SEED + 1), ("--updates", updates, (MAX_NUMBER + 1) // BATCH_SIZE)):
         if given > most:
             raise setting_error(setting, given, f"at most {most:,}, as there are no more words")
-    file = out / RECORDS
-    rows = read_rows(out)
-    for group in dict.fromkeys(group for group, model in pairs if model == COMPILED):
-        if not any(row["case"] == group and row.get("change") == COMPILED for row in rows):
-            row = compiled_row(group)
-            append_record(file, row)
-            echo(f"{NAME}/{group}/{COMPILED}: {row.get('refused') or row['certificate']}")
-    trained = [(group, model) for group, model in pairs if model != COMPILED]
-    missing = {model: package for _, model in trained if (package := missing_package(model))}
-    for package in dict.fromkeys(missing.values()):
-        models = ", ".join(model for model in missing if missing[model] == package)
-        echo(f"left out, as the package {package} is not installed: {models}")
-    plan = [Planned(group, model, seed, updates) for seed in range(seeds) for group, model in trained if model not in missing]
-    plan = [one for one in plan if not one.is_recorded(rows)]
-    by_name = {one.name: one for one in plan}
+    out.mkdir(parents=True, exist_ok=True)
+    with lock_folder("--out", out, LOCK):
+        file = out / RECORDS
+        rows = read_rows(out)
+        for group in dict.fromkeys(group for group, model in pairs if model == COMPILED):
+            if not any(row["case"] == group and row.get("change") == COMPILED for row in rows):
+                row = compiled_row(group)
+                append_record(file, row)
+                echo(f"{NAME}/{group}/{COMPILED}: {row.get('refused') or row['certificate']}")
+        trained = [(group, model) for group, model in pairs if model != COMPILED]
+        missing = {model: package for _, model in trained if (package := missing_package(model))}
+        for package in dict.fromkeys(missing.values()):
+            models = ", ".join(model for model in missing if missing[model] == package)
+            echo(f"left out, as the package {package} is not installed: {models}")
+        plan = [Planned(group, model, seed, updates) for seed in range(seeds) for group, model in trained if model not in missing]
+        plan = [one for one in plan if not one.is_recorded(rows)]
+        by_name = {one.name: one for one in plan}
 
-    def on_end(ended: Ended) -> None:
-        one = by_name[ended.name]
-        found = [row for row in read_rows(out) if one.is_recorded([row])]
-        if "refused" in found[-1] if found else ended.has_failed:
-            on_failure(one.name)
-        if found:
-            echo(f"{one.name}: {_result_text(found[-1])}")
-        elif not ended.has_failed:
-            echo(f"{one.name}: stopped before update {updates:,}")
-        else:
-            log = one.path(out, ".txt")
-            echo(f"{one.name}: ended with code {ended.status}: {_error_line(log.read_text('utf-8', errors='replace'))} ({log})")
+        def on_end(ended: Ended) -> None:
+            one = by_name[ended.name]
+            found = [row for row in read_rows(out) if one.is_recorded([row])]
+            if "refused" in found[-1] if found else ended.has_failed:
+                on_failure(one.name)
+            if found:
+                echo(f"{one.name}: {_result_text(found[-1])}")
+            elif not ended.has_failed:
+                echo(f"{one.name}: stopped before update {updates:,}")
+            else:
+                log = one.path(out, ".txt")
+                line = _error_line(log.read_text("utf-8", errors="replace"))
+                echo(f"{one.name}: ended with code {ended.status}: {line} ({log})")
 
-    jobs = [Job(one.name, one.path(out, ".txt"), partial(_command, one, out)) for one in plan]
-    gpus = visible_gpus()
-    parallel = per_device or (8 if gpus else os.cpu_count() or 1)
-    if jobs:
-        most = parallel * max(1, len(gpus))
-        echo(f"models to train: {len(jobs)}, at most {most} at a time; each prints a line when it ends")
-        echo(f"their losses until then are in {jobs[0].log} and the files next to it")
-    if not gpus and any(one.cpu_seconds for one in plan):
-        echo(_cost_text(plan))
-    parts = [Part(one.path(out, ".txt"), updates, one.cpu_seconds if not gpus else 1.0) for one in plan]
-    remaining = Remaining(parts)
-    limit = 60 * minutes - (time.monotonic() - began)
-    run_jobs(jobs, gpus or [""], parallel, limit, on_end, lambda: on_progress(remaining.left()))
-    rows = read_rows(out)
-    return [one for one in plan if not one.is_recorded(rows)]
+        jobs = [Job(one.name, one.path(out, ".txt"), partial(_command, one, out)) for one in plan]
+        gpus = visible_gpus()
+        parallel = per_device or (8 if gpus else os.cpu_count() or 1)
+        if jobs:
+            most = parallel * max(1, len(gpus))
+            echo(f"models to train: {len(jobs)}, at most {most} at a time; each prints a line when it ends")
+            echo(f"their losses until then are in {jobs[0].log} and the files next to it")
+        if not gpus and any(one.cpu_seconds for one in plan):
+            echo(_cost_text(plan))
+        parts = [Part(one.path(out, ".txt"), updates, one.cpu_seconds if not gpus else 1.0) for one in plan]
+        remaining = Remaining(parts)
+        limit = 60 * minutes - (time.monotonic() - began)
+        run_jobs(jobs, gpus or [""], parallel, limit, on_end, lambda: on_progress(remaining.left()))
+        rows = read_rows(out)
+        return [one for one in plan if not one.is_recorded(rows)]
 
 
 def _cost_text(plan: Sequence[Planned]) -> str:

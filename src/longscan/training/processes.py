@@ -80,7 +80,7 @@ class _Started:
         self.was_asked = True
         self.process.send_signal(signal.SIGINT)
 
-    def ended(self, seconds: float) -> Ended:
+    def wait(self, seconds: float) -> None:
         """Wait for the end of the process, which is killed if it does not come within a number of seconds."""
         assert self.process.stdin is not None
         try:
@@ -89,6 +89,9 @@ class _Started:
             self.process.kill()
             self.process.wait()
         self.process.stdin.close()
+
+    def ended(self) -> Ended:
+        """Return how the process has ended."""
         return Ended(self.job.name, self.process.returncode, self.device_seconds, self.was_asked)
 
 
@@ -123,19 +126,27 @@ def run_jobs(
     places = [device for _ in range(per_device) for device in devices]
     n_places = min(len(places), max(1, len(jobs)))
 
+    last = began
+
+    def count_seconds() -> None:
+        nonlocal last
+        now = time.monotonic()
+        for one in running:
+            one.device_seconds += (now - last) / sum(other.device == one.device for other in running)
+        last = now
+
     def end(one: _Started, seconds: float) -> None:
+        one.wait(seconds)
+        count_seconds()
         running.remove(one)
         places.append(one.device)
-        ended[one.job.name] = one.ended(seconds)
+        ended[one.job.name] = one.ended()
         on_end(ended[one.job.name])
 
     with terminate_as_interrupt():
         try:
-            last = began
             while (waiting or running) and (now := time.monotonic()) - began < limit - GRACE:
-                for one in running:
-                    one.device_seconds += (now - last) / sum(other.device == one.device for other in running)
-                last = now
+                count_seconds()
                 for one in [one for one in running if one.process.poll() is not None]:
                     end(one, GRACE)
                 while waiting and places:

@@ -358,14 +358,15 @@ def holds_run(folder: Path) -> bool:
     return os.path.exists(folder / SETTINGS)  # unlike Path.exists, False for a folder that cannot be read
 
 
-def check_out(folder: Path) -> None:
-    """Raise SettingError if a folder cannot be created or written into."""
+def check_out(folder: Path, option: str = "--out") -> None:
+    """Raise SettingError, which names the option, if a folder cannot be created or written into."""
     if os.path.isfile(folder):
-        raise SettingError(f"`--out` must be a directory, got the file {folder}")
+        raise SettingError(f"`{option}` must be a directory, got the file {folder}")
     try:
         try_writing(folder)
     except OSError as error:
-        raise SettingError(f"`--out` must be a directory that can be written, got {folder} ({error.strerror or error})") from None
+        needed = f"a directory that can be written, got {folder} ({error.strerror or error})"
+        raise SettingError(f"`{option}` must be {needed}") from None
 
 
 def clear_run(folder: Path) -> None:
