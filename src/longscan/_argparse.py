@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import MISSING
 from typing import Any
 
-from longscan._errors import SettingError, nearest
+from longscan._errors import SettingError, nearest_names
 from longscan._types import describe_type, find_doc
 
 
@@ -35,16 +35,17 @@ def parse_known(parser: ArgumentParser, argv: Sequence[str]) -> tuple[Namespace,
 
 
 class UnknownArgumentError(SettingError):
-    """An argument that no parser knows; the message has the option that is most like it.
+    """An argument that no parser knows; the message has the option and the setting that are most like it.
 
     Args:
         word: the argument.
-        names: options without -- that it may stand for. Of several that are equally like it, the message has the first one.
+        names: options and settings without -- that it may stand for. Of several that are equally like it, the message has the
+            first one.
     """
 
     def __init__(self, word: str, names: Iterable[str] = ()) -> None:
         self.word, self.names = word, tuple(names)
         name = word.lstrip("-")  # with a section that does not exist, a name's last part may tell which setting is meant
-        near = (nearest(name, self.names) or nearest(name.rpartition(".")[2], self.names)) if word.startswith("-") else None
-        hint = f"did you mean --{near}? " if near else ""
+        near = nearest_names(name, self.names) or nearest_names(name.rpartition(".")[2], self.names)
+        hint = f"did you mean {' or '.join(f'--{one}' for one in near)}? " if near and word.startswith("-") else ""
         super().__init__(f"`{word}` is an unknown argument; {hint}`--help` lists the arguments that exist")

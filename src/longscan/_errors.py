@@ -40,26 +40,45 @@ def names_argument(error: Exception, argument: str) -> bool:
     return str(error).startswith(f"`{argument}` must ")
 
 
-# Names that other programs use for settings of this one.
+# Names that other programs use for settings and options of this one.
 _OTHER_NAMES = {
-    "learning_rate": "lr", "epochs": "steps", "iterations": "steps", "max_steps": "steps", "batch": "batch_size",
-    "context_parallel": "context", "context_parallel_size": "context", "context_parallel_degree": "context",
+    "learning_rate": "lr", "epoch": "steps", "epochs": "steps", "n_epochs": "steps", "num_epochs": "steps", "iterations": "steps",
+    "max_steps": "steps", "batch": "batch_size", "random_state": "seed", "random_seed": "seed", "gpu": "device", "cuda": "device",
+    "context_parallel": "context", "context_parallel_size": "context", "context_parallel_degree": "context", "model": "spec",
+    "layers": "spec", "n_layers": "spec", "num_layers": "spec", "depth": "spec", "width": "d_model", "hidden_size": "d_model",
+    "model_dim": "d_model", "hidden_dim": "d_model", "state_size": "d_state", "state_dim": "d_state", "output": "out",
+    "output_dir": "out", "outdir": "out", "out_dir": "out",
 }  # fmt: skip
 
 
 def nearest(word: str, names: Iterable[str]) -> str | None:
     """Return the name that is most like a word, None if none is: hyphens count as underscores, capitals as small letters.
 
-    A dotted name is also compared by its last part.
+    A dotted name is also compared by its last part. If no name is spelled alike, one that begins with the word is like it, and so
+    is one that is the first part of the word, such as target of target_column.
     """
     word = word.lower().replace("-", "_")
-    word = _OTHER_NAMES.get(word, word)
     last_parts: dict[str, str] = {}
     for name in names:
         for key in (name, name.rpartition(".")[2]):
             last_parts.setdefault(key.replace("-", "_"), name)
-    near = get_close_matches(word, last_parts, 1, 0.7)
+    other = _OTHER_NAMES.get(word)
+    if other in last_parts:
+        return last_parts[other]
+    near = get_close_matches(word, last_parts, 1, 0.65 if len(word) == 3 else 0.7)  # two of three letters: 0.67
+    if not near and len(word) >= 3:
+        near = [key for key in last_parts if key.startswith(word) or word.startswith(f"{key}_")]
     return last_parts[near[0]] if near else None
+
+
+def nearest_names(word: str, names: Sequence[str]) -> list[str]:
+    """Return what an option of the command line may stand for: the nearest name, after an option that is also like the word.
+
+    Options of a command have names without a dot, settings names with one. An option of the same length, plus or minus one, is
+    named even if a setting is more alike: --labels may stand for --label and for --task.labels.
+    """
+    options = [name for name in names if "." not in name and abs(len(name) - len(word)) <= 1]
+    return list(dict.fromkeys(name for name in (nearest(word, options), nearest(word, names)) if name is not None))
 
 
 def unknown_setting(path: str, names: Sequence[str]) -> SettingError:

@@ -2,7 +2,8 @@
 
 import pytest
 
-from longscan.cli import main
+from longscan.cli import COMMANDS, main
+from longscan.cli._arguments import list_arguments
 
 
 @pytest.mark.parametrize(
@@ -16,13 +17,23 @@ from longscan.cli import main
         ("train --out x --task parity --learning-rate 1", "did you mean --training.lr?"),
         ("train --out x --task parity --training.learning_rate 1", "did you mean lr?"),
         ("train --out x --task parity --batch-size 4", "did you mean --training.batch_size?"),
-        ("train --out x --task parity --epochs 4", "did you mean --training.steps?"),
+        ("train --out x --task parity --epochs 4", "did you mean --steps?"),
+        ("train --out x --task parity --model_dim 4", "did you mean --model.d_model?"),
+        ("train --out x --tsak parity", "did you mean --task?"),
+        ("train --out x --task parity --confg r.yaml", "did you mean --config?"),
+        ("train --out x --task parity --check 3", "did you mean --checkpoint-every?"),
+        ("train --uot x --task parity", "did you mean --out?"),
+        ("train --output-dir x --task parity", "did you mean --out?"),
+        ("sweep --otu=x --task parity", "`--otu` is an unknown argument; did you mean --out?"),
+        ("sweep --out x --task parity --seed 3", "did you mean --seeds or --training.seed?"),
         ("train --out x --task parity --d_modell 4", "did you mean --model.d_model?"),
         ("train --out x --task parity --model.d_modell 4", "did you mean d_model?"),
         ("train --out x --task parity --distributed.context 2", "did you mean --training.context?"),
         ("train --out x --task parity --distributed.shard=true", "did you mean --training.shard?"),
         ("train --out x --task parity --context-parallel-size 2", "did you mean --training.context?"),
         (f"train {__file__} --labl worn", "did you mean --label?"),  # an option of the command, before settings of a task
+        (f"train {__file__} --labels worn", "did you mean --label or --task.labels?"),
+        (f"train {__file__} --target_column price", "did you mean --target?"),
         (f"train {__file__} --horizn 3", "did you mean --horizon?"),
         (f"show {__file__} --labl worn", "did you mean --label?"),
         ("train --out x --task uea --task.labl 3", "the settings are "),
@@ -35,6 +46,18 @@ def test_error_has_the_right_name(argv: str, right: str, capsys: pytest.CaptureF
     assert main(argv.split()) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert right in line
+
+
+@pytest.mark.parametrize("name", sorted(COMMANDS))
+def test_an_option_with_two_letters_exchanged_is_suggested(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    task = ["--task", "parity", "--out", "x"] if name in ("train", "sweep", "show") else []
+    words = [one.word[2:] for one in list_arguments(COMMANDS[name]) if not one.is_positional and len(one.word) > 4]
+    for word in words:
+        for i in range(len(word) - 1):
+            typo = word[:i] + word[i + 1] + word[i] + word[i + 2 :]
+            if typo != word and typo[0] != "-":
+                assert main([name, f"--{typo}", "x", *task]) == 2
+                assert f"did you mean --{word}" in capsys.readouterr().err, typo
 
 
 def test_word_like_no_name_gets_no_advice(capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,6 +10,7 @@ commands of its section "Examples".
 """
 
 import inspect
+import re
 import shlex
 import textwrap
 from argparse import ArgumentParser, RawDescriptionHelpFormatter
@@ -20,7 +21,7 @@ from shutil import get_terminal_size
 from typing import Any, NamedTuple, get_args
 
 from longscan._argparse import UnknownArgumentError, new_parser, option_help, parse_known
-from longscan._errors import SettingError
+from longscan._errors import SettingError, nearest
 from longscan._types import checked_value, find_doc, matches_type, type_hints
 from longscan.cli._console import MAX_WIDTH
 
@@ -99,13 +100,26 @@ def run_command(name: str, command: Command, argv: Sequence[str]) -> int:
     if rest and not takes_settings:
         raise UnknownArgumentError(rest[0].partition("=")[0], options)
     texts = vars(given) | dict(zip([one.name for one in positional], first, strict=False))
-    values = {one.name: one.convert(texts.get(one.name)) for one in arguments}
-    if COMMAND_LINE in parameters:
-        values[COMMAND_LINE] = shlex.join(["longscan", name, *argv])
     try:
+        values = {one.name: one.convert(texts.get(one.name)) for one in arguments}
+        if COMMAND_LINE in parameters:
+            values[COMMAND_LINE] = shlex.join(["longscan", name, *argv])
         return command(*(values.pop(one.name) for one in positional), *(rest if takes_settings else ()), **values)
     except UnknownArgumentError as error:  # of the parser of settings, which does not know the options of the command
         raise UnknownArgumentError(error.word, [*options, *error.names]) from error
+    except SettingError as error:
+        _check_missing(error, rest)
+        raise
+
+
+def _check_missing(error: SettingError, rest: Sequence[str]) -> None:
+    """Raise UnknownArgumentError if the error is about a missing option, and `rest` has a mistyped one that stands for it."""
+    missing = re.match(r"`--([\w-]+)` must .*, got nothing", str(error))
+    if missing is None:
+        return
+    for word in (each.partition("=")[0] for each in rest if each.startswith("--")):
+        if nearest(word.removeprefix("--"), [missing[1]]) and word != f"--{missing[1]}":
+            raise UnknownArgumentError(word, [missing[1]]) from error
 
 
 def _parser(arguments: Sequence[Argument]) -> ArgumentParser:

@@ -124,6 +124,9 @@ def set_nested(settings: Mapping[str, Any], name: str, value: Any) -> dict[str, 
     return {**settings, head: value}
 
 
+_SOURCE_OPTIONS = ("config", "quick", "task")  # those of the first stage
+
+
 def sources_parser() -> ArgumentParser:
     """Build the parser of the first stage: files, their quick size, and the task."""
     parser = new_parser()
@@ -222,7 +225,8 @@ def _unknown_option(option: str, argv: Sequence[str], task: type[Task], names: S
     if option == _SHORT_OPTIONS["task.data_dir"]:
         value = argv[0].partition("=")[2] or (argv[1] if len(argv) > 1 else "")
         return setting_error(option, value, f"left out, as task {task.name} has no setting data_dir")
-    return UnknownArgumentError(option, names)
+    short = [word.removeprefix("--") for name, word in _SHORT_OPTIONS.items() if name in names]
+    return UnknownArgumentError(option, [*_SOURCE_OPTIONS, *short, *names])
 
 
 def settings_help(argv: Sequence[str]) -> list[ArgumentParser]:
