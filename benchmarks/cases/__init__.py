@@ -14,6 +14,7 @@ from cases import (
     short_series,
     survival,
     systems,
+    unequal_classes,
 )
 
 CASES = (
@@ -30,4 +31,5 @@ CASES = (
     *long_series.CASES,
     *regression.CASES,
     *short_series.CASES,
+    *unequal_classes.CASES,
 )

@@ -18,7 +18,18 @@ import harness
 import page
 import run as command
 import stack_share
-from cases import CASES, blocks, classification, forecasts, loaders, long_series, regression, short_series, systems
+from cases import (
+    CASES,
+    blocks,
+    classification,
+    forecasts,
+    loaders,
+    long_series,
+    regression,
+    short_series,
+    systems,
+    unequal_classes,
+)
 
 ROOT = Path(__file__).parents[2]
 
@@ -315,6 +326,26 @@ def test_joined_gestures_have_a_majority(monkeypatch):
         assert (values == label).sum() == 6 * long_series.MAJORITY
 
 
+def test_unequal_classes_are_thinned_and_scored_by_class(monkeypatch, tmp_path):
+    labels = np.repeat(["a", "b", "c"], [20, 20, 3])
+    part = classification.Part([np.full((6, 1), float(row)) for row in range(len(labels))], labels)
+    thinned = unequal_classes.thin(part, 0.2, 0)
+    assert np.unique(thinned.labels, return_counts=True)[1].tolist() == [20, 4, 3]
+    assert all(labels[int(series[0, 0])] == label for series, label in zip(thinned.series, thinned.labels, strict=True))
+    assert not np.array_equal(unequal_classes.thin(part, 0.2, 1).series, thinned.series)
+    assert np.unique(unequal_classes.thin(part, 0.01, 0).labels).tolist() == ["a", "b", "c"]  # none is left out
+    monkeypatch.setattr(unequal_classes, "SETS", {"made up": unequal_classes.Thinned("made up", kept=0.2)})
+    monkeypatch.setattr(unequal_classes, "read_set", lambda _: (part, part))
+    out = tmp_path / "classification"
+    options = type("Options", (), {"quick": False, "end": float("inf"), "runs": 2, "out": out, "name": None})
+    rows = list(unequal_classes.rows_of(options, name="constant"))
+    assert [row["seed"] for row in rows] == [0, 1]  # another draw for each seed
+    assert {row["balanced_accuracy"] for row in rows} == {1 / 3}
+    assert {row["accuracy"] for row in rows} == {20 / 43}
+    (row,) = (row for row in unequal_classes.table(rows).splitlines() if row.startswith("| made up"))
+    assert row == "| made up | 3, 20 | 0.333 / 0.465 |"
+
+
 def test_regression_has_a_row_for_each_case_and_is_not_measured_twice(monkeypatch, tmp_path):
     hours = np.arange(2000)
     table = pd.DataFrame({"date": hours, "WetBulbCelsius": np.sin(hours / 100), "other": np.cos(hours / 7)})
@@ -339,6 +370,7 @@ def test_regression_has_a_row_for_each_case_and_is_not_measured_twice(monkeypatc
         (classification, "classification/classification.jsonl"),
         (regression, "regression/regression.jsonl"),
         (long_series, "classification/long_series.jsonl"),
+        (unequal_classes, "classification/unequal_classes.jsonl"),
     ],
 )
 def test_tables_have_the_recorded_rows(case, file):

@@ -259,6 +259,8 @@ class ClassificationRecord(Provenance):
         threads: number of threads of torch.
         longest: steps of the longest series, of benchmarks of long series.
         peak_mib: largest memory of the process beyond that before the fit, of the same.
+        balanced_accuracy: mean over the classes of their shares of right labels, of benchmarks of unequal classes.
+        smallest_class, largest_class: numbers of series of these classes in the training part, of the same.
         aeon: version of the package, for its methods.
     """
 
@@ -273,6 +275,9 @@ class ClassificationRecord(Provenance):
     threads: PositiveInt
     longest: PositiveInt | Missing = MISSING
     peak_mib: NonNegativeFloat | Missing = MISSING
+    balanced_accuracy: Fraction | Missing = MISSING
+    smallest_class: PositiveInt | Missing = MISSING
+    largest_class: PositiveInt | Missing = MISSING
     aeon: NonEmptyStr | Missing = MISSING
     torch: NonEmptyStr
 
