@@ -1,7 +1,9 @@
 """The documentation: code blocks run, commands, links and names exist, all layers are documented, and the site builds."""
 
 import ast
+import contextlib
 import importlib
+import io
 import re
 import shlex
 import subprocess
@@ -19,6 +21,24 @@ from longscan.ops import OPS
 
 def test_code_of_a_page_runs(executed_page, run_page):
     run_page(executed_page)
+
+
+@pytest.mark.parametrize(("name", "pictures"), [("classify_recordings", 2), ("forecast_months", 1)])
+def test_pictures_of_a_tutorial_come_from_the_code_that_it_shows(root, name, pictures):
+    """The site runs the blocks with `exec`: it prints the pictures, and the blocks whose source it hides compute nothing."""
+    text = (root / f"docs/tutorials/{name}.md").read_text("utf-8")
+    blocks = [
+        block for block in re.findall(r"^```python([^\n]*)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL) if "exec=" in block[0]
+    ]
+    names, printed = {}, io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        for options, code in blocks:
+            before = set(names)
+            exec(compile(code, name, "exec"), names)
+            if "source=" not in options:
+                assert set(names) - before <= {"io", "drawing", "svg", "name", "error"}
+    assert printed.getvalue().count("<svg") == pictures
+    assert sum("figure.savefig" in code for options, code in blocks if "source=" not in options) == pictures
 
 
 def test_page_of_scans_counts_operations_and_shows_overflow(run_page):
