@@ -7,12 +7,14 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 
 from longscan.tasks.series import SeriesClasses, SeriesForecast, SeriesValues
 from longscan.tasks.series.base import checksum_of
 from longscan.tasks.series.clock import usual_step
 from longscan.tasks.series.labelled import label_kind
 from longscan.tasks.series.splits import split_series
+from made_up import labelled_series
 
 
 def long_rows(count: int = 12, steps: int = 5, kinds: str = "ab") -> list[list[object]]:
@@ -300,6 +302,22 @@ def test_the_same_series_in_each_layout(name, tmp_path):
     found = {data.store.series(row).tobytes(): data.store.labels[row] for row in range(12)}
     assert found == expected
     assert data.classes == ("a", "b")
+
+
+def test_steps_of_a_stream_are_scaled_like_those_of_a_file(tmp_path):
+    settings = labelled_series(tmp_path)
+    task = SeriesClasses(**settings)
+    whole = task.read_inputs(task.path)
+    rows = pd.read_csv(task.path).query("unit == 'u0'")[["force", "speed"]].to_numpy()
+    assert torch.equal(task.scale_steps(rows)[0], whole.inputs[0, : len(rows)])
+    assert torch.equal(task.scale_steps(rows[3]), whole.inputs[:1, 3:4])
+    with pytest.raises(ValueError, match=r"`steps` must have the shape \(k, 2\), channels force, speed, got \(3,\)"):
+        task.scale_steps(np.zeros(3))
+    rows[1, 0] = np.nan
+    with pytest.raises(ValueError, match="`steps` must have no missing values unless `missing` is mask, got 1"):
+        task.scale_steps(rows)
+    masked = SeriesClasses(**settings, missing="mask").scale_steps(rows)
+    assert masked[0, 1].tolist() == [0, float(masked[0, 1, 1]), 0, 1]
 
 
 def test_groups_are_in_one_part(tmp_path):

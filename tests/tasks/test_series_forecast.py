@@ -127,6 +127,8 @@ def test_dates_continue_with_their_frequency(tmp_path, frequency, season, follow
     context = {"context": 24} if season == 24 else {}
     task = replace(single(tmp_path / "a.csv", dates), **context)
     assert task._data.season == season
+    expected = {"MS": "first days of months (MS), from", "B": "business days (B), from"}.get(frequency, "")
+    assert dict(task.summary())["time"].startswith(expected)
     batch = task.read_inputs(task.path)
     rows = task.add_times(task.decode(torch.zeros(1, task.length, 1), batch), task.path)
     assert rows[0]["date"] == following

@@ -143,6 +143,18 @@ def test_stamps_that_do_not_increase_are_found() -> None:
     assert clock.first_decrease(stamps[:4], [0, 2, 4]) is None
 
 
+@pytest.mark.parametrize(
+    ("frequency", "text"),
+    [
+        ("MS", "first days of months (MS)"),
+        ("QE-DEC", "last days of quarters (QE-DEC)"),
+        ("2MS", "dates of the pandas frequency 2MS"),
+    ],
+)
+def test_frequencies_are_words(frequency: str, text: str) -> None:
+    assert clock.format_frequency(frequency) == text
+
+
 def test_later_stamps_have_the_usual_step_or_the_calendar() -> None:
     assert clock.later_stamps(np.array([1.0, 1.5]), 3, 0.5, None, is_dated=False).tolist() == [2.0, 2.5, 3.0]
     months = nanoseconds("2024-01-01", "2024-02-01", "2024-03-01")

@@ -15,6 +15,17 @@ if TYPE_CHECKING:
 
 _DAYS = ("%Y/%m/%d", "%m/%d/%Y", "%d/%m/%Y", "%d.%m.%Y")
 _PERIODS = {"day": 86_400.0, "week": 7 * 86_400.0, "year": 365.2425 * 86_400.0}  # seconds
+_FREQUENCIES = {
+    "B": "business days",
+    "MS": "first days of months",
+    "ME": "last days of months",
+    "BMS": "first business days of months",
+    "BME": "last business days of months",
+    "QS": "first days of quarters",
+    "QE": "last days of quarters",
+    "YS": "first days of years",
+    "YE": "last days of years",
+}  # by their names in pandas
 _MONDAY = 4 * 86_400.0  # seconds from 1970-01-01, a Thursday, to the next Monday
 WITH_OFFSETS = "ISO8601 with offsets"  # such as 2024-01-31 12:00+02:00; a separate format, so that a table does not mix both
 OFFSET = r"(?:[Zz]|[Tt ]\d{2}.*[+-]\d{2}(?::?\d{2})?)$"
@@ -125,6 +136,12 @@ def calendar_frequency(stamps: np.ndarray) -> str | None:
         return infer_frequency(pd.to_datetime(stamps, unit="ns"))
     except ValueError:
         return None
+
+
+def format_frequency(frequency: str) -> str:
+    """Return a calendar frequency as text with its name in pandas, "first days of months (MS)" for "MS"."""
+    words = _FREQUENCIES.get(frequency.partition("-")[0])
+    return f"{words} ({frequency})" if words else f"dates of the pandas frequency {frequency}"
 
 
 def later_stamps(stamps: np.ndarray, count: int, usual: float, frequency: str | None, *, is_dated: bool) -> np.ndarray:

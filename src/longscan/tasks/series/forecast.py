@@ -32,6 +32,7 @@ from longscan.tasks.series.clock import (
     calendar_features,
     calendar_frequency,
     calendar_periods,
+    format_frequency,
     format_stamps,
     later_stamps,
     uneven_steps,
@@ -390,8 +391,8 @@ class SeriesForecast(SeriesFile, RegressionTask):
         ends = "rows count as steps; there is no column of times"
         if store.stamps is not None:
             first, last = format_stamps(np.array([store.stamps.min(), store.stamps.max()]), store.form)
-            step = data.frequency or format_step(data.unit, is_dated=store.is_dated)
-            ends = f"{step} between steps, from {first} to {last}"
+            step = f"{format_step(data.unit, is_dated=store.is_dated)} between steps"
+            ends = f"{format_frequency(data.frequency) if data.frequency else step}, from {first} to {last}"
         parts = ", ".join(f"{len(starts):,} {part}" for part, starts in data.starts.items())
         test, valid = self.test_fraction, self.valid_fraction
         scales = zip(self.variables[:3], data.statistics.scale[data.targets], strict=False)

@@ -39,6 +39,7 @@ from longscan.tasks.series.base import (
     check_steps,
     fit_statistics,
     format_step,
+    scaled_values,
 )
 from longscan.tasks.series.clock import format_stamps, usual_step
 from longscan.tasks.series.reading import ReadOptions, SeriesStore, read_series
@@ -188,6 +189,24 @@ class LabelledSeries(SeriesFile):
         """Read the series of a file or folder with the same channels and scale them like the training series."""
         store = self._new_series(path)
         return self._to_batch(store, np.arange(len(store.ids)))
+
+    def scale_steps(self, steps: np.ndarray) -> Tensor:
+        """Return new steps of one series, scaled like the training series, as inputs of the model, (1, k, d_input) float32.
+
+        steps: values in the units of the file, (k, C) or (C,) for one step, with the channels in the order of the file. NaN is
+        a missing value, which only `missing="mask"` allows here, as steps that come later cannot fill it. Raises ValueError.
+        """
+        statistics, values = self._data.statistics, np.atleast_2d(np.asarray(steps, np.float64))
+        channels = self._data.store.channels
+        if values.ndim != 2 or values.shape[1] != len(channels):
+            shape = np.shape(steps)
+            raise ValueError(f"`steps` must have the shape (k, {len(channels)}), channels {', '.join(channels)}, got {shape}")
+        absent = np.isnan(values)
+        if absent.any() and self.missing != "mask":
+            raise ValueError(f"`steps` must have no missing values unless `missing` is mask, got {int(absent.sum())}")
+        scaled = np.nan_to_num(scaled_values(values, statistics.mean, statistics.scale, "`steps`"))
+        inputs = np.concatenate([scaled, ~absent], 1, dtype=np.float32) if self.missing == "mask" else scaled
+        return torch.from_numpy(inputs)[None]
 
     def add_times(self, rows: list[dict[str, str | float]], path: str | Path) -> list[dict[str, str | float]]:
         """Add the column id, which names the series, as the first one."""
