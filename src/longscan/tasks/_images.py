@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 
-from longscan.tasks._store import Ragged
+from longscan.tasks._store import Ragged, visible_paths
 
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp")
 _LUMA = np.array([19595, 38470, 7471])  # ITU-R 601 in units of 2^-16, as Pillow rounds it
@@ -27,10 +27,15 @@ def read_image(path: Path, size: int | None = None, *, colour: bool = False) -> 
     return pixels
 
 
+def find_images(folder: Path) -> list[Path]:
+    """Return the image files in a folder in the order of their names, without hidden ones."""
+    return [item for item in visible_paths(folder, "*") if item.suffix.lower() in IMAGE_SUFFIXES]
+
+
 def read_images(path: str | Path, size: int, *, colour: bool = False) -> np.ndarray:
     """Return the images (n, H, W[, 3]) of a folder in the order of their names, or the image of one file."""
     path = Path(path)
-    paths = sorted(item for item in path.iterdir() if item.suffix.lower() in IMAGE_SUFFIXES) if path.is_dir() else [path]
+    paths = find_images(path) if path.is_dir() else [path]
     if not paths:
         raise ValueError(f"{path} must contain images ({', '.join(IMAGE_SUFFIXES)}), got none")
     return np.stack([read_image(item, size, colour=colour) for item in paths])

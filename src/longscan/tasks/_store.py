@@ -19,6 +19,7 @@ from numpy.typing import ArrayLike
 from longscan._files import cache_folder
 
 VERSION = 3  # version of the cached arrays; must be increased when the output of a reader changes
+WINDOWS_FILES = ("desktop.ini", "thumbs.db")  # in lower case
 Arrays = dict[str, np.ndarray]
 _log = logging.getLogger("longscan")
 
@@ -38,6 +39,16 @@ def data_folder(data_dir: str | None, area: str, needed: str) -> Path:
     if not folder.is_dir():
         raise FileNotFoundError(f"`data_dir` must be a folder with {needed}, got {folder}, which is not a folder")
     return folder
+
+
+def visible_paths(folder: Path, pattern: str = "**/*") -> list[Path]:
+    """Return the paths in a folder that match a pattern of `Path.glob`, sorted, without hidden ones.
+
+    Hidden are files and folders whose names begin with a dot (.DS_Store, ._image.png, .ipynb_checkpoints), all that is in such
+    folders, and the files that Windows adds to folders. The folder itself may be hidden.
+    """
+    found = (path for path in folder.glob(pattern) if path.name.lower() not in WINDOWS_FILES)
+    return sorted(path for path in found if not any(part.startswith(".") for part in path.relative_to(folder).parts))
 
 
 def first_existing(folder: Path, names: Sequence[str], needed: str) -> Path:

@@ -14,7 +14,7 @@ from torch import Tensor
 from longscan._errors import setting_error
 from longscan._types import Doc, PositiveInt
 from longscan.tasks._random import CounterRNG
-from longscan.tasks._store import Arrays, Ragged, cached_arrays, data_folder
+from longscan.tasks._store import Arrays, Ragged, cached_arrays, data_folder, visible_paths
 from longscan.tasks.base import TASKS, Batch, Split, Task, TestSize, ValidSize, check_request, rows_of_step
 from longscan.tasks.classification import ClassificationTask, majority_share, most_probable
 from longscan.tasks.dna.fasta import BASES, read_fasta, reverse_complement
@@ -316,7 +316,7 @@ def _load_species(data_dir: str | None, species: tuple[str, ...]) -> _GenomeData
 @lru_cache(maxsize=2)
 def _load(data_dir: str | None) -> _GenomeData:
     folder = data_folder(data_dir, "dna", _NEEDED_FILES)
-    paths = sorted(path for path in folder.rglob("*") if path.suffix.lower() in _SUFFIXES)
+    paths = [path for path in visible_paths(folder) if path.suffix.lower() in _SUFFIXES]
     if not paths:
         raise FileNotFoundError(f"`data_dir` must be a folder with {_NEEDED_FILES}, got {folder} without such files")
     if loose := [path for path in paths if path.parent == folder and path.name.count(".") == 1]:

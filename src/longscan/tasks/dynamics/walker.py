@@ -8,7 +8,7 @@ from typing import Annotated, ClassVar
 import numpy as np
 
 from longscan._types import Doc, FractionBelowOne
-from longscan.tasks._store import Arrays, cached_arrays, data_folder, load_array
+from longscan.tasks._store import Arrays, cached_arrays, data_folder, load_array, visible_paths
 from longscan.tasks.base import TASKS, Split
 from longscan.tasks.dynamics.series import SeriesArrays, SeriesRegression
 
@@ -45,7 +45,7 @@ class Walker(SeriesRegression):
 @lru_cache(maxsize=2)
 def _arrays(data_dir: str | None, dropped: float) -> SeriesArrays:
     folder = data_folder(data_dir, "activity", _NEEDED_FILES)
-    paths = sorted(folder.rglob("*.npy"), key=lambda path: path.name)
+    paths = sorted(visible_paths(folder, "**/*.npy"), key=lambda path: path.name)
     if len(paths) < 10:
         raise FileNotFoundError(
             f"`data_dir` must be a folder with at least 10 of {_NEEDED_FILES}, got {folder} with {len(paths)}"

@@ -14,7 +14,7 @@ from longscan._errors import setting_error
 from longscan._types import Doc, PositiveInt
 from longscan.tasks._random import CounterRNG
 from longscan.tasks._sparklines import sparkline
-from longscan.tasks._store import Arrays, cached_arrays, data_folder, first_existing
+from longscan.tasks._store import Arrays, cached_arrays, data_folder, first_existing, visible_paths
 from longscan.tasks.base import TASKS, Batch, Split, SplitSeed, ValidFraction, check_request, rows_of_step
 from longscan.tasks.classification import ClassificationTask, majority_share
 from longscan.tasks.events.augment import PUBLISHED, augment_stream, cut_and_mix
@@ -360,7 +360,7 @@ FileLists = list[list[tuple[Path, int]]]
 
 def _find_nmnist_files(folder: Path) -> FileLists:
     """Return the files and labels of train and test of N-MNIST."""
-    for root in (folder, *sorted(path for path in folder.rglob("*") if path.is_dir() and path.name in ("NMNISTsmall", "NMNIST"))):
+    for root in (folder, *(path for path in visible_paths(folder) if path.is_dir() and path.name in ("NMNISTsmall", "NMNIST"))):
         if (root / "train1K.txt").is_file() and (root / "test100.txt").is_file():
             listed = [read_sample_list(root / f"{part}.txt") for part in ("train1K", "test100")]
             listings = [[(root / f"{name}.bs2", label) for name, label in part] for part in listed]
@@ -372,7 +372,7 @@ def _find_nmnist_files(folder: Path) -> FileLists:
             return listings
         if (root / "Train" / "0").is_dir() and (root / "Test" / "0").is_dir():
             return [
-                [(path, digit) for digit in range(10) for path in sorted((root / part / str(digit)).glob("*.bin"))]
+                [(path, digit) for digit in range(10) for path in visible_paths(root / part / str(digit), "*.bin")]
                 for part in ("Train", "Test")
             ]
     raise FileNotFoundError(f"`data_dir` must be a folder with {_NEEDED_FILES['nmnist']}, got {folder} without them")
@@ -383,6 +383,6 @@ def _find_tonic_files(folder: Path) -> FileLists:
     listed: FileLists = []
     for part in ("ibmGestureTrain", "ibmGestureTest"):
         root = first_existing(folder, [part, f"DVSGesture/{part}"], _NEEDED_FILES["dvs_gesture"])
-        paths = sorted(path for path in root.glob("*/*.npy") if path.stem.isdecimal() and int(path.stem) < len(_GESTURES))
+        paths = [path for path in visible_paths(root, "*/*.npy") if path.stem.isdecimal() and int(path.stem) < len(_GESTURES)]
         listed.append([(path, int(path.stem)) for path in paths])
     return listed

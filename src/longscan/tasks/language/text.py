@@ -13,6 +13,7 @@ from longscan._files import read_bytes
 from longscan._types import Doc, PositiveInt, Rule
 from longscan.tasks._random import CounterRNG
 from longscan.tasks._sparklines import truncate_text
+from longscan.tasks._store import visible_paths
 from longscan.tasks.base import TASKS, Batch, Split, check_request, rows_of_step
 from longscan.tasks.classification import most_probable
 from longscan.tasks.language.base import LanguageTask
@@ -33,7 +34,9 @@ class ByteText(LanguageTask):
     vocab_size: ClassVar[int] = 256
     num_classes: ClassVar[int] = 256
     classes: ClassVar[tuple[str, ...]] = tuple(f"0x{byte:02x}" for byte in range(256))
-    path: Annotated[str | None, Doc("file, or folder whose files are concatenated in the order of their names")] = None
+    path: Annotated[
+        str | None, Doc("file, or folder whose files are concatenated in the order of their names, without hidden ones")
+    ] = None
     window: Annotated[PositiveInt, Doc("number of bytes of an example")] = 256
     valid_fraction: Annotated[
         float,
@@ -105,5 +108,5 @@ def _load(path: str | None) -> np.ndarray:
     if Path(path).is_file():
         # An empty file cannot be mapped.
         return np.memmap(path, np.uint8, "r") if Path(path).stat().st_size else np.empty(0, np.uint8)
-    files = sorted(item for item in Path(path).rglob("*") if item.is_file())
+    files = [item for item in visible_paths(Path(path)) if item.is_file()]
     return np.frombuffer(b"".join(map(read_bytes, files)), np.uint8)

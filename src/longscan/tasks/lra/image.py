@@ -10,7 +10,7 @@ import torch
 
 from longscan._errors import setting_error
 from longscan._types import Doc
-from longscan.tasks._images import IMAGE_SUFFIXES, image_sequence, read_image, read_images, to_grey
+from longscan.tasks._images import find_images, image_sequence, read_image, read_images, to_grey
 from longscan.tasks._sparklines import shade_line
 from longscan.tasks._store import Arrays, cached_arrays, data_folder, first_existing
 from longscan.tasks.base import TASKS, Batch, SplitSeed, ValidFraction
@@ -150,7 +150,7 @@ def _read_image_files(root: Path) -> Arrays:
     for part in ("train", "test"):
         for number, kind in enumerate(CLASSES):
             folder = root / part / kind
-            images = sorted(item for item in folder.iterdir() if item.suffix.lower() in IMAGE_SUFFIXES) if folder.is_dir() else []
+            images = find_images(folder) if folder.is_dir() else []
             if not images:
                 raise FileNotFoundError(f"`data_dir` must be a folder with {_NEEDED_FILES}, got no images in {folder}")
             paths += images

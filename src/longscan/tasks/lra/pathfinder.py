@@ -13,7 +13,7 @@ from longscan._types import Doc, between
 from longscan.tasks._images import image_sequence, read_image, read_images
 from longscan.tasks._random import CounterRNG
 from longscan.tasks._sparklines import shade_line
-from longscan.tasks._store import Ragged, cached_arrays, data_folder, first_existing
+from longscan.tasks._store import Ragged, cached_arrays, data_folder, first_existing, visible_paths
 from longscan.tasks.base import TASKS, Batch, Split, SplitSeed, TestSize, TrainSize, ValidSize, check_request
 from longscan.tasks.examples import LabelledSequences
 from longscan.tasks.lra._generated import Block, GeneratedTask
@@ -128,7 +128,8 @@ def _load_released(task: Pathfinder) -> LabelledSequences:
     """Read the released files: metadata/*.npy are text with a line per image: folder, name, index, label and more."""
     needed = f"metadata/ and the images it names; {_SOURCE}"
     folder = data_folder(task.data_dir, "lra", needed)
-    listing = sorted(first_existing(folder, ["metadata"], needed).glob("*.npy"), key=lambda path: (len(path.name), path.name))
+    found = visible_paths(first_existing(folder, ["metadata"], needed), "*.npy")
+    listing = sorted(found, key=lambda path: (len(path.name), path.name))
     if not listing:
         raise FileNotFoundError(f"`data_dir` must be a folder with {needed}, got no .npy files in {folder / 'metadata'}")
 

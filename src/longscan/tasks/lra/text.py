@@ -11,7 +11,7 @@ import numpy as np
 from longscan._files import read_text
 from longscan._types import Doc, at_least
 from longscan.tasks._sparklines import truncate_text
-from longscan.tasks._store import Arrays, Ragged, cached_arrays, data_folder
+from longscan.tasks._store import Arrays, Ragged, cached_arrays, data_folder, visible_paths
 from longscan.tasks._text import Alphabet, TokenLevel, frequent_characters
 from longscan.tasks.base import TASKS, Batch, Split, SplitSeed, ValidFraction
 from longscan.tasks.examples import LabelledSequences, SequenceClassification, split_off_validation
@@ -78,7 +78,7 @@ def _read_reviews(data_dir: str | None) -> Arrays:
     root = folder if (folder / "train").is_dir() and not (folder / "aclImdb").is_dir() else folder / "aclImdb"
     listed = []
     for part, kind in _PARTS:
-        paths = sorted((root / part / kind).glob("*.txt"))
+        paths = visible_paths(root / part / kind, "*.txt")
         if not paths:
             raise FileNotFoundError(
                 f"`data_dir` must be a folder with {_NEEDED_FILES}, got no .txt files in {root / part / kind}"

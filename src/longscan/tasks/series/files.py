@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from longscan._errors import cut, one_line, quote, setting_error
+from longscan.tasks._store import visible_paths
 from longscan.tasks.series.clock import ClockReader
 
 if TYPE_CHECKING:
@@ -44,7 +45,10 @@ def suffix_of(path: Path) -> str:
 
 
 def find_files(path: str | Path) -> list[Path]:
-    """Return the file, or the files of a folder and its sub-folders in the order of their names; ValueError if there are none."""
+    """Return the file, or the files of a folder and its sub-folders in the order of their names, without hidden ones.
+
+    Raises ValueError if there are none.
+    """
     path = Path(path)
     if not path.exists():
         raise ValueError(f"{path} cannot be read: No such file or directory")
@@ -54,7 +58,7 @@ def find_files(path: str | Path) -> list[Path]:
             raise ValueError(f"{path}: its name must end in one of {', '.join(SUFFIXES)} (text also with {compressed})")
         return [path]
     tables = (*CSV, *PARQUET)
-    files = sorted(item for item in path.rglob("*") if suffix_of(item) in tables and item.is_file() and item.name[0] != ".")
+    files = [item for item in visible_paths(path) if suffix_of(item) in tables and item.is_file()]
     if not files:
         raise ValueError(f"{path} must contain files with names that end in one of {', '.join(tables)}, got none")
     return files
