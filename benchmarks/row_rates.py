@@ -108,6 +108,7 @@ def write_data(row: PublishedRow, folder: Path) -> list[str]:
         "events": lambda: events(folder, task["dataset"]),
         "human_activity": lambda: made_up.human_activity(folder, steps=3000),
         "walker": lambda: made_up.walker(folder),
+        "forecast": lambda: (folder / "WTH.csv").write_text(made_up.table(8000, 12)),
     }
     if task["name"] in writers:
         writers[task["name"]]()

@@ -46,11 +46,13 @@ def test_generated_data_are_those_of_the_rows_task(row_rates: ModuleType, tmp_pa
 LARGEST = {  # of each paper, among all its settings
     "aussm/table2/heartbeat",
     "aussm/table1/majority_count/aa/aaaaaa-0.001",
-    "s7/table1/dvs_gesture",
+    "s7/table5/human_activity",
     "s7/table2/listops",
     "thesis/table4/imdb/mamba-s4",
     "mamba_lra/table1/retrieval/mamba",
 }
+
+FEWER_SEEDS = ("s7/table5/human_activity", 4)  # the row whose seeds do not all fit, and how many do
 
 
 @pytest.mark.parametrize(
@@ -61,10 +63,12 @@ LARGEST = {  # of each paper, among all its settings
         if row.status == "recipe" and (row.candidate_of is None or row.id.endswith("aaaaaa-0.001"))  # of equal sizes one
     ],
 )
-def test_unfinished_runs_of_all_seeds_of_a_row_fit_into_one_archive(row_rates: ModuleType, tmp_path: Path, name: str) -> None:
+def test_unfinished_runs_of_the_seeds_of_a_row_fit_into_one_archive(row_rates: ModuleType, tmp_path: Path, name: str) -> None:
+    """All seeds of a row, or as many as docs/howto/reproduce.md says."""
     (row,) = find_rows(name)
     settings = parse_settings([*row_argv(row, 0), *row_rates.write_data(row, tmp_path)])
-    assert row.seeds * checkpoint_bytes(settings) < 0.95 * MAX_PARTS * PART_BYTES, "the rest is for settings, logs and records"
+    most = 0.95 * MAX_PARTS * PART_BYTES  # the rest is for settings, logs and records
+    assert int(most / checkpoint_bytes(settings)) >= row.seeds or (name, int(most / checkpoint_bytes(settings))) == FEWER_SEEDS
 
 
 def test_record_has_the_rate_of_the_timed_updates(row_rates: ModuleType, tmp_path: Path) -> None:
