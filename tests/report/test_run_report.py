@@ -339,6 +339,48 @@ def test_ticks_are_round_numbers(low, high, texts):
     assert [text for _, text in svg.linear_ticks(low, high, count)] == texts
 
 
+@pytest.mark.parametrize(
+    ("low", "high", "texts"),
+    [
+        (3, 3, ["3"]),
+        (7, 2, ["2", "4", "6"]),
+        (-0.3, -0.1, ["−0.30", "−0.25", "−0.20", "−0.15", "−0.10"]),
+        (0, 1e-300, ["0", "0.5 × 10⁻³⁰⁰", "1.0 × 10⁻³⁰⁰"]),
+        (-1e300, 1e300, ["−1 × 10³⁰⁰", "0", "1 × 10³⁰⁰"]),
+        (-1.7e308, 1.7e308, ["−1 × 10³⁰⁸", "0", "1 × 10³⁰⁸"]),
+        (0, 5e-324, ["0"]),
+        (0, float("nan"), []),
+        (float("-inf"), 0, []),
+    ],
+)
+def test_ticks_of_extreme_ends(low, high, texts):
+    assert [text for _, text in svg.linear_ticks(low, high, 4 if low == -0.3 else 3)] == texts
+
+
+def test_ticks_of_percentages_have_short_texts():
+    assert [text for _, text in svg.linear_ticks(0, 1, 2, percent=True)] == ["0 %", "50 %", "100 %"]
+    assert [text for _, text in svg.linear_ticks(0, 1e-7, 2, percent=True)] == ["0 %", "0.5 × 10⁻⁵ %", "1.0 × 10⁻⁵ %"]
+    assert [text for _, text in svg.linear_ticks(0, 2e30, 2, percent=True)] == ["0 %", "1 × 10³² %", "2 × 10³² %"]
+
+
+EXTREMES = (0.0, 1.0, 1.0 + 1e-15, -1.0, 5e-324, 1e-300, -1e-300, 1e300, 1.7e308, -1.7e308, 1e17, float("nan"), float("inf"))
+
+
+@pytest.mark.parametrize("log", [False, True])
+@pytest.mark.filterwarnings("error")
+def test_charts_show_every_float(log):
+    """Charts of runs that diverge: no error, and no coordinate is NaN or infinite."""
+    for one, other in itertools.product(EXTREMES, EXTREMES):
+        chart = svg.Chart(100, svg.Axis(log=log), svg.Axis(log=log))
+        chart.line([one, other], [other, one], "red")
+        chart.bars([0, 1], [one, other], "red")
+        chart.intervals([1, one], [1, 2], [other, 1], "red")
+        chart.cells([one, other], [0, 1], [0.5, 0.5], "red")
+        chart.horizontal_line(one, "")
+        text = str(chart.render())
+        assert not re.search(r"\b(nan|inf)\b", text), (one, other)
+
+
 def test_pictures_of_inspect_are_in_the_order_of_examples_and_layers(make_run, tmp_path):
     folder = make_run(tmp_path / "run")
     assert "attends to in time" not in read_page(run_report(folder))

@@ -4,6 +4,7 @@ Colours and fonts are named as variables of the page's style sheet, which has a 
 """
 
 import math
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
@@ -18,6 +19,8 @@ MAX_POINTS = 700  # number of points of a line; longer lines are reduced to the 
 _SMALL, _LINE_HEIGHT, _CHARACTER = 12, 18, 6.6  # size of text, height of a line of it, width of an average character
 _SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 _MAX_CATEGORIES = 24  # labels of an axis of categories
+_LARGEST = 1e300  # end of an axis, whose length must be finite; its inverse is that of a logarithmic one
+_LEAST_SPAN = 1e-12  # difference of values that an axis can show, as a fraction of the larger one
 
 Shape = Literal["circle", "diamond", "cross", "bar"]
 Values = Sequence[float] | np.ndarray
@@ -320,18 +323,20 @@ class _Scale:
         self.axis = axis
         self.start = self.end = 0.0
         known = values[np.isfinite(values) & ((values > 0) | (not axis.log))]
+        known = known.clip(1 / _LARGEST if axis.log else -_LARGEST, _LARGEST)
         if axis.categories is not None:
             self.low, self.high = -0.5, len(axis.categories) - 0.5
             return
         low, high = (float(known.min()), float(known.max())) if len(known) else (1.0, 10.0) if axis.log else (0.0, 1.0)
         if axis.log:
             low, high = math.log10(low), math.log10(high)
-        room = 0.0 if tight and high > low else 0.04 * (high - low) or (0.5 if axis.log else abs(high) / 10 or 1.0)
+        span = high - low if high - low > _LEAST_SPAN * max(abs(low), abs(high)) else 0.0
+        room = 0.0 if tight and span else 0.04 * span or (0.5 if axis.log else abs(high) / 10 or 1.0)
         ends = [low if zero and low == 0 else low - room, high if zero and high == 0 else high + room]
         for i, given in enumerate((axis.low, axis.high)):
             if given is not None:
                 ends[i] = math.log10(given) if axis.log else given
-        self.low, self.high = ends if ends[0] < ends[1] else (ends[0], ends[0] + 1)
+        self.low, self.high = ends if ends[0] < ends[1] else (ends[0], ends[0] + (abs(ends[0]) / 10 or 1))
 
     def place(self, start: float, end: float) -> None:
         """Set the places of the two ends."""
@@ -377,24 +382,30 @@ class _Scale:
 
 
 def linear_ticks(low: float, high: float, count: float, *, percent: bool = False) -> list[tuple[float, str]]:
-    """Return about `count` round numbers between two ends, with their texts."""
-    raw = (high - low) / max(count, 2)
+    """Return about `count` round numbers between two ends, with their texts.
+
+    The ends may come in either order; if they are equal, they are the only number. There is none if an end is not finite.
+    """
+    if not (math.isfinite(low) and math.isfinite(high)):
+        return []
+    if low == high:
+        return [(low, (f"{low * 100:g} %" if percent else f"{low:g}").replace("-", "−"))]
+    low, high = sorted((low, high))
+    parts = max(count, 2)
+    raw = max(high / parts - low / parts, sys.float_info.min)  # the difference itself may be larger than any float
     power = math.floor(math.log10(raw))
-    step = next(factor * 10.0**power for factor in (1, 2, 5, 10) if factor * 10.0**power >= raw * 0.999)
+    steps = (factor * 10.0**power for factor in (1, 2, 5, 10))
+    step = next((step for step in steps if raw * 0.999 <= step < math.inf), 10.0**sys.float_info.max_10_exp)
     first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
     values = [number * step for number in range(first, last + 1)]
-    if percent:
-        digits = max(0, -math.floor(math.log10(step * 100) + 1e-9))
-        return [(value, f"{value * 100:.{digits}f} %".replace("-", "−")) for value in values]
-    largest = max(abs(low), abs(high))
-    if largest < 1e-3 or largest >= 1e6:
-        exponent = math.floor(math.log10(largest))
-        digits = max(0, exponent - math.floor(math.log10(step) + 1e-9))
-        texts = [f"{value / 10.0**exponent:.{digits}f} × {power_text(exponent)}" if value else "0" for value in values]
+    exponent, last = (math.floor(math.log10(number) + 1e-9) for number in (max(-low, high, step), step))
+    shift, unit = (2, " %") if percent else (0, "")  # texts are of the values times 10**shift
+    if -3 <= exponent + shift < 6:
+        texts = [f"{value * 10**shift:,.{max(0, -last - shift)}f}" for value in values]
     else:
-        digits = max(0, -math.floor(math.log10(step) + 1e-9))
-        texts = [f"{value:,.{digits}f}" for value in values]
-    return [(value, text.replace("-", "−")) for value, text in zip(values, texts, strict=True)]
+        factor = power_text(exponent + shift)
+        texts = [f"{value / 10.0**exponent:.{max(0, exponent - last)}f} × {factor}" if value else "0" for value in values]
+    return [(value, f"{text}{unit}".replace("-", "−")) for value, text in zip(values, texts, strict=True)]
 
 
 def power_text(exponent: int) -> str:
@@ -501,11 +512,17 @@ def _point(shape: str, left: float, top: float, radius: float, title: str) -> st
 
 
 def _rectangle(x1: float, x2: float, y1: float, y2: float, title: str, more: str = "") -> str:
+    """Return a rectangle, or nothing if an end of it is at a value that its axis cannot show."""
+    if not math.isfinite(x1 + x2 + y1 + y2):
+        return ""
     place = f'x="{min(x1, x2):.1f}" y="{min(y1, y2):.1f}" width="{abs(x2 - x1):.1f}" height="{abs(y2 - y1):.1f}"{more}'
     return f"<rect {place}>{title}</rect>" if title else f"<rect {place}/>"
 
 
 def _segment(x1: float, y1: float, x2: float, y2: float, colour: str, more: str = "") -> str:
+    """Return a straight line, or nothing if an end of it is at a value that its axis cannot show."""
+    if not math.isfinite(x1 + x2 + y1 + y2):
+        return ""
     return f'<path d="M{x1:.1f} {y1:.1f}L{x2:.1f} {y2:.1f}" stroke="{colour}" fill="none" {more}/>'
 
 
