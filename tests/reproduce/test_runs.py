@@ -245,6 +245,8 @@ def test_tries_of_different_settings_have_different_folders() -> None:
     names += [settings_name({"model.spec": "a", "training.lr": 1.0}), settings_name({"model.spec": "a,training.lr=1.0"})]
     assert len(set(names)) == len(names)
     assert all(re.fullmatch(r"model\.spec=[\w.~%,=-]*", name) and len(name) < 140 for name in names)
+    long = {"model.spec": "a" * 90, "training.steps": 400_000, "training.select": "best"}
+    assert re.fullmatch(rf"model\.spec={'a' * 90},~\w{{16}}", settings_name(long)), "no number is cut"
     assert settings_name({"training.lr": 0.003, "model.d_state": 8}) == "model.d_state=8,training.lr=0.003"
 
 

@@ -91,10 +91,13 @@ def settings_name(changed: Mapping[str, Any]) -> str:
     """Return the name of the folder for settings: "model.d_state=8,training.lr=0.003".
 
     Other characters of values than letters, digits and ``_.-~`` are percent-encoded, so that different settings have different
-    names, which are safe in a path. A long name is cut and ends with a part of its SHA-256.
+    names, which are safe in a path. Of a long name whole settings are left out, and "~" with a part of its SHA-256 follows.
     """
     name = ",".join(f"{name}={quote(_value_text(value), safe='')}" for name, value in sorted(changed.items()))
-    return name if len(name) <= MAX_NAME else f"{name[:MAX_NAME]}-{sha256(name.encode()).hexdigest()[:16]}"
+    if len(name) <= MAX_NAME:
+        return name
+    shown = name[:MAX_NAME].rpartition(",")[0] or name[:MAX_NAME]
+    return f"{shown},~{sha256(name.encode()).hexdigest()[:16]}"
 
 
 def _value_text(value: Any) -> str:
