@@ -18,7 +18,7 @@ import yaml
 from rich.console import Console
 
 import longscan
-from longscan.cli import COMMANDS, main
+from longscan.cli import COMMANDS, _console, main
 from longscan.cli._console import FIRST_ERROR
 from longscan.layers import LAYERS
 from longscan.models import STANDARD_BLOCKS
@@ -193,6 +193,26 @@ def test_eval_prints_the_scores(run_command: Callable[..., str], run: Path) -> N
     assert "accuracy/" in run_command("eval", run, "--by-length")
     assert f"test split, weights: {result['selected']}" in text
     assert "valid split, weights: best" in run_command("eval", run, "--split", "valid", "--checkpoint", "best")
+
+
+@pytest.mark.parametrize("is_terminal", [False, True])
+def test_brackets_and_colons_of_names_are_printed(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, run: Path, *, is_terminal: bool
+) -> None:
+    """They are no markup of rich and no names of emoji."""
+    _console.stdout.cache_clear()
+    if is_terminal:
+        for name, value in {"FORCE_COLOR": "1", "TERM": "xterm", "NO_COLOR": "1", "COLUMNS": "200"}.items():
+            monkeypatch.setenv(name, value)
+    monkeypatch.chdir(run.parent)
+    try:
+        run.rename(run.parent / "a [v1] :star:")
+        assert main(["eval", "a [v1] :star:"]) == 0
+        out = capsys.readouterr().out
+    finally:
+        _console.stdout.cache_clear()
+    assert "a [v1] :star:, test split" in out
+    assert ("┃" in out) == is_terminal
 
 
 def test_predict_writes_a_table(run_command: Callable[..., str], run: Path, tmp_path: Path) -> None:

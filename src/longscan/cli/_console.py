@@ -31,18 +31,18 @@ def print_error(text: str) -> None:
 
 @cache
 def stdout() -> "Console":
-    """Return the console on stdout."""
+    """Return the console on stdout. It prints brackets and colons of names, and does not read them as rich's markup."""
     from rich.console import Console
 
-    return Console(highlight=False, soft_wrap=True)
+    return Console(highlight=False, soft_wrap=True, markup=False, emoji=False)
 
 
 @cache
 def stderr() -> "Console":
-    """Return the console on stderr."""
+    """Return the console on stderr, which reads no markup either."""
     from rich.console import Console
 
-    return Console(stderr=True, highlight=False, soft_wrap=True)
+    return Console(stderr=True, highlight=False, soft_wrap=True, markup=False, emoji=False)
 
 
 def echo(text: str) -> None:
@@ -52,7 +52,7 @@ def echo(text: str) -> None:
 
 def echo_error(text: str, style: str | None = None) -> None:
     """Print text on stderr, in a style of rich."""
-    stderr().print(text, style=style, markup=False)
+    stderr().print(text, style=style)
 
 
 def print_table(table: "Table") -> None:
@@ -63,9 +63,9 @@ def print_table(table: "Table") -> None:
         stdout().print(table, soft_wrap=False)
         return
     if table.title:
-        stdout().print(table.title)
+        echo(str(table.title))
     table.title, table.box, table.show_lines, table.pad_edge = None, None, False, False
-    wide = Console(width=100_000, file=io.StringIO(), highlight=False)
+    wide = Console(width=100_000, file=io.StringIO(), highlight=False, markup=False, emoji=False)
     with wide.capture() as captured:
         wide.print(table)
     sys.stdout.writelines(f"{line.rstrip()}\n" for line in captured.get().splitlines())

@@ -175,7 +175,6 @@ def _print_sweep(result: dict[str, Any]) -> None:
 
 
 def _print_trials(result: dict[str, Any]) -> None:
-    from rich.markup import escape
     from rich.table import Table
 
     from longscan.report.page import number_text
@@ -185,6 +184,6 @@ def _print_trials(result: dict[str, Any]) -> None:
     score = f"validation {result['metric']}"
     table = Table("trial", *names, score, "constant", "status", title=f"sweep, {result['task']}")
     for row in best_first(result):
-        values = [escape(setting_text(row["settings"][key])) if key in row["settings"] else "" for key in result["space"]]
+        values = [setting_text(row["settings"][key]) if key in row["settings"] else "" for key in result["space"]]
         table.add_row(str(row["trial"]), *values, number_text(row["score"]), number_text(row["constant"]), row["status"])
     print_table(table)

@@ -18,7 +18,7 @@ FOLDER = "runs/reproduce"
 TRACKING = "state-tracking"
 WIDTH = 100
 # widths of the columns of the list
-COLUMNS = {"row": 24, "published": 9, "recipe": 13, "data": 10, "seeds": 5, "updates": 9, "min": 5, "state": 11}
+COLUMNS = {"row": 23, "published": 9, "recipe": 13, "data": 11, "seeds": 5, "updates": 9, "min": 5, "state": 11}
 
 
 def reproduce(
@@ -114,28 +114,26 @@ def _list(folder: Path, paper: str | None) -> int:
 def _print_folded(outcomes: "Sequence[Outcome]") -> None:
     """Print a table for each of the papers', within 100 columns: long cells are folded, and reasons stand below the table."""
     from rich.console import Console
-    from rich.markup import escape
     from rich.table import Table
 
     from longscan.reproduce.page import list_lines, wrap_name
 
-    console = Console(width=WIDTH, highlight=False, file=stdout().file)
+    console = Console(width=WIDTH, highlight=False, markup=False, emoji=False, file=stdout().file)
     for table, lines, reasons in list_lines(outcomes):
         page = Table(title=table, title_justify="left", box=None, pad_edge=False, padding=(0, 2, 0, 0), width=WIDTH)
         for name, width in COLUMNS.items():
             page.add_column(name, width=width, overflow="fold")
         for line in lines:
             cells = (wrap_name(cell, width) for cell, width in zip(line, COLUMNS.values(), strict=True))
-            page.add_row(*map(escape, cells))
+            page.add_row(*cells)
         console.print(page)
         for reason in reasons:
-            console.print(reason, markup=False)
+            console.print(reason)
         console.print()
 
 
 def _print_lines(outcomes: "Sequence[Outcome]") -> None:
     """Print one line for each row, with its whole name and the reason why it has no run, for programs such as grep."""
-    from rich.markup import escape
     from rich.table import Table
 
     from longscan.reproduce.page import list_lines
@@ -143,7 +141,7 @@ def _print_lines(outcomes: "Sequence[Outcome]") -> None:
     page = Table(*COLUMNS)
     for table, lines, _ in list_lines(outcomes, summarized=False):
         for name, *cells in lines:
-            page.add_row(*map(escape, (f"{table}/{name}", *cells)))
+            page.add_row(f"{table}/{name}", *cells)
     print_table(page)
 
 
