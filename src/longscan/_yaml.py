@@ -40,7 +40,9 @@ def read_mapping(path: str | Path, names: Sequence[str]) -> dict[str, Any]:
     try:
         content = yaml.load(Path(path).read_text(encoding="utf-8"), Loader=_Loader)
     except OSError as error:
-        raise SettingError(f"{path} must be a YAML file that can be read ({error.strerror or error})") from None
+        in_clone = "; the folder recipes is in the repository, not in an installed package: run the command in a clone"
+        hint = in_clone if Path(path).parts[:1] == ("recipes",) and not Path("recipes").is_dir() else ""
+        raise SettingError(f"{path} must be a YAML file that can be read ({error.strerror or error}){hint}") from None
     except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: no UTF-8, or a number of thousands of digits
         mark = getattr(error, "problem_mark", None)
         where = f" (line {mark.line + 1})" if mark else ""

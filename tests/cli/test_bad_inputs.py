@@ -107,6 +107,15 @@ def test_missing_device_fails(run_failing_command: Callable[..., str], tmp_path:
     assert "`--device` must be one of the devices that torch finds here (cpu), got 'cuda'" in line
 
 
+def test_recipe_outside_a_clone_says_where_recipes_are(
+    run_failing_command: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    line = run_failing_command("train", "--config", "recipes/aussm/parity.yaml", "--out", "run")
+    assert line.endswith("; the folder recipes is in the repository, not in an installed package: run the command in a clone")
+    assert "clone" not in run_failing_command("train", "--config", "other/parity.yaml", "--out", "run")
+
+
 @pytest.mark.parametrize("backend", ["triton", "cpu"])
 def test_unavailable_backend_fails(
     run_failing_command: Callable[..., str], tmp_path: Path, tiny_argv: list[str], monkeypatch: pytest.MonkeyPatch, backend: str

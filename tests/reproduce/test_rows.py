@@ -10,6 +10,7 @@ from longscan.cli import main
 from longscan.report.published import published_ids
 from longscan.reproduce import find_rows, read_rows
 from longscan.reproduce.page import wrap_name
+from longscan.reproduce.rows import find_recipe
 
 ROWS = read_rows()
 
@@ -17,6 +18,11 @@ ROWS = read_rows()
 def test_every_published_figure_has_a_row() -> None:
     assert {row.published for row in ROWS} == set(published_ids())
     assert len({row.id for row in ROWS}) == len(ROWS)
+
+
+def test_recipe_that_is_not_there_says_where_recipes_are() -> None:
+    with pytest.raises(SettingError, match=r"must be a file; the folder recipes is in the repository, .* in a clone, got"):
+        find_recipe("recipes/aussm/none.yaml")
 
 
 def test_own_figures_have_a_recipe_or_a_reason() -> None:

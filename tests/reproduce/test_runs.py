@@ -53,8 +53,11 @@ def row(tmp_path: Path) -> PublishedRow:
 @pytest.mark.usefixtures("forked_jobs")
 def test_runs_are_recorded_once_and_compared(row: PublishedRow, tmp_path: Path) -> None:
     out, lines = tmp_path / "out", list[str]()
-    assert reproduce([row], out, archive=tmp_path / "archive", echo=lines.append) == []
-    assert [line.partition(":")[0] for line in sorted(lines)] == [f"{row.id}/seed_0", f"{row.id}/seed_1"]
+    assert reproduce([row], out, archive=tmp_path / "archive", minutes=5, echo=lines.append) == []
+    assert lines[0].startswith("runs to train: 2, in ")
+    assert lines[0].endswith("at a time; each prints a line when it ends, and stops after 5 minutes")
+    assert lines[1] == f"what the runs print until then is in {out / row.id / 'seed_0.txt'} and the files next to it"
+    assert [line.partition(":")[0] for line in sorted(lines[2:])] == [f"{row.id}/seed_0", f"{row.id}/seed_1"]
     records = read_records(out / "runs" / "aussm.jsonl")
     assert sorted(record["seed"] for record in records) == [0, 1]
     for record in records:
@@ -67,7 +70,7 @@ def test_runs_are_recorded_once_and_compared(row: PublishedRow, tmp_path: Path) 
     before = (out / "runs" / "aussm.jsonl").read_bytes()
     assert reproduce([row], out, echo=lines.append) == []
     assert (out / "runs" / "aussm.jsonl").read_bytes() == before
-    assert len(lines) == 2, "nothing ran again"
+    assert len(lines) == 4, "nothing ran again"
 
     (outcome,) = read_outcomes([row], out)
     assert (len(outcome.scores), outcome.updates, outcome.verdict) == (2, 3, "partial")
@@ -110,7 +113,7 @@ def test_stacked_seeds_give_the_same_records(row: PublishedRow, tmp_path: Path) 
     for stacking in ("always", "never"):
         lines = list[str]()
         assert reproduce([row], tmp_path / stacking, stacking=stacking, echo=lines.append) == []
-        assert [line.partition(":")[0] for line in sorted(lines)] == [f"{row.id}/seed_0", f"{row.id}/seed_1"]
+        assert [line.partition(":")[0] for line in sorted(lines[2:])] == [f"{row.id}/seed_0", f"{row.id}/seed_1"]
         found = read_records(tmp_path / stacking / "runs" / "aussm.jsonl")
         records[stacking] = {record["seed"]: record for record in found}
         assert set(records[stacking]) == {0, 1}
@@ -388,8 +391,8 @@ def test_run_that_the_limit_stops_has_not_failed(
     lines: list[str] = []
     failed: list[str] = []
     (left,) = reproduce([row], tmp_path / "out", seeds=1, echo=lines.append, on_failure=failed.append)
-    assert len(lines) == 1
-    assert lines[0].startswith(f"{left.name}: {text}")
+    assert len(lines) == 3
+    assert lines[2].startswith(f"{left.name}: {text}")
     assert failed == ([left.name] if "ended with code" in text else [])
 
 

@@ -201,7 +201,7 @@ def _track(
             on_progress=show_left,
         )
     if left:
-        echo(f"{len(left)} trainings are not over; the same command continues them")
+        echo(f"trainings that have not finished: {len(left)}; the same command continues them")
     echo(f"`longscan reproduce report {out}` writes the table")
     return 1 if failed else 0
 
@@ -235,7 +235,8 @@ def _run(
         on_failure=failed.append,
     )
     if left:
-        echo(f"{len(left)} runs are not over; the same command continues them" + (f", elsewhere from {pack}" if pack else ""))
+        elsewhere = f", on another machine from {pack}" if pack else ""
+        echo(f"runs that have not finished: {len(left)}; the same command continues them{elsewhere}")
     tables = ", ".join(dict.fromkeys(row.table for row in rows))
     does = f"shows these tries below {tables}" if settings else f"compares {tables} with the papers"
     echo(f"`longscan reproduce report {out}` {does}")

@@ -239,4 +239,5 @@ def find_recipe(recipe: str) -> str:
     for path in (Path(recipe), checkout / recipe):
         if path.is_file():
             return str(path)
-    raise setting_error("recipe", recipe, f"a file in the current folder or in {checkout}, which holds `recipes` in a checkout")
+    needed = "a file; the folder recipes is in the repository, not in an installed package: run the command in a clone"
+    raise setting_error("recipe", recipe, needed)

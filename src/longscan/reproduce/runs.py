@@ -203,7 +203,7 @@ def reproduce(
         stacking: whether the seeds of a row train together in one process: "always", "never", or for "auto" by the rule of
             `longscan.reproduce.stacks.is_stacked`.
         archive: folder whose archive is unpacked into `out` before, and written again after the runs.
-        echo: called with a line for each run that ends.
+        echo: called with two lines before the first run starts, and a line for each run that ends.
         on_failure: called with the name of each run that ends without a score, or whose process ends with an error before it.
 
     Raises SettingError if the folder is of another version or recipe, if data are missing, if the limit leaves no time, if the
@@ -261,9 +261,15 @@ def reproduce(
         by_name = {process.name: process for process in processes}
         gpus = visible_gpus()
         jobs = [Job(process.name, process.log, process.command) for process in processes]
+        parallel = per_device or (8 if gpus else os.cpu_count() or 1)
+        if jobs:
+            most = min(len(jobs), parallel * max(1, len(gpus)))
+            stops = "" if math.isinf(minutes) else f", and stops after {minutes:g} minutes"
+            echo(f"runs to train: {len(waiting)}, in {most} processes at a time; each prints a line when it ends{stops}")
+            echo(f"what the runs print until then is in {jobs[0].log} and the files next to it")
         limit = 60 * minutes - (time.monotonic() - began) - (0 if archive is None else PACKING)
         try:
-            run_jobs(jobs, gpus or [""], per_device or (8 if gpus else os.cpu_count() or 1), limit, on_end)
+            run_jobs(jobs, gpus or [""], parallel, limit, on_end)
         finally:
             if archive is not None:
                 pack(out, Path(archive))
