@@ -140,6 +140,20 @@ BAD: dict[str, tuple[str, dict[str, object], str]] = {
     "decimal comma": (
         GOOD.replace(",", ";").replace(".", ","), {"separator": ";"}, "got '0,1257' in line 2; `decimal` ',' reads 1,5"
     ),
+    "decimal comma, but points": (
+        GOOD.replace(",", ";"), {"separator": ";", "decimal": ","}, "must contain numbers with a decimal comma, got '0.1257' in"
+    ),
+    "decimal comma and points for thousands": (
+        GOOD.replace(",", ";").replace(".", ",").replace("0,1257", "1.234,5"), {"separator": ";", "decimal": ","},
+        "numbers with a decimal comma, got '1.234,5' in line 2",
+    ),
+    "large whole numbers": (
+        text_of([[*row[:2], 2**53 - 3 + int(str(row[1])), *row[3:]] for row in long_rows()]), {}, "got '9007199254740993'"
+    ),
+    "whole numbers beyond int64": (
+        text_of([[*row[:2], 2**70 + int(str(row[1])), *row[3:]] for row in long_rows()]), {},
+        "got '1180591620717411303424' in line 2; subtract a number from the column",
+    ),
     "no header": (GOOD.partition("\n")[2].replace("u", "").replace(",a", ",1").replace(",b", ",2"), {}, "got the numbers 0, 0, "),
     "no header, a label": (wide(*LABELS), {"id": None, "label": "a"}, "got what seem to be values: 0.000, 0.000, 0.5, a"),
     "no header, ids and a label": (GOOD.partition("\n")[2], {"id": "u0", "label": "a"}, "got what seem to be values: u0, 0, "),
@@ -197,6 +211,7 @@ ARRAYS = {
     "missing label": ({"X": np.zeros((4, 3)), "y": np.array([0, 1, np.nan, 1])}, "got none in row 3"),
     "series without values": ({"X": np.full((4, 3), np.nan), "y": np.zeros(4)}, "must have values, got none in series 1"),
     "offsets that decrease": ({"values": np.zeros(4), "offsets": np.array([0, 3, 2, 4])}, "`offsets` must be whole numbers"),
+    "large whole numbers": ({"X": np.full((4, 3), 2**53 + 1)}, "at most 2^53, which float64 has without gaps, got 90"),
     "no y": ({"X": np.random.default_rng(0).normal(size=(8, 9))}, "`label` must be the column with the answers"),
 }
 

@@ -34,7 +34,9 @@ from longscan.tasks.timeseries.files import read_arff, read_ts
 
 TableLayout = Literal["auto", "long", "wide", "nlc", "ncl"]
 Order = Literal["refuse", "sort"]
+MAX_WHOLE = 2**53  # largest whole number up to which float64 has all
 MIN_STEPS = 3  # smallest number of numbered columns that are taken for the steps of a wide table
+_WHOLE = re.compile(r"\s*[+-]?\d+\s*")
 _NUMBERED = re.compile(r"(.*?)[ _.\[(-]*(\d+)[\])]?")
 # Column names by which tables of this shape call ids and times; a table with one of them needs no setting for it.
 ID_NAMES = ("unique_id", "series_id", "case_id", "id")
@@ -394,7 +396,7 @@ def _read_long(path: Path, files: Sequence[Path], roles: _Roles, options: ReadOp
                             f"{_where(file, first + wrong)}"
                         )
                 for name in roles.channels:
-                    frame[name] = _as_numbers(frame[name], name, file, first)
+                    frame[name] = _as_numbers(frame[name], name, file, first, options.dialect.decimal)
                 frame[list(roles.channels)].to_numpy(np.float64).tofile(values_file)
                 first += len(frame)
             if not first:
@@ -423,24 +425,50 @@ def _file_id(folder: Path, file: Path) -> str:
     return str(relative.with_name(relative.name.partition(".")[0]))
 
 
-def _as_numbers(column: Any, name: str, path: Path, first: int) -> np.ndarray:
-    """Return a column as float64 with NaN for missing values; ValueError with the first word that is no number."""
+def _as_numbers(column: Any, name: str, path: Path, first: int, decimal: str) -> np.ndarray:
+    """Return a column as float64 with NaN for missing values.
+
+    Raises ValueError with the first word that is no number with this decimal mark, and with the first whole number that is too
+    large to be exact.
+    """
     import pandas as pd
 
     if pd.api.types.is_bool_dtype(column) or pd.api.types.is_numeric_dtype(column):
         if pd.api.types.is_complex_dtype(column):
             raise ValueError(f"{path}: column {quote(name)} must contain real numbers, got {column.dtype}")
-        return column.to_numpy(np.float64, na_value=np.nan)
-    numbers = pd.to_numeric(column, errors="coerce") if column.dtype.kind not in "mM" else pd.Series(np.nan, column.index)
-    wrong = (numbers.isna() & column.notna()).to_numpy()
-    if wrong.any():
-        row = int(wrong.argmax())
-        word = str(column.iloc[row])
-        hint = "; `decimal` ',' reads 1,5" if re.fullmatch(r"\s*-?\d+,\d+\s*", word) else "; `channels` lists the columns to read"
+        numbers = column.to_numpy(np.float64, na_value=np.nan)
+        inexact = np.zeros(len(numbers), bool)
+        if pd.api.types.is_integer_dtype(column):
+            inexact = ((column > MAX_WHOLE) | (column < -MAX_WHOLE)).to_numpy(bool, na_value=False)
+    else:
+        words = column if decimal == "." else column.map(_with_point)
+        found = pd.to_numeric(words, errors="coerce") if column.dtype.kind not in "mM" else pd.Series(np.nan, column.index)
+        wrong = (found.isna() & column.notna()).to_numpy()
+        if wrong.any():
+            row = int(wrong.argmax())
+            word = str(column.iloc[row])
+            is_comma = decimal == "." and re.fullmatch(r"\s*-?\d+,\d+\s*", word)
+            hint = "`decimal` ',' reads 1,5" if is_comma else "`channels` lists the columns to read"
+            raise ValueError(
+                f"{path}: column {quote(name)} must contain numbers{' with a decimal comma' if decimal == ',' else ''}, got "
+                f"{quote(word, 40)} in {_where(path, first + row)}; {hint}"
+            )
+        numbers = found.to_numpy(np.float64)
+        inexact = np.abs(numbers) >= MAX_WHOLE
+        inexact[inexact] = [bool(_WHOLE.fullmatch(str(word))) and abs(int(word)) > MAX_WHOLE for word in column[inexact]]
+    if inexact.any():
+        row = int(inexact.argmax())
         raise ValueError(
-            f"{path}: column {quote(name)} must contain numbers, got {quote(word, 40)} in {_where(path, first + row)}{hint}"
+            f"{path}: column {quote(name)} must contain whole numbers of at most 2^53, which float64 has without gaps, "
+            f"got {quote(str(column.iloc[row]), 40)} in {_where(path, first + row)}; subtract a number from the column, or leave "
+            "it out by `channels`"
         )
-    return numbers.to_numpy(np.float64)
+    return numbers
+
+
+def _with_point(word: Any) -> Any:
+    """Return a number with a decimal comma with a point instead, and a text that has a point already as no number."""
+    return word if not isinstance(word, str) else "" if "." in word else word.replace(",", ".")
 
 
 def _sort_rows(
@@ -506,7 +534,7 @@ def _read_wide(path: Path, roles: _Roles, options: ReadOptions) -> _Parts:
             if name is not None:
                 _check_present(frame[name], name, path, first)
                 words[setting] += frame[name].tolist()
-        table = np.stack([_as_numbers(frame[name], name, path, first) for name in columns], axis=1)
+        table = np.stack([_as_numbers(frame[name], name, path, first, options.dialect.decimal) for name in columns], axis=1)
         cube = table.reshape(len(table), len(channels), -1).transpose(0, 2, 1)
         for number, item in enumerate(cube):
             series.append(_without_end(item, path, _where(path, first + number)))
@@ -660,6 +688,12 @@ def _read_npz(path: Path, options: ReadOptions) -> _Parts:
         raise ValueError(f"{path} must contain an array X, or arrays values and offsets, got {found}")
     if values.dtype.kind not in "fiub":
         raise ValueError(f"{path} must contain series of numbers, got {values.dtype}")
+    if values.dtype.kind in "iu" and max(abs(int(values.min())), abs(int(values.max()))) > MAX_WHOLE:
+        largest = max(int(values.min()), int(values.max()), key=abs)
+        raise ValueError(
+            f"{path} must contain whole numbers of at most 2^53, which float64 has without gaps, got {largest}; subtract "
+            "a number from them"
+        )
     channels = _array_channels(path, values.shape[1], options)
     count = len(offsets) - 1
     label = options.label or ("y" if "y" in content else None)
