@@ -10,6 +10,8 @@ from latex2mathml.converter import convert
 
 _FORMULA = re.compile(r'<(span|div) class="arithmatex">\\[(\[](.*?)\\[)\]]</\1>', re.DOTALL)
 _OPTION = re.compile(r"<code>(--[^<]{1,40})</code>")
+_CODE = re.compile(r"<code(?: [^>]*)?>.*?</code>", re.DOTALL)
+_PART = re.compile(r"(?<![\w-])--[a-z][\w.-]*(?![^<>]*>)")  # an option in code, outside tags
 _CELL = re.compile(r"<td\b.*?</td>", re.DOTALL)
 _NAME = re.compile(r"<[^>]*>|[^\s<>]{16,}")
 _NUMBER = re.compile(r"\\tag\{(\d+)\}")
@@ -49,10 +51,16 @@ def _breakable(match: re.Match[str]) -> str:
     return match[0] if match[0].startswith("<") else re.sub(r"([/_.=])(?=\w)", r"\1<wbr>", match[0])
 
 
+def _whole_options(match: re.Match[str]) -> str:
+    """Return code whose options do not wrap behind their hyphens."""
+    return match[0] if match[0].startswith('<code class="option"') else _PART.sub(r'<span class="option">\g<0></span>', match[0])
+
+
 def on_page_content(content: str, **_: object) -> str:
     """Replace every formula that arithmatex has marked, and mark options such as --out, which would wrap behind their hyphens.
 
     In the cells of tables, long names get places at which a line may break.
     """
     content = _CELL.sub(lambda cell: _NAME.sub(_breakable, cell[0]), content)
-    return _OPTION.sub(r'<code class="option">\1</code>', _FORMULA.sub(_mathml, content))
+    content = _OPTION.sub(r'<code class="option">\1</code>', _FORMULA.sub(_mathml, content))
+    return _CODE.sub(_whole_options, content)
