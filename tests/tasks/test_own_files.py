@@ -203,6 +203,9 @@ def test_bad_table_is_an_error_of_one_line(name, tmp_path):
 
 
 ARRAYS = {
+    "bytes of another encoding": (
+        {"X": np.zeros((4, 3)), "y": np.array([b"\xe4"] * 4)}, "y must be UTF-8 text, got other bytes"
+    ),
     "no X": ({"Y": np.zeros((4, 3))}, "must contain an array X, or arrays values and offsets, got Y"),
     "more channels than steps": ({"X": np.zeros((8, 3, 9))}, "`layout` must be nlc or ncl: (8, 3, 9), X of"),
     "four axes": ({"X": np.zeros((2, 2, 2, 2))}, "must have the shape (series, steps) or (series, steps, channels)"),
@@ -212,6 +215,11 @@ ARRAYS = {
     "series without values": ({"X": np.full((4, 3), np.nan), "y": np.zeros(4)}, "must have values, got none in series 1"),
     "offsets that decrease": ({"values": np.zeros(4), "offsets": np.array([0, 3, 2, 4])}, "`offsets` must be whole numbers"),
     "large whole numbers": ({"X": np.full((4, 3), 2**53 + 1)}, "at most 2^53, which float64 has without gaps, got 90"),
+    "dates as labels": (
+        {"X": np.zeros((4, 3)), "y": np.array(["2024-01-01"] * 4, "M8[D]")}, "y must be text or numbers, got datetime64[D]"
+    ),
+    "complex labels": ({"X": np.zeros((4, 3)), "y": np.ones(4) * 1j}, "y must be text or numbers, got complex128"),
+    "id twice": ({"X": np.zeros((4, 3)), "id": np.array([1, 2, 2, 3])}, "each series must have another id, got '2' twice"),
     "no y": ({"X": np.random.default_rng(0).normal(size=(8, 9))}, "`label` must be the column with the answers"),
 }
 
@@ -244,6 +252,9 @@ def test_other_files_are_errors(tmp_path):
         SeriesForecast(path=str(tmp_path / "a.csv"), id="unit", target=("z",)).size("train")
 
 
+INDEXED = {"parquet indexed by id": "unit", "parquet indexed by id and time": ["unit", "time"]}
+
+
 def same_data(tmp_path: Path, name: str) -> tuple[Path, dict[str, object]]:
     """Write the table GOOD in another way and return the path and the settings with which it is read."""
     frame = pd.DataFrame(long_rows(), columns=HEADER)
@@ -273,6 +284,21 @@ def same_data(tmp_path: Path, name: str) -> tuple[Path, dict[str, object]]:
         pytest.importorskip("pyarrow")
         path = tmp_path / "mine.parquet"
         frame.to_parquet(path)
+    elif name in INDEXED:
+        pytest.importorskip("pyarrow")
+        path = tmp_path / "mine.parquet"
+        frame.set_index(INDEXED[name]).to_parquet(path)
+    elif name == "parquet of bytes":
+        pytest.importorskip("pyarrow")
+        path = tmp_path / "mine.parquet"
+        frame.assign(unit=frame["unit"].str.encode("utf-8"), kind=frame["kind"].str.encode("utf-8")).to_parquet(path)
+    elif name == "parquet of decimal commas":
+        pytest.importorskip("pyarrow")
+        path, settings = tmp_path / "mine.parquet", settings | {"decimal": ","}
+        frame.assign(x=frame["x"].astype(str).str.replace(".", ",")).to_parquet(path)
+    elif name == "npz of bytes":
+        path, settings = tmp_path / "mine.npz", {}
+        np.savez(path, X=values, y=kinds.astype("S"), id=np.array([f"u{number}" for number in range(12)], "S"))
     elif name == "npz":
         path, settings = tmp_path / "mine.npz", {}
         np.savez(path, X=values, y=kinds.astype(str), id=[f"u{number}" for number in range(12)])
@@ -287,15 +313,17 @@ def same_data(tmp_path: Path, name: str) -> tuple[Path, dict[str, object]]:
         table = pd.DataFrame(values.reshape(12, 10), columns=columns).assign(unit=[f"u{n}" for n in range(12)], kind=kinds)
         table.to_csv(path, index=False)
         settings = {"id": "unit", "label": "kind", "channels": ("x", "y")}
-    elif name in ("folders", "folder with labels"):
+    elif name in ("folders", "folder with labels", "folders of names with dots"):
         path = tmp_path / "mine"
-        settings = {} if name == "folders" else {"labels": str(path / "labels.csv"), "label": "kind"}
+        ending = ".2024-01.b.csv" if name == "folders of names with dots" else ".csv"
+        settings = {} if name.startswith("folders") else {"labels": str(path / "labels.csv"), "label": "kind"}
         for number, (unit, part) in enumerate(frame.groupby("unit", sort=False)):
-            folder = path / kinds[number] if name == "folders" else path
+            folder = path / kinds[number] if name.startswith("folders") else path
             folder.mkdir(parents=True, exist_ok=True)
-            part[["time", "x", "y"]].to_csv(folder / f"{unit}.csv", index=False)
-        if name != "folders":
-            pd.DataFrame({"file": [f"u{n}.csv" for n in range(12)], "kind": kinds}).to_csv(path / "labels.csv", index=False)
+            part[["time", "x", "y"]].to_csv(folder / f"u.{unit}{ending}", index=False)
+        if not name.startswith("folders"):
+            files = [f"u.u{n}{ending if n % 2 else ''}" for n in range(12)]
+            pd.DataFrame({"file": files, "kind": kinds}).to_csv(path / "labels.csv", index=False)
     elif name == "ts":
         path, settings = tmp_path / "mine.ts", {}
         words = [":".join(",".join(map(str, part)) for part in item.T) for item in values]
@@ -307,7 +335,8 @@ def same_data(tmp_path: Path, name: str) -> tuple[Path, dict[str, object]]:
 @pytest.mark.parametrize(
     "name",
     ["semicolons and decimal commas", "byte order mark", "gz", "tsv", "sorted by time", "rows in another order", "parquet", "npz",
-     "columns in another order", "npz, channels first", "ragged npz", "wide", "folders", "folder with labels", "ts"],
+     "columns in another order", "npz, channels first", "ragged npz", "wide", "folders", "folder with labels", "ts",
+     "folders of names with dots", *INDEXED, "parquet of bytes", "parquet of decimal commas", "npz of bytes"],
 )  # fmt: skip
 def test_the_same_series_in_each_layout(name, tmp_path):
     path, settings = same_data(tmp_path, name)
@@ -317,6 +346,29 @@ def test_the_same_series_in_each_layout(name, tmp_path):
     found = {data.store.series(row).tobytes(): data.store.labels[row] for row in range(12)}
     assert found == expected
     assert data.classes == ("a", "b")
+
+
+def test_texts_of_a_parquet_file_are_those_of_a_csv_file(tmp_path):
+    pytest.importorskip("pyarrow")
+    numbers = np.array([0.1, 1, 2.5, 1e300, 2**60] * 12)
+    for kind, expected in ((np.float64, ["0.1", "1", "2.5", str(int(1e300)), str(2**60)]), (np.float32, ["0.1", "1", "2.5"])):
+        count = len(expected)
+        frame = pd.DataFrame(long_rows(), columns=HEADER).assign(kind=[kind(numbers[row // 5 % count]) for row in range(60)])
+        frame.to_parquet(tmp_path / "mine.parquet")
+        store = SeriesClasses(path=str(tmp_path / "mine.parquet"), id="unit", label="kind", test_fraction=0.4).read_store()
+        assert store.labels[:count].tolist() == expected
+
+
+@pytest.mark.parametrize("ending", ["csv", "npz"])
+def test_two_ways_to_write_a_letter_are_one_label(ending, tmp_path):
+    frame = pd.DataFrame(long_rows(), columns=HEADER)
+    frame["kind"] = [("\u00e9", "e\u0301", "z")[row // 5 % 3] for row in range(60)]
+    path, settings = tmp_path / f"mine.{ending}", PLAIN if ending == "csv" else {}
+    if ending == "csv":
+        frame.to_csv(path, index=False)
+    else:
+        np.savez(path, X=frame[["x", "y"]].to_numpy().reshape(12, 5, 2), y=frame["kind"][::5].to_numpy().astype(str))
+    assert SeriesClasses(path=str(path), **settings).classes == ("z", "\u00e9")
 
 
 def test_steps_of_a_stream_are_scaled_like_those_of_a_file(tmp_path):
@@ -459,6 +511,13 @@ def test_checksum_depends_on_the_times_and_older_checksums_are_compared_without_
     for checksum in (sums["one"], sums["without"], OLDER_CHECKSUM[::-1]):
         with pytest.raises(ValueError, match=r"`checksum` must be .*: the file has changed since the run began"):
             SeriesClasses(**later, checksum=checksum).read_store()
+
+
+def test_files_of_a_folder_have_different_names(tmp_path):
+    for name in ("1.csv", "2.csv", "2.tsv"):
+        (tmp_path / name).write_text("x\n1\n2\n")
+    with pytest.raises(ValueError, match="the files must have different names without their endings, got '2' twice"):
+        SeriesForecast(path=str(tmp_path)).size("train")
 
 
 def test_tables_of_labels_are_checked(tmp_path):

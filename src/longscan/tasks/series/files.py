@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
+from unicodedata import normalize
 
 import numpy as np
 
@@ -42,6 +43,13 @@ def suffix_of(path: Path) -> str:
     if parts and parts[-1] in COMPRESSED and len(parts) > 1 and parts[-2] in CSV:
         parts.pop()
     return parts[-1] if parts else ""
+
+
+def without_suffix(name: str) -> str:
+    """Return the name of a table without its suffix and that of its compression; dots before them are part of the name."""
+    path = Path(name)
+    path = path.with_suffix("") if path.suffix.lower() in COMPRESSED and Path(path.stem).suffix.lower() in CSV else path
+    return normalize("NFC", str(path.with_suffix("") if path.suffix.lower() in (*CSV, *PARQUET) else path))
 
 
 def find_files(path: str | Path) -> list[Path]:
@@ -158,15 +166,20 @@ def _to_float(text: str, dialect: Dialect) -> float:
 def read_frames(path: Path, columns: Sequence[str], texts: Sequence[str], dialect: Dialect) -> Iterator["pd.DataFrame"]:
     """Yield the rows of a table in frames of at most `ROWS` rows.
 
-    columns: the columns to read. texts: those of them that are read as text, missing ones as NaN. Raises ValueError naming the
-    file for content that cannot be read.
+    columns: the columns to read. texts: those of them that are read as text, missing ones as NaN; characters with accents are
+    one code point (NFC), as two ways to write a word would be two classes. Raises ValueError naming the file for content that
+    cannot be read.
     """
     import pandas as pd
 
     if suffix_of(path) in PARQUET:
         for batch in _parquet(path).iter_batches(ROWS, columns=list(columns)):
-            frame = batch.to_pandas()[list(columns)]
-            yield frame.assign(**{name: _as_text(frame[name]) for name in texts})
+            frame = batch.to_pandas()
+            frame = (frame.reset_index() if any(frame.index.names) else frame)[list(columns)]  # pandas restores its named indexes
+            try:
+                yield frame.assign(**{name: _as_text(frame[name]) for name in texts})
+            except UnicodeDecodeError as error:
+                raise _unreadable(path, error) from None
         return
     names = column_names(path, dialect)
     try:
@@ -178,7 +191,7 @@ def read_frames(path: Path, columns: Sequence[str], texts: Sequence[str], dialec
         )  # fmt: skip
         with reader:
             for frame in reader:
-                yield frame[list(columns)].assign(**{name: frame[name].str.strip() for name in texts})
+                yield frame[list(columns)].assign(**{name: frame[name].str.strip().str.normalize("NFC") for name in texts})
     except pd.errors.EmptyDataError:
         return
     except (ValueError, OSError, EOFError) as error:
@@ -192,8 +205,15 @@ def _as_text(column: "pd.Series") -> "pd.Series":
     if pd.api.types.is_datetime64_any_dtype(column):
         return column.map(lambda date: date.isoformat(), na_action="ignore").astype(object)
     if pd.api.types.is_float_dtype(column):
-        return column.map(lambda number: f"{number:.17g}", na_action="ignore").astype(object)
-    return column.map(str, na_action="ignore").astype(object)
+        numbers = column.to_numpy(column.dtype if column.dtype.kind == "f" else np.float64, na_value=np.nan)
+        return pd.Series([np.nan if np.isnan(number) else number_text(number) for number in numbers], column.index, object)
+    words = column.map(lambda word: word.decode() if isinstance(word, bytes) else str(word), na_action="ignore").astype(object)
+    return words.str.normalize("NFC") if words.notna().any() else words
+
+
+def number_text(number: np.floating) -> str:
+    """Return the shortest decimal number that is read as this one in its own precision; a whole one without a decimal point."""
+    return str(int(number)) if number.is_integer() else str(number)
 
 
 def _unreadable(path: Path, error: Exception) -> ValueError:

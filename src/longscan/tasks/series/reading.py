@@ -10,8 +10,10 @@ import re
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
+from unicodedata import normalize
 
 import numpy as np
 
@@ -29,6 +31,7 @@ from longscan.tasks.series.files import (
     read_frames,
     read_npz,
     suffix_of,
+    without_suffix,
 )
 from longscan.tasks.timeseries.files import read_arff, read_ts
 
@@ -201,6 +204,10 @@ def _read_tables(path: Path, files: Sequence[Path], options: ReadOptions, folder
     is_folder = path.is_dir()
     if is_folder and options.labels is not None:
         files = [file for file in files if file.resolve() != Path(options.labels).resolve()]
+    if is_folder:
+        twice = _first_twice([_file_id(path, file) for file in files])
+        if twice is not None:
+            raise ValueError(f"{path}: the files must have different names without their endings, got {quote(twice)} twice")
     columns = column_names(files[0], options.dialect)
     roles = _find_roles(files[0], columns, options, is_folder=is_folder)
     for file in files[1:]:
@@ -421,8 +428,7 @@ def _read_long(path: Path, files: Sequence[Path], roles: _Roles, options: ReadOp
 
 def _file_id(folder: Path, file: Path) -> str:
     """Return the name of the series in a file of a folder: its path in the folder without the suffix."""
-    relative = file.relative_to(folder)
-    return str(relative.with_name(relative.name.partition(".")[0]))
+    return without_suffix(str(file.relative_to(folder)))
 
 
 def _as_numbers(column: Any, name: str, path: Path, first: int, decimal: str) -> np.ndarray:
@@ -542,7 +548,7 @@ def _read_wide(path: Path, roles: _Roles, options: ReadOptions) -> _Parts:
     if not series:
         raise ValueError(f"{path} must contain rows after the names of the columns, got none")
     ids = words["id"] if roles.id else [str(number + 1) for number in range(len(series))]
-    twice = next((name for name, other in zip(sorted(ids), sorted(ids)[1:], strict=False) if name == other), None)
+    twice = _first_twice(ids)
     if twice is not None:
         raise ValueError(
             f"{path}: each series must have one row in a wide table, got {quote(twice)} twice in column {roles.id!r}; `layout` "
@@ -656,7 +662,7 @@ def _label_files(path: Path, parts: _Parts, options: ReadOptions) -> None:
         for name in (name_column, *wanted.values()):
             _check_present(frame[name], name, table, 0)
         for name, *words in frame.itertuples(index=False):
-            key = str(Path(name).with_name(Path(name).name.partition(".")[0]))
+            key = without_suffix(name)
             if rows.setdefault(key, words) != words:
                 raise ValueError(f"{table} must have one row for each file, got several for {quote(name)}")
     lacking = [name for name in parts.ids if name not in rows]
@@ -712,12 +718,32 @@ def _read_npz(path: Path, options: ReadOptions) -> _Parts:
             raise ValueError(f"{path}: {name} must have one value for each of the {count} series, got the shape {array.shape}")
         if array.dtype.kind == "f" and np.isnan(array).any():
             raise ValueError(f"{path}: {name} must have a value for each series, got none in row {np.isnan(array).argmax() + 1}")
-        words[setting] = [str(word) for word in array.tolist()]
+        words[setting] = _array_words(path, name, array)
+    twice = _first_twice(words["id"] or ())
+    if twice is not None:
+        raise ValueError(f"{path}: each series must have another id, got {quote(twice)} twice")
     ids = words["id"] or [str(number + 1) for number in range(count)]
     return _Parts(
         values.astype(np.float64), offsets.astype(np.int64), ids, channels, words["label"], words["group"], layout="array",
         has_ids=words["id"] is not None,
     )  # fmt: skip
+
+
+def _array_words(path: Path, name: str, array: np.ndarray) -> list[str]:
+    """Return labels, groups or ids (N,) as text; ValueError for anything but text and real numbers."""
+    if array.dtype.kind not in "USbiuf":
+        raise ValueError(f"{path}: {name} must be text or numbers, got {array.dtype}")
+    try:
+        texts = [word.decode() if isinstance(word, bytes) else str(word) for word in array.tolist()]
+    except UnicodeDecodeError:
+        raise ValueError(f"{path}: {name} must be UTF-8 text, got other bytes") from None
+    return [normalize("NFC", text) for text in texts]
+
+
+def _first_twice(names: Sequence[str]) -> str | None:
+    """Return the first name in alphabetical order that occurs twice, None if there is none."""
+    ordered = sorted(names)
+    return next((name for name, other in pairwise(ordered) if name == other), None)
 
 
 def _split_array(path: Path, array: np.ndarray, options: ReadOptions) -> tuple[np.ndarray, np.ndarray]:
