@@ -1,4 +1,4 @@
-"""The hook of the site marks where long names in tables may break and which options may not, and leaves everything else as it is."""
+"""The hook of the site marks where long names in tables may break and which options may not, and changes nothing else."""
 
 import importlib.util
 
@@ -38,8 +38,8 @@ def test_only_long_names_in_cells_may_break(hook, content, expected):
         ("<p><code>--out</code></p>", '<p><code class="option">--out</code></p>'),
         ("<code>longscan train a.csv --id b</code>", '<code>longscan train a.csv <span class="option">--id</span> b</code>'),
         (
-            '<pre><span></span><code><a name="--x"></a>run<span class="w"> </span>--model.d_model<span class="w"> </span>8</code></pre>',
-            '<pre><span></span><code><a name="--x"></a>run<span class="w"> </span><span class="option">--model.d_model</span>'
+            '<pre><code><a name="--x"></a>run<span class="w"> </span>--model.d_model<span class="w"> </span>8</code></pre>',
+            '<pre><code><a name="--x"></a>run<span class="w"> </span><span class="option">--model.d_model</span>'
             '<span class="w"> </span>8</code></pre>',
         ),
         ("<p>words --not code</p>", None),
