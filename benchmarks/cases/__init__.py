@@ -6,6 +6,7 @@ from cases import (
     blocks,
     classification,
     forecasts,
+    hard_series,
     loaders,
     long_series,
     ops,
@@ -31,5 +32,6 @@ CASES = (
     *long_series.CASES,
     *regression.CASES,
     *short_series.CASES,
+    *hard_series.CASES,
     *unequal_classes.CASES,
 )

@@ -23,6 +23,7 @@ from cases import (
     blocks,
     classification,
     forecasts,
+    hard_series,
     loaders,
     long_series,
     regression,
@@ -250,10 +251,42 @@ def test_errors_on_short_series_are_those_of_the_better_naive_forecast(monkeypat
     assert 0 < short_series.error("SSMForecaster", series[0]) < short_series.error("seasonal naive", series[0])
 
 
+def test_hard_series_are_what_their_names_say(monkeypatch):
+    hours = np.arange(9000.0)
+    table = np.stack([np.sin(hours * np.pi / 12), hours % 7], 1)
+    monkeypatch.setattr(hard_series, "read_hours", lambda _: table)
+    length, age = hard_series.LENGTH, hard_series.AGE
+    for source in ("real", "made up"):
+        plain, moved = (hard_series.GROUPS[f"{kind}, {source}"](1) for kind in ("no shift", "shift"))
+        change = np.r_[moved.past, moved.ahead] - np.r_[plain.past, plain.ahead]
+        np.testing.assert_allclose(change, hard_series.SHIFT * (np.arange(len(change)) >= length - age))
+    for seed in range(4):
+        rises = hard_series.trend(seed).past
+        assert abs(np.corrcoef(rises, np.arange(length))[0, 1]) > 0.9
+    gaps = hard_series.missing_hours(0)
+    assert 0.7 * length < len(gaps.past) < 0.85 * length
+    assert np.diff(gaps.times).max() > hard_series.MISSING_DAY
+    np.testing.assert_allclose(hard_series.filled(gaps)[gaps.times.astype(int)], gaps.past)
+    uneven = hard_series.uneven_times(0)
+    assert np.diff(uneven.times).max() > 20
+    assert len(hard_series.filled(uneven)) > length
+    errors = {name: hard_series.error(name, hard_series.GROUPS["no shift, made up"](0)) for name in ("last value", "ridge")}
+    assert errors["ridge"] < errors["last value"]
+    repeated = hard_series.Series(table[: 2 * length, 0], table[2 * length : 2 * length + hard_series.HORIZON, 0])
+    assert hard_series.error("seasonal naive", repeated) < 1 + 1e-9
+
+
 def test_page_of_forecasts_has_the_recorded_rows():
     path = ROOT / "results" / "forecasts" / "forecasts.jsonl"
     tables = page.read_section(forecasts.PAGE, forecasts.SECTION)
     assert tables.strip() == (forecasts.tables(read_records(path)).strip() if path.exists() else "")
+
+
+@pytest.mark.parametrize("case", [short_series, hard_series])
+def test_page_of_forecasts_has_the_recorded_ratios(case):
+    path = ROOT / "results" / "short_series" / f"{case.SECTION.replace(' ', '_')}.jsonl"
+    written = page.read_section(case.PAGE, case.SECTION)
+    assert written.strip() == (case.table(read_records(path)).strip() if path.exists() else "")
 
 
 def test_classification_has_a_row_for_each_case_and_is_not_measured_twice(monkeypatch, tmp_path):

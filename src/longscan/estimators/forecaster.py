@@ -55,6 +55,7 @@ from longscan.estimators.reading import FittedChannels, Layout, copy_input, time
 from longscan.estimators.readout import MAX_CHANNELS, StateReadout, choose_readout, exceeds_chance, fit_readout
 from longscan.estimators.saving import SavedEstimator
 from longscan.estimators.series import Collection, StandardisedSeries, check_predictions, cut_windows
+from longscan.estimators.shifts import ShiftLimits, find_shifts, measure_errors, remove_shifts
 from longscan.estimators.threads import choose_threads, limited_threads
 from longscan.models import Forecaster
 
@@ -112,6 +113,10 @@ class SSMForecaster(SavedEstimator):
     series until noon gives a forecast indexed from 13:00 on, in its time zone. Clocks are numbers, dates, periods or durations.
     Without `times` steps must be equal: a clock with gaps, of mixed frequency, with duplicates or in another order is refused.
 
+    If the level of a channel shifts in the last 48 steps by more than any error of the linear forecast in `fit`, the forecast is
+    made from the window without the shift, which is then added to it: see `longscan.estimators.shifts`. This needs a linear
+    forecast, a series of some hundred steps in `fit`, and no `times`.
+
     Numbers such as -9999, which consist of nines and are far from all other values of a channel, are read as missing values: the
     last value before them takes their place, and a warning is logged. If a channel reaches its smallest or largest value again
     and again, such as 0 for rain, forecasts do not cross it.
@@ -160,6 +165,7 @@ class SSMForecaster(SavedEstimator):
         time_zone_: of the dates of `fit`; "naive" where these have none, None without dates.
         step_: the time between the stamps of the series' clock, None without a clock or with `times`.
         n_channels_, channel_names_, has_times_: of the series in `fit`.
+        shift_limits_: the errors in `fit` that a level shift must exceed, None if shifts are not looked for.
         state_readout_: the regression from states of all channels that is added to the linear forecast, None if it is not used.
         coverage_: with `quantiles`, the share of values of the held-back part that are at most as large as each of them, a
             Series by quantile, where one half of the part is corrected by the errors on the other.
@@ -171,6 +177,7 @@ class SSMForecaster(SavedEstimator):
 
     state_readout_: StateReadout | None = None  # of files that an earlier version saved
     own_scales_ = False  # also of these
+    shift_limits_: ShiftLimits | None = None  # also of these
 
     def __init__(
         self,
@@ -293,6 +300,7 @@ class SSMForecaster(SavedEstimator):
         self.validation_curve_: list[float] | None = None
         self.calibration_: Calibration | None = None
         self.state_readout_ = None
+        self.shift_limits_ = None
         if linear is None:
             if self.quantiles:
                 partial_model, _ = self._train(
@@ -336,6 +344,7 @@ class SSMForecaster(SavedEstimator):
                 standardised = self._standardise(collection)
             if final is None:
                 final = fit_linear(list(standardised.trimmed()), self.horizon, *members)
+            self.shift_limits_ = measure_errors(list(standardised.trimmed()), final)
             if chosen is not None:
                 self.state_readout_ = fit_readout(list(standardised.trimmed()), final, self.horizon, chosen[1])
             self.model_, self.loss_curve_ = self._train(
@@ -528,7 +537,8 @@ class SSMForecaster(SavedEstimator):
         """Return the forecast of the `horizon` steps after the last step of each series.
 
         Args:
-            y: the measured series, of which the last `window_` steps are read, in any form of `fit`; None: those of `fit`.
+            y: the measured series, of which the last `window_` steps are read, and at most 48 before them to recognise a shift of
+                the level, in any form of `fit`; None: those of `fit`.
             times: of its steps, if `fit` had times.
             times_ahead: (horizon,), the times of the forecast of one series; None: equal steps of `time_unit_`.
             covariates: of its steps, if `fit` had covariates, in any form of `fit`; None if `y` is None or a long frame that has
@@ -746,6 +756,8 @@ class SSMForecaster(SavedEstimator):
         """
         series, mean, scale = self._standardise_with_scales(collection)
         forecasts, unit = self._run(self.model_, series, ends, None if gaps is None else gaps / self.time_unit_)
+        if self.shift_limits_ is not None:
+            self._follow_shifts(self.shift_limits_, forecasts, unit, series, ends)
         if self.calibration_ is not None:
             forecasts[..., 1:] = self.calibration_.apply(forecasts[..., 1:], unit)
         read = np.minimum(ends[:, 1], self.window_)
@@ -757,6 +769,31 @@ class SSMForecaster(SavedEstimator):
             if self.covariate_effect_ is not None:
                 forecasts = forecasts + self.covariate_effect_.of(cast("np.ndarray", ahead))[..., None]
         return check_predictions(self.limits_.apply(forecasts, smallest, largest), "y")
+
+    def _follow_shifts(
+        self, limits: ShiftLimits, forecasts: np.ndarray, unit: np.ndarray, series: StandardisedSeries, ends: np.ndarray
+    ) -> None:
+        """Replace the forecasts, and the units, of windows with a shift of the level by those without it, and add the shift."""
+        count, model = len(limits.mean), self.model_
+        parts = (model.linear_weight, model.linear_level, model.linear_bias)
+        weight, level, bias = (part[:, :count].detach().cpu().double().numpy() for part in parts)
+        linear = LinearForecast(weight, level, bias, math.nan)
+        read = np.minimum(ends[:, 1], self.window_ + count)
+        for length in np.unique(read[read > self.window_]):
+            rows_of_length = np.flatnonzero(read == length)
+            for first in range(0, len(rows_of_length), FORECAST_BATCH):
+                rows = rows_of_length[first : first + FORECAST_BATCH]
+                past = cut_windows(series.values, ends[rows] - [0, length], int(length)).astype(np.float64)
+                ages, sizes = find_shifts(past, linear, limits)
+                is_shifted = ages.any(1)
+                if not is_shifted.any():
+                    continue
+                rows, ages, sizes = rows[is_shifted], ages[is_shifted], sizes[is_shifted]
+                windows = remove_shifts(past[is_shifted, -self.window_ :], ages, sizes).astype(np.float32)
+                lengths = np.full(len(rows), self.window_)
+                own = np.stack([np.arange(len(rows)), lengths], 1)
+                found, unit[rows] = self._run(model, StandardisedSeries(windows, lengths, None), own, None)
+                forecasts[rows] = found + sizes[:, None, :, None]
 
     def _run(
         self, model: Forecaster, series: StandardisedSeries, ends: np.ndarray, gaps: np.ndarray | None

@@ -27,6 +27,7 @@ from longscan.estimators.features import FeatureModel
 from longscan.estimators.limits import Limits
 from longscan.estimators.quantiles import Calibration
 from longscan.estimators.readout import StateReadout
+from longscan.estimators.shifts import ShiftLimits
 from longscan.models import Forecaster, SequenceModel
 from longscan.models.base import PretrainedModel
 from longscan.models.saving import tensor_checksum
@@ -38,7 +39,7 @@ HEADER = "longscan_estimator"
 SavedModel = PretrainedModel | FeatureModel
 MODELS: Mapping[str, type[SavedModel]] = {kind.__name__: kind for kind in (SequenceModel, Forecaster, FeatureModel)}
 # Named tuples among the attributes.
-RECORDS = {kind.__name__: kind for kind in (Calibration, CovariateEffect, Limits, StateReadout)}
+RECORDS = {kind.__name__: kind for kind in (Calibration, CovariateEffect, Limits, ShiftLimits, StateReadout)}
 
 
 class SavedEstimator(BaseEstimator):

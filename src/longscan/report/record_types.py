@@ -222,6 +222,8 @@ class ForecastRecord(Provenance):
 class ShortSeriesRecord(Provenance):
     """A row of results/short_series/*.jsonl: a model fitted to each series of a group, and its errors in their last parts.
 
+    The series of hard_series.jsonl have some hundred steps.
+
     Attributes:
         set: name of the group.
         model: name of the model.

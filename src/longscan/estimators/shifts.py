@@ -1,0 +1,103 @@
+"""Level shifts shortly before the end of a series, which a linear forecast would return from.
+
+A linear forecast is fitted to what a series has done. If its level changes in a way that the fit has not seen, most weights
+belong to steps before the change, and the forecast returns to the former level. The errors of the forecasts from the last steps
+tell such a change: if a shift of size d is k steps old, the forecast from the step before it misses all k steps by about d.
+
+A shift is recognised in a channel if two errors are larger than any in `fit`: the mean error over the last k steps for some k,
+by the factor `EXCEEDS`, and the error of the first of the steps since the shift. Its age is the k whose mean error is largest
+in units of its root mean square in `fit`, and its size is that mean. The first condition leaves out single outliers, the second
+deviations that build up in small steps, as those of weather do, which often end soon.
+
+The forecast is then made from the window without the shift, and the shift is added to it: it is taken to last. In econometrics
+this is an intercept correction: see Clements and Hendry, "Forecasting Economic Time Series", 1998.
+"""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from longscan.estimators.linear import LinearForecast
+
+OLDEST = 48  # steps since a shift, at most
+FEWEST_ORIGINS = 10  # of forecasts in `fit`, for each step since a shift
+ORIGINS = 8192  # of forecasts in `fit` at most, evenly spaced
+EXCEEDS = 1.5  # factor of the largest mean error in `fit`
+SMALLEST = 0.1  # of an error that counts, in deviations of the channel
+ROUNDING = 1e-3  # the same for root mean squares, which compare ages
+WINDOWS_AT_ONCE = 256
+
+Array = np.ndarray[Any, np.dtype[np.float64]]
+Ages = np.ndarray[Any, np.dtype[np.int64]]
+
+
+class ShiftLimits(NamedTuple):
+    """Errors of the linear forecast in `fit`, K steps ahead.
+
+    first: (C,), the largest absolute error of the first step. mean: (K, C), the largest absolute means of the errors of the first
+    1 to K steps. Both are at least `SMALLEST`. deviation: (K, C), root mean squares of these means.
+    """
+
+    first: Array
+    mean: Array
+    deviation: Array
+
+
+def measure_errors(series: Sequence[Array], linear: LinearForecast) -> ShiftLimits | None:
+    """Return the errors of a linear forecast in series (L_i, C), None where these are too short.
+
+    The last steps of a series, in which a shift would be recognised, are left out.
+    """
+    window, steps = linear.window, min(linear.bias.shape[1], OLDEST)
+    counts = [max(0, len(values) - window - 2 * steps) for values in series]
+    steps = min(steps, sum(counts) // FEWEST_ORIGINS)
+    if steps < 2:
+        return None
+    chosen = np.arange(0, sum(counts), -(-sum(counts) // ORIGINS))
+    numbers = np.searchsorted(np.cumsum(counts), chosen, side="right")
+    origins = window + chosen - (np.cumsum(counts) - counts)[numbers]
+    largest_first, largest, squares = [], [], []
+    for begin in range(0, len(chosen), WINDOWS_AT_ONCE):
+        some = list(zip(numbers[begin : begin + WINDOWS_AT_ONCE], origins[begin : begin + WINDOWS_AT_ONCE], strict=True))
+        past = np.stack([series[number][at - window : at] for number, at in some])
+        errors = np.stack([series[number][at : at + steps] for number, at in some]) - linear.forecast(past, np.arange(steps))
+        means = np.cumsum(errors, 1) / np.arange(1, steps + 1)[:, None]
+        largest_first.append(np.abs(errors[:, 0]).max(0))
+        largest.append(np.abs(means).max(0))
+        squares.append(np.square(means).sum(0))
+    deviation = np.sqrt(np.sum(squares, 0) / len(chosen))
+    first, mean = (np.maximum(np.max(parts, 0), SMALLEST) for parts in (largest_first, largest))
+    return ShiftLimits(first, mean, np.maximum(deviation, ROUNDING))
+
+
+def find_shifts(past: Array, linear: LinearForecast, limits: ShiftLimits) -> tuple[Ages, Array]:
+    """Return the ages (n, C) in steps, 0 for no shift, and the sizes (n, C) of shifts at the end of steps (n, L, C).
+
+    linear: the forecast of one step ahead at least as many as `limits` has. Shifts that are older than L less its window are not
+    found.
+    """
+    window, length = linear.window, past.shape[1]
+    candidates = np.arange(2, min(len(limits.mean), length - window) + 1)
+    ages, sizes = np.zeros((len(past), past.shape[2]), np.int64), np.zeros((len(past), past.shape[2]))
+    if not len(candidates):
+        return ages, sizes
+    firsts, means = [], []
+    for age in candidates:
+        begin = length - age
+        errors = past[:, begin:] - linear.forecast(past[:, begin - window : begin], np.arange(age))
+        firsts.append(np.abs(errors[:, 0]) / limits.first)
+        means.append(errors.mean(1))
+    mean = np.stack(means)
+    exceeds = (np.abs(mean) > EXCEEDS * limits.mean[candidates - 1, None]).any(0)
+    best = (np.abs(mean) / limits.deviation[candidates - 1, None]).argmax(0)
+    is_shift = exceeds & (np.take_along_axis(np.stack(firsts), best[None], 0)[0] > 1)
+    ages[is_shift] = candidates[best[is_shift]]
+    sizes[is_shift] = np.take_along_axis(mean, best[None], 0)[0][is_shift]
+    return ages, sizes
+
+
+def remove_shifts(windows: Array, ages: Ages, sizes: Array) -> Array:
+    """Return windows (n, W, C) less the shifts of these ages and sizes (n, C) in their last steps."""
+    is_later = np.arange(windows.shape[1])[:, None] >= windows.shape[1] - ages[:, None]
+    return np.asarray(windows - is_later * sizes[:, None])
