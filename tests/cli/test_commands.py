@@ -280,18 +280,28 @@ def test_closed_output_pipe_ends_the_command_without_error_message(run: Path, tm
     assert process.returncode == 1
 
 
-@pytest.mark.parametrize("name", sorted(COMMANDS))
-def test_only_resumable_commands_suggest_resume(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, name: str
+@pytest.mark.parametrize(("command", "marker"), [("train", "settings.yaml"), ("sweep", "sweep.yaml")])
+def test_interrupted_command_says_how_to_continue(
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    tiny_argv: list[str],
+    command: str,
+    marker: str,
 ) -> None:
-    def raise_interrupt() -> int:
+    def raise_interrupt(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setitem(COMMANDS, name, raise_interrupt)
-    assert main([name]) == 130
-    message = capsys.readouterr().err
-    assert message.startswith("longscan: stopped")
-    assert ("--resume" in message) == (name in ("train", "sweep"))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("longscan.training.trainer.train", raise_interrupt)
+    monkeypatch.setattr("longscan.training.run_sweep", raise_interrupt)
+    assert main([command, "--out", "a run", *tiny_argv]) == 130
+    assert capsys.readouterr().err == "longscan: stopped\n", "nothing has begun that could continue"
+    (tmp_path / "a run").mkdir()
+    (tmp_path / "a run" / marker).write_text("")
+    assert main([command, "--out", "a run", *tiny_argv]) == 130
+    advice = f"`longscan {command} --out 'a run' --resume` continues from the last checkpoint"
+    assert capsys.readouterr().err == f"longscan: stopped; {advice}\n"
 
 
 def test_report_writes_the_page_of_a_run_and_of_results(run_command: Callable[..., str], run: Path, tmp_path: Path) -> None:

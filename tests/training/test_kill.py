@@ -141,18 +141,30 @@ def test_run_that_is_killed_repeatedly_equals_an_uninterrupted_run(tmp_path: Pat
     assert read_run(folder) == whole
 
 
-@pytest.mark.parametrize("name", ["SIGTERM", pytest.param("SIGINT", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", ["SIGTERM", *(pytest.param(name, marks=pytest.mark.slow) for name in ("SIGINT", "SIGHUP"))])
 @pytest.mark.filterwarnings("ignore::DeprecationWarning:tensorboard")
 def test_run_saves_a_checkpoint_before_it_stops_on_a_signal(tmp_path: Path, whole: dict[str, Any], name: str) -> None:
     folder = tmp_path / "run"
     process = start_run(folder, action=(10, getattr(signal, name)))
     process.join(timeout=240)
     assert process.exitcode == 130
-    assert "--resume" in folder.with_suffix(".err").read_text()
+    assert f"`longscan train --out {folder} --resume` continues" in folder.with_suffix(".err").read_text()
     rows = [row for row in read_rows(folder / "metrics.jsonl") if row["split"] == "train"]
     join_run(start_run(folder, "--resume"), folder)
     assert len(rows) < STEPS
     assert read_run(folder) == whole
+
+
+@pytest.mark.parametrize(("before", "expected"), [(signal.SIG_DFL, {signal.SIGHUP}), (signal.SIG_IGN, set())])
+def test_a_closed_terminal_is_a_request_to_stop_unless_nohup_ignores_it(before: signal.Handlers, expected: set[int]) -> None:
+    former = signal.signal(signal.SIGHUP, before)
+    try:
+        with catch_signals() as received:
+            signal.raise_signal(signal.SIGHUP)
+            assert received == expected
+        assert signal.getsignal(signal.SIGHUP) == before
+    finally:
+        signal.signal(signal.SIGHUP, former)
 
 
 @pytest.mark.timeout(20)

@@ -42,7 +42,6 @@ COMMAND_GROUPS: dict[str, dict[str, Callable[..., int]]] = {
     "Machine and kernels": {"doctor": doctor, "explain": explain},
 }
 COMMANDS = {name: command for group in COMMAND_GROUPS.values() for name, command in group.items()}
-RESUMABLE = ("train", "sweep")
 # The messages of torch's RuntimeError when the memory of the CPU or of a GPU is not sufficient.
 _OUT_OF_MEMORY = re.compile(r"can't allocate memory|not enough memory|out of memory|Storage size calculation overflowed")
 
@@ -71,9 +70,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         print_error(f"{name} needs more memory than there is here: make the model, batches, lengths or splits smaller")
         return 2
-    except KeyboardInterrupt:
-        advice = f"; `longscan {name} --resume` continues from the last checkpoint" if name in RESUMABLE else ""
-        sys.stderr.write(f"longscan: stopped{advice}\n")
+    except KeyboardInterrupt as interrupt:
+        sys.stderr.write("; ".join(["longscan: stopped", *map(str, interrupt.args)]) + "\n")
         return 130
     except BrokenPipeError:  # the reader of stdout has ended; Python would flush the rest at exit and fail again
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -1,6 +1,9 @@
 """The commands that train: `longscan train` and `longscan sweep`."""
 
 import os
+import shlex
+from collections.abc import Iterator
+from contextlib import contextmanager
 from math import isclose
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,6 +16,18 @@ from longscan.cli.runs import append_record
 
 if TYPE_CHECKING:
     from longscan.tasks import Task
+
+
+@contextmanager
+def advise_to_resume(command: str, out: str | Path, marker: str) -> Iterator[None]:
+    """Add to a KeyboardInterrupt the command that continues what was begun in `out`, if there is the file `marker` in it."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        if not (Path(out) / marker).exists():
+            raise
+        words = shlex.join(["longscan", command, "--out", str(out), "--resume"])
+        raise KeyboardInterrupt(f"`{words}` continues from the last checkpoint") from None
 
 
 def train(
@@ -72,7 +87,8 @@ def train(
     out = out or own_data.free_folder(str(file))
     if record is not None:
         check_target(record)
-    run = train_model(parsed, out, resume=resume, overwrite=overwrite, progress=True, command=command_line)
+    with advise_to_resume("train", out, SETTINGS):
+        run = train_model(parsed, out, resume=resume, overwrite=overwrite, progress=True, command=command_line)
     if not prints:
         return 0
     if record is not None:
@@ -128,7 +144,7 @@ def sweep(
     from longscan.training import run_sweep
     from longscan.training.parsing import asks_for_quick, parse_settings
     from longscan.training.records import check_target
-    from longscan.training.space import SweepConfig, read_config, read_sweep_file
+    from longscan.training.space import CONFIG_FILE, SweepConfig, read_config, read_sweep_file
 
     fields: dict[str, Any] = read_config(Path(out))[1].as_dict() if resume else {"command": command_line}
     if file is not None and Path(file).suffix.lower() not in (".yaml", ".yml"):
@@ -142,7 +158,8 @@ def sweep(
     config = SweepConfig(settings=parse_settings(settings, base), **fields)
     if record is not None:
         check_target(record)
-    done = run_sweep(config, out, resume=resume, workers=workers, echo=echo_error)
+    with advise_to_resume("sweep", out, CONFIG_FILE):
+        done = run_sweep(config, out, resume=resume, workers=workers, echo=echo_error)
     result = done.result()
     _print_sweep(result)
     if record is not None:
@@ -150,7 +167,8 @@ def sweep(
             append_record(run, record)
     echo(f"report: {done.folder / 'report.html'}")
     if result["status"] != "finished":
-        echo_error("longscan: not finished; `longscan sweep --resume` continues", style="red")
+        command = shlex.join(["longscan", "sweep", "--out", out, "--resume"])
+        echo_error(f"longscan: not finished; `{command}` continues", style="red")
         return 1 if workers else 0
     return 0 if result["test"] or (result["best"] and not result["seeds"]) else 1
 

@@ -53,7 +53,7 @@ from longscan.reproduce.word_problems import (
     scored_words,
     word_problem,
 )
-from longscan.training.processes import GRACE, Ended, Job, run_jobs, visible_gpus
+from longscan.training.processes import GRACE, Ended, Job, run_jobs, stop_signals, visible_gpus
 from longscan.training.run import commit, device_name
 
 NAME = "state-tracking"  # the target of `longscan reproduce`
@@ -290,11 +290,11 @@ class Training:
 
 
 class _Watch(Callback):
-    """Prints the loss and stops the training after SIGINT or SIGTERM."""
+    """Prints the loss and stops the training after a signal of `stop_signals`."""
 
     def __init__(self, training: Training) -> None:
         self.training, self.signalled, self.printed = training, False, time.monotonic()
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in stop_signals():
             signal.signal(number, self._on_signal)
 
     def _on_signal(self, _: int, __: FrameType | None) -> None:

@@ -120,7 +120,7 @@ def run_jobs(
         on_end: called with each process that has ended.
         on_poll: called twice a second while processes run.
 
-    Raises KeyboardInterrupt on SIGINT or SIGTERM, after the processes have been stopped in the same way.
+    Raises KeyboardInterrupt on a signal of `stop_signals`, after the processes have been stopped in the same way.
     """
     began, waiting, running, ended = time.monotonic(), list(jobs), list[_Started](), dict[str, Ended]()
     places = [device for _ in range(per_device) for device in devices]
@@ -162,9 +162,20 @@ def run_jobs(
     return ended
 
 
+def stop_signals() -> tuple[signal.Signals, ...]:
+    """Return the signals that ask this process to stop: SIGINT, SIGTERM and, unless it is ignored as under nohup, SIGHUP.
+
+    A process gets SIGHUP when its terminal is closed or its connection is lost.
+    """
+    hangup: signal.Signals | None = getattr(signal, "SIGHUP", None)  # Windows has none
+    if hangup is None or signal.getsignal(hangup) is signal.SIG_IGN:
+        return signal.SIGINT, signal.SIGTERM
+    return signal.SIGINT, signal.SIGTERM, hangup
+
+
 @contextmanager
 def terminate_as_interrupt() -> Iterator[None]:
-    """Raise KeyboardInterrupt on SIGTERM, in the main thread, which alone may handle signals."""
+    """Raise KeyboardInterrupt on all of `stop_signals`, in the main thread, which alone may handle signals."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -172,11 +183,12 @@ def terminate_as_interrupt() -> Iterator[None]:
     def interrupt(_: int, __: FrameType | None) -> None:
         raise KeyboardInterrupt
 
-    before = signal.signal(signal.SIGTERM, interrupt)
+    before = {number: signal.signal(number, interrupt) for number in stop_signals() if number != signal.SIGINT}
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def stop_with_parent() -> None:

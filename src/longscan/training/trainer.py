@@ -64,6 +64,7 @@ from longscan.training.evaluate import Scores, evaluate, is_not_distributed, num
 from longscan.training.examples import find_examples
 from longscan.training.logs import Row, RunLog, TrackerLog, build_trackers, read_rows
 from longscan.training.parsing import with_section
+from longscan.training.processes import stop_signals
 from longscan.training.progress import ProgressBar
 from longscan.training.records import write_baselines
 from longscan.training.run import (
@@ -119,7 +120,7 @@ def train(
         callbacks: called after those of the package, after each step and at the end. Their state is not saved in checkpoints.
 
     The run's `result["status"]` is "finished", or "failed" if the loss stopped being finite. Raises SettingError for settings
-    that cannot be met, KeyboardInterrupt after a checkpoint if the process was asked to stop (SIGINT, SIGTERM).
+    that cannot be met, KeyboardInterrupt after a checkpoint if the process was asked to stop (SIGINT, SIGTERM, SIGHUP).
     """
     folder = Path(out)
     for setting in ("start_from", "start_from_reverse"):
@@ -218,10 +219,10 @@ def open_accelerator(training: TrainingSettings, folder: Path) -> Iterator[Accel
 
 @contextmanager
 def catch_signals() -> Iterator[set[int]]:
-    """Yield a set to which SIGINT and SIGTERM are added for the length of a `with` block, instead of ending the process."""
+    """Yield a set to which `stop_signals` are added for the length of a `with` block, instead of ending the process."""
     # Not a threading.Event: a signal that interrupts the handler of another one would wait for ever for the lock of the event.
     received: set[int] = set()
-    handlers = {name: signal.signal(name, lambda number, _: received.add(number)) for name in (signal.SIGINT, signal.SIGTERM)}
+    handlers = {name: signal.signal(name, lambda number, _: received.add(number)) for name in stop_signals()}
     try:
         yield received
     finally:
@@ -483,7 +484,7 @@ class Trainer(Callback):
 
     @contextmanager
     def _stop_on_signals(self) -> Iterator[None]:
-        """Stop after a checkpoint on SIGINT and SIGTERM, up to `on_train_end`.
+        """Stop after a checkpoint on a signal of `stop_signals`, up to `on_train_end`.
 
         Of several processes none catches signals: they would stop at different steps and wait for each other. Only the main
         thread may handle signals.
