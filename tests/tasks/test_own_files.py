@@ -9,6 +9,7 @@ import pandas as pd
 import pytest
 import torch
 
+from longscan._errors import SettingError
 from longscan.tasks.series import SeriesClasses, SeriesForecast, SeriesValues
 from longscan.tasks.series.base import checksum_of
 from longscan.tasks.series.clock import usual_step
@@ -215,6 +216,10 @@ ARRAYS = {
     "series without values": ({"X": np.full((4, 3), np.nan), "y": np.zeros(4)}, "must have values, got none in series 1"),
     "offsets that decrease": ({"values": np.zeros(4), "offsets": np.array([0, 3, 2, 4])}, "`offsets` must be whole numbers"),
     "large whole numbers": ({"X": np.full((4, 3), 2**53 + 1)}, "at most 2^53, which float64 has without gaps, got 90"),
+    "both forms": (
+        {"X": np.zeros((4, 3)), "values": np.zeros(4), "offsets": np.array([0, 4])}, "X, or arrays values and offsets, got both"
+    ),
+    "lengths": ({"X": np.zeros((4, 3)), "lengths": np.full(4, 2)}, "got an array `lengths`, which is not read"),
     "dates as labels": (
         {"X": np.zeros((4, 3)), "y": np.array(["2024-01-01"] * 4, "M8[D]")}, "y must be text or numbers, got datetime64[D]"
     ),
@@ -231,6 +236,43 @@ def test_bad_array_is_an_error_of_one_line(name, tmp_path):
     with pytest.raises(ValueError, match=r".") as caught:
         SeriesClasses(path=str(tmp_path / "mine.npz")).size("train")
     assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("ending", "setting", "value", "needed"),
+    [
+        ("npz", "time", "t", "left out, as .* has no columns"),
+        ("npz", "layout", "long", "auto or nlc or ncl for"),
+        ("npz", "labels", "a.csv", "left out, as .* is no folder with a file for each series"),
+        ("npz", "channels", ("a", "a"), "different names"),
+        ("ts", "id", "unit", "left out, as .* has no columns"),
+        ("ts", "time", "t", "left out, as .* has no columns"),
+        ("ts", "group", "day", "left out, as .* has no columns"),
+        ("ts", "layout", "ncl", "auto for"),
+        ("csv", "labels", "a.csv", "left out, as .* is no folder with a file for each series"),
+        ("csv", "channels", ("x", "x"), "different names"),
+    ],
+)
+def test_settings_that_mean_nothing_for_a_file_are_errors(ending, setting, value, needed, tmp_path):
+    path, settings = same_data(tmp_path, "columns in another order" if ending == "csv" else ending)
+    assert SeriesClasses(path=str(path), **settings).size("train")
+    with pytest.raises(SettingError, match=f"^`{setting}` must be {needed}.*, got "):
+        SeriesClasses(path=str(path), **{**settings, setting: value}).size("train")
+
+
+def test_targets_have_different_names():
+    for setting in ("target", "known"):
+        with pytest.raises(SettingError, match=rf"^`{setting}` must be different names, got \('a', 'a'\)$"):
+            SeriesForecast(**{setting: ("a", "a")})
+
+
+def test_summary_names_the_arrays_that_are_not_read(tmp_path):
+    path, _ = same_data(tmp_path, "npz")
+    with np.load(path) as content:
+        np.savez(path, **content, unit=np.zeros(2), made=np.array("today"))
+    rows = dict(SeriesClasses(path=str(path)).summary())
+    assert rows["not read"] == "the arrays unit, made"
+    assert "not read" not in dict(SeriesClasses(path=str(same_data(tmp_path, "ts")[0])).summary())
 
 
 def test_other_files_are_errors(tmp_path):

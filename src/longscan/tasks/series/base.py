@@ -8,7 +8,7 @@ from typing import Annotated, ClassVar, Literal, NamedTuple
 import numpy as np
 import torch
 
-from longscan._errors import setting_error
+from longscan._errors import cut, setting_error
 from longscan._float32 import LARGEST
 from longscan._types import Doc, NonEmptyStr, Rule
 from longscan.tasks.base import Batch, Split, SplitSeed, Task
@@ -78,6 +78,16 @@ class SeriesFile(Task):
         NonEmptyStr | None, Doc("of the series in the file; `longscan train FILE` stores it, and other series are then an error")
     ] = None
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._check_names("channels", self.channels)
+
+    @staticmethod
+    def _check_names(setting: str, names: tuple[str, ...] | None) -> None:
+        """Raise SettingError if a setting has a name twice."""
+        if names is not None and len(set(names)) < len(names):
+            raise setting_error(setting, names, "different names")
+
     def summary(self) -> list[tuple[str, str]]:
         """Return what was understood of the file: pairs of a name and a text."""
         raise NotImplementedError
@@ -98,6 +108,8 @@ class SeriesFile(Task):
             ("lengths", f"{short:,} steps" if short == long else f"{short:,} to {long:,} steps, median {median:,}"),
             ("missing", f"{', '.join(missing)}, {treatment}" if missing else "none"),
         ]
+        if store.unread:
+            rows.append(("not read", cut(f"the arrays {', '.join(store.unread)}")))
         if statistics.constant:
             rows.append(("constant", f"{', '.join(statistics.constant)}: without information, not scaled"))
         return rows

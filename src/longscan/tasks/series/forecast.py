@@ -151,6 +151,8 @@ class SeriesForecast(SeriesFile, RegressionTask):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        self._check_names("target", self.target)
+        self._check_names("known", self.known)
         if self.missing == "mask":
             raise setting_error("missing", self.missing, "refuse, or fill, which repeats the value before, for a forecast")
         for name in self.target or ():

@@ -73,7 +73,8 @@ class SeriesStore(NamedTuple):
     values: (T, C) float64, NaN for missing values, series i in rows offsets[i]:offsets[i + 1]. ids: (N,) text. labels, groups:
     (N,) text, None where the files have none. stamps: (T,) time stamps, int64 nanoseconds or float64, None without a time column.
     form: format of the time stamps. layout: "long" or "wide". has_ids: whether the ids are those of the file, not row numbers.
-    has_numbers: whether the format says that the labels are numbers (True) or classes (False), None if it does not.
+    has_numbers: whether the format says that the labels are numbers (True) or classes (False), None if it does not. unread: names
+    of the arrays of an .npz file that are not read.
     """
 
     values: np.ndarray
@@ -87,6 +88,7 @@ class SeriesStore(NamedTuple):
     layout: str
     has_ids: bool
     has_numbers: bool | None
+    unread: tuple[str, ...] = ()
 
     @property
     def lengths(self) -> np.ndarray:
@@ -106,6 +108,8 @@ class SeriesStore(NamedTuple):
 def read_series(path: str | Path, options: ReadOptions) -> SeriesStore:
     """Read all series of a file or folder. Raises ValueError for damaged content, SettingError for settings that do not fit."""
     files = find_files(path)
+    if options.labels is not None and Path(path).is_file():
+        raise setting_error("labels", options.labels, f"left out, as {path} is no folder with a file for each series")
     sources = [*files, *([Path(options.labels)] if options.labels else [])]
     for source in sources:
         if not source.exists():
@@ -129,6 +133,7 @@ def read_series(path: str | Path, options: ReadOptions) -> SeriesStore:
         layout=text["layout"],
         has_ids=text["has_ids"] == "True",
         has_numbers={"True": True, "False": False}.get(text["has_numbers"]),
+        unread=tuple(arrays["unread"].tolist()),
     )
 
 
@@ -146,10 +151,12 @@ class _Parts:
     layout: str = "long"
     has_ids: bool = True
     has_numbers: bool | None = None
+    unread: Sequence[str] = ()
 
     def arrays(self) -> Arrays:
         """Return the arrays that are cached."""
         found = {"values": self.values, "offsets": self.offsets, "ids": _as_array(self.ids), "channels": _as_array(self.channels)}
+        found["unread"] = _as_array(self.unread)
         for name, words in (("labels", self.labels), ("groups", self.groups)):
             if words is not None:
                 found[name] = _as_array(words)
@@ -676,8 +683,11 @@ def _label_files(path: Path, parts: _Parts, options: ReadOptions) -> None:
 
 def _read_npz(path: Path, options: ReadOptions) -> _Parts:
     """Read X (N, L), (N, L, C), or `values` (T[, C]) and `offsets` (N + 1,), with arrays (N,) of labels, groups and ids."""
+    _check_settings(path, options, ("auto", "nlc", "ncl"), {"time": options.time})
     content = read_npz(path)
     names = list(content)
+    if "X" in content and {"values", "offsets"} <= content.keys():
+        raise ValueError(f"{path} must contain an array X, or arrays values and offsets, got both")
     if "values" in content and "offsets" in content:
         values, offsets = content["values"], content["offsets"]
         values = values[:, None] if values.ndim == 1 else values
@@ -704,11 +714,8 @@ def _read_npz(path: Path, options: ReadOptions) -> _Parts:
     count = len(offsets) - 1
     label = options.label or ("y" if "y" in content else None)
     words: dict[str, list[str] | None] = {}
-    for setting, name in {
-        "label": label,
-        "group": options.group,
-        "id": options.id or ("id" if "id" in content else None),
-    }.items():
+    named = {"label": label, "group": options.group, "id": options.id or ("id" if "id" in content else None)}
+    for setting, name in named.items():
         words[setting] = None
         if name is None or (options.fixed and name not in content):
             continue
@@ -719,14 +726,34 @@ def _read_npz(path: Path, options: ReadOptions) -> _Parts:
         if array.dtype.kind == "f" and np.isnan(array).any():
             raise ValueError(f"{path}: {name} must have a value for each series, got none in row {np.isnan(array).argmax() + 1}")
         words[setting] = _array_words(path, name, array)
+    read = {"X", *(("values", "offsets") if "X" not in content else ()), *named.values()}
+    unread = tuple(name for name in names if name not in read)
+    if "X" in content and "lengths" in unread:
+        raise ValueError(
+            f"{path} must have its padding as NaN in X, or arrays values and offsets, got an array `lengths`, which is not read"
+        )
     twice = _first_twice(words["id"] or ())
     if twice is not None:
         raise ValueError(f"{path}: each series must have another id, got {quote(twice)} twice")
     ids = words["id"] or [str(number + 1) for number in range(count)]
     return _Parts(
         values.astype(np.float64), offsets.astype(np.int64), ids, channels, words["label"], words["group"], layout="array",
-        has_ids=words["id"] is not None,
+        has_ids=words["id"] is not None, unread=unread,
     )  # fmt: skip
+
+
+def _check_settings(path: Path, options: ReadOptions, layouts: Sequence[str], left_out: dict[str, str | None]) -> None:
+    """Raise SettingError for a setting in `left_out` that is given, and for another layout.
+
+    These mean nothing for a file without columns. Those of a trained model are ignored.
+    """
+    if options.fixed:
+        return
+    for setting, given in left_out.items():
+        if given is not None:
+            raise setting_error(setting, given, f"left out, as {path} has no columns")
+    if options.layout not in layouts:
+        raise setting_error("layout", options.layout, f"{' or '.join(layouts)} for {path}")
 
 
 def _array_words(path: Path, name: str, array: np.ndarray) -> list[str]:
@@ -783,6 +810,7 @@ def _array_channels(path: Path, count: int, options: ReadOptions) -> tuple[str, 
 
 def _read_series_file(path: Path, options: ReadOptions) -> _Parts:
     """Read a .ts or .arff file; whether its labels are numbers is in its header."""
+    _check_settings(path, options, ("auto",), {"id": options.id, "time": options.time, "group": options.group})
     read = read_ts if suffix_of(path) == ".ts" else read_arff
     recordings = read(path, "mask", with_labels=not options.fixed)
     if options.label is not None and not options.fixed:
