@@ -2,6 +2,7 @@
 
 import gzip
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -136,6 +137,13 @@ BAD: dict[str, tuple[str, dict[str, object], str]] = {
     ),
     "wrong form": (dates(*FIVE), {"time_format": "%d.%m.%Y"}, "must contain %d.%m.%Y, the same in all rows, got '2024-01-01'"),
     "duplicate date": (dates(*FIVE[:3], FIVE[2], FIVE[4]), {}, "got 2024-01-03 00:00:00 twice in series 'u0'"),
+    "times that float64 does not have": (
+        GOOD.replace(",1,", f",{2**53 + 1},").replace(",0,", f",{2**53},"), {"time": "time"},
+        "'time' must contain numbers below 2^53, ISO 8601 (2024-01-31 13:00)",
+    ),
+    "dates before int64 nanoseconds": (
+        dates(*(f"1500-01-0{day}" for day in range(1, 6))), {"time": "time"}, "from 1678 to 2261, the same in all rows, got '1500"
+    ),
     "semicolons": (GOOD.replace(",", ";"), {}, "`separator` must be the character between the columns of"),
     "tabs": (GOOD.replace(",", "\t"), {}, "`separator` must be the character between the columns of"),
     "decimal comma": (
@@ -605,6 +613,31 @@ def test_steps_of_a_wide_table_that_are_ambiguous_are_refused(tmp_path):
         (tmp_path / "mine.csv").write_text(text_of([["ab"[n % 2], n, n % 3, n % 5] for n in range(12)], header))
         with pytest.raises(ValueError, match=re.escape(needed)):
             _ = SeriesClasses(path=str(tmp_path / "mine.csv"), label="kind").length
+
+
+def test_times_may_have_decimal_commas(tmp_path):
+    rows = [[row[0], str(row[1] / 4).replace(".", ","), *map(str, row[2:])] for row in long_rows()]
+    (tmp_path / "mine.csv").write_text(text_of(rows, separator=";"))
+    task = SeriesClasses(path=str(tmp_path / "mine.csv"), **PLAIN, time="time", separator=";", decimal=",", channels=("kind",))
+    with pytest.raises(ValueError, match="column 'kind' must contain numbers with a decimal comma, got 'a'"):
+        task.read_store()
+    (tmp_path / "mine.csv").write_text(text_of([[*row[:2], "1", "2,5", row[4]] for row in rows], separator=";"))
+    store = replace(task, channels=("x", "y")).read_store()
+    assert store.stamps[:5].tolist() == [0, 0.25, 0.5, 0.75, 1]
+
+
+def test_series_to_predict_have_the_kind_of_times_of_the_training_series(tmp_path):
+    uneven = [[row[0], int(str(row[1])) ** 2, *row[2:]] for row in long_rows()]
+    (tmp_path / "mine.csv").write_text(text_of(uneven))
+    task = SeriesClasses(path=str(tmp_path / "mine.csv"), id="unit", label="kind", channels=("x", "y"), uneven="elapsed")
+    assert task.read_inputs(task.path).elapsed[0].tolist() == [1, 0.25, 0.75, 1.25, 1.75]
+    (tmp_path / "new.csv").write_text(text_of([[row[0], *row[2:]] for row in uneven], ("unit", "x", "y", "kind")))
+    with pytest.raises(ValueError, match=r"new.csv must have numbers as times, as the training series, got no times$"):
+        task.read_inputs(tmp_path / "new.csv")
+    assert replace(task, uneven="ignore").read_inputs(tmp_path / "new.csv").elapsed is None
+    (tmp_path / "new.csv").write_text(text_of([[row[0], f"2024-01-{1 + row[1]:02}", *row[2:]] for row in uneven]))
+    with pytest.raises(ValueError, match=r"new.csv must have numbers as times, as the training series, got dates$"):
+        task.read_inputs(tmp_path / "new.csv")
 
 
 def test_two_ways_to_write_a_number_are_not_two_classes(tmp_path):

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from longscan.tasks.series import SeriesForecast
+from longscan.tasks.series.clock import format_stamps
 from longscan.tasks.series.forecast import _count_refits, _regress
 from longscan.training.examples import _describe_forecast, find_examples
 from longscan.training.parsing import make_settings
@@ -263,6 +264,38 @@ def test_filled_values_are_no_actual_values(tmp_path):
     rows = task.add_times(task.decode(torch.zeros(len(batch.inputs), 12, 1), batch), task.path)
     actual = {row["time"]: row["x_actual"] for row in rows}
     assert [actual[str(row)] == "" for row in (102, 103, 104, 115, 116, 119)] == [False, True, False, False, True, True]
+
+
+def test_tables_to_predict_have_the_kind_of_times_of_the_training_table(tmp_path):
+    hours = pd.date_range("2024-01-01", periods=200, freq="h")
+    frame = pd.DataFrame({"id": "a", "time": hours, "x": np.sin(np.arange(200) / 4)})
+    task = SeriesForecast(path=write(tmp_path / "a.csv", frame), horizon=4, context=24)
+    calendar = replace(task, calendar=True)
+    tables = {
+        "no times": frame[["id", "x"]],
+        "numbers as times": frame.assign(time=range(200)),
+        "dates with offsets to UTC": frame.assign(time=hours.tz_localize("Etc/GMT-5")),
+    }
+    for name, table in tables.items():
+        path = write(tmp_path / "new.csv", table)
+        with pytest.raises(ValueError, match=rf"new.csv must have dates without offsets to UTC, as the .* series, got {name}$"):
+            calendar.read_inputs(path)
+        if name == "dates with offsets to UTC":
+            assert len(task.read_inputs(path).inputs) == 1, "without a calendar only the steps matter"
+        else:
+            with pytest.raises(ValueError, match=rf"new.csv must have dates, as the training series, got {name}$"):
+                task.read_inputs(path)
+
+
+def test_numbers_of_time_are_written_as_they_are_read():
+    for number, text in (
+        (1704067200.123456, "1704067200.123456"),
+        (1704067200123457.0, "1704067200123457"),
+        (0.1 + 0.2, "0.3"),
+        (-2.0, "-2"),
+        (1e-7, "1e-07"),
+    ):
+        assert format_stamps(np.array([number]), "numbers") == [text]
 
 
 def test_uneven_steps_and_short_tables_are_errors(tmp_path):

@@ -12,7 +12,7 @@ from longscan._errors import cut, setting_error
 from longscan._float32 import LARGEST
 from longscan._types import Doc, NonEmptyStr, Rule
 from longscan.tasks.base import Batch, Split, SplitSeed, Task
-from longscan.tasks.series.clock import uneven_steps
+from longscan.tasks.series.clock import has_offsets, uneven_steps
 from longscan.tasks.series.files import Dialect
 from longscan.tasks.series.reading import Order, ReadOptions, SeriesStore, TableLayout, iterate_pieces, read_series
 from longscan.tasks.timeseries.files import Missing
@@ -180,6 +180,22 @@ def fit_statistics(store: SeriesStore, ranges: np.ndarray, source: str | Path) -
     is_constant = std <= CONSTANT * np.abs(mean)
     names = tuple(name for name, flag in zip(store.channels, is_constant, strict=True) if flag)
     return ChannelStatistics(mean, np.where(is_constant, 1.0, std), missing, names)
+
+
+def check_times(store: SeriesStore, known: SeriesStore, source: str | Path, *, with_offsets: bool = False) -> None:
+    """Raise ValueError if series have other times than those of training, `known`: none, numbers or dates.
+
+    with_offsets: whether dates with offsets, which are read in UTC, are another kind than dates without, whose zone is unknown.
+    """
+
+    def kind(one: SeriesStore) -> str:
+        if one.stamps is None:
+            return "no times"
+        offsets = "" if not with_offsets else " with offsets to UTC" if has_offsets(one.form) else " without offsets to UTC"
+        return f"dates{offsets}" if one.is_dated else "numbers as times"
+
+    if kind(store) != kind(known):
+        raise ValueError(f"{source} must have {kind(known)}, as the training series, got {kind(store)}")
 
 
 def check_missing(store: SeriesStore, missing: Missing, source: str | Path, treatments: str = TREATMENTS) -> None:

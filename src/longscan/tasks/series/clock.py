@@ -13,6 +13,8 @@ from longscan._frequencies import infer_frequency
 if TYPE_CHECKING:
     import pandas as pd
 
+MIN_YEAR, MAX_YEAR = 1678, 2261  # whole years that int64 nanoseconds have
+MAX_WHOLE = 2**53  # largest whole number up to which float64 has all
 _DAYS = ("%Y/%m/%d", "%m/%d/%Y", "%d/%m/%Y", "%d.%m.%Y")
 _PERIODS = {"day": 86_400.0, "week": 7 * 86_400.0, "year": 365.2425 * 86_400.0}  # seconds
 _FREQUENCIES = {
@@ -84,7 +86,7 @@ def _parse(words: "pd.Series", form: str) -> tuple[np.ndarray, int | None]:
 
     if form == "numbers":
         numbers = pd.to_numeric(words, errors="coerce").to_numpy(np.float64)
-        wrong = ~np.isfinite(numbers)
+        wrong = ~(np.abs(numbers) < MAX_WHOLE)  # beyond it, different times may be the same number
         return numbers, int(wrong.argmax()) if wrong.any() else None
     is_iso = form in ("ISO8601", WITH_OFFSETS)
     dates = pd.to_datetime(words, format="ISO8601" if is_iso else form, errors="coerce", utc=True)
@@ -92,6 +94,7 @@ def _parse(words: "pd.Series", form: str) -> tuple[np.ndarray, int | None]:
     if is_iso:  # of words of digits alone only those of eight, 20240131, are dates
         wrong = wrong | (words.str.isdigit() & (words.str.len() != 8)).to_numpy(bool)
         wrong = wrong | (words.str.contains(OFFSET) != (form == WITH_OFFSETS)).to_numpy(bool)
+    wrong = wrong | ((dates.dt.year < MIN_YEAR) | (dates.dt.year > MAX_YEAR)).to_numpy(bool)
     if wrong.any():
         return np.zeros(0), int(wrong.argmax())
     return dates.dt.as_unit("ns").astype(np.int64).to_numpy(), None
@@ -103,11 +106,23 @@ def format_stamps(stamps: np.ndarray, form: str) -> list[str]:
     form: the format in which they were read. Dates with offsets are in UTC, with the offset +00:00.
     """
     if form == "numbers":
-        return [f"{number:.15g}" for number in stamps.tolist()]
+        return [_format_number(number) for number in stamps.tolist()]
     import pandas as pd
 
-    has_offsets = form == WITH_OFFSETS or "%z" in form
-    return [date.isoformat(" ") for date in pd.to_datetime(stamps, unit="ns", utc=has_offsets)]
+    return [date.isoformat(" ") for date in pd.to_datetime(stamps, unit="ns", utc=has_offsets(form))]
+
+
+def has_offsets(form: str) -> bool:
+    """Return whether dates of a format have an offset to UTC."""
+    return form == WITH_OFFSETS or "%z" in form
+
+
+def _format_number(number: float) -> str:
+    """Return a number with 15 digits, without the rounding of sums such as 0.1 + 0.2, or with all if it needs more."""
+    if number.is_integer() and abs(number) <= MAX_WHOLE:
+        return str(int(number))
+    short = f"{number:.15g}"
+    return short if abs(float(short) - number) <= 4 * np.finfo(np.float64).eps * abs(number) else str(number)
 
 
 def usual_step(stamps: np.ndarray, offsets: np.ndarray) -> float:

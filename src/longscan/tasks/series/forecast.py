@@ -24,6 +24,7 @@ from longscan.tasks.series.base import (
     ChannelStatistics,
     SeriesFile,
     check_missing,
+    check_times,
     fit_statistics,
     format_step,
     scaled_values,
@@ -328,6 +329,7 @@ class SeriesForecast(SeriesFile, RegressionTask):
         data = self._data
         options = self.read_options()._replace(channels=data.store.channels, fixed=True, others=self.channels is not None)
         full = read_series(path, options)
+        check_times(full, data.store, path, with_offsets=bool(data.known.periods))
         _check_even(full, data.unit, path, calendar=data.frequency is not None)
         store = _without_rows_ahead(full, data.known.numbers)
         values = _checked_values(store, self, path)

@@ -37,6 +37,7 @@ from longscan.tasks.series.base import (
     build_inputs,
     check_missing,
     check_steps,
+    check_times,
     fit_statistics,
     format_step,
     scaled_values,
@@ -183,6 +184,8 @@ class LabelledSeries(SeriesFile):
         check_missing(store, self.missing, path)
         if self.uneven == "refuse":
             check_steps(store, known.unit, path)
+        elif self.uneven == "elapsed":
+            check_times(store, known.store, path)
         return store
 
     def read_inputs(self, path: str | Path) -> Batch:

@@ -20,7 +20,7 @@ import numpy as np
 from longscan._errors import SettingError, cut, quote, setting_error
 from longscan._float32 import LARGEST
 from longscan.tasks._store import Arrays, cached_arrays
-from longscan.tasks.series.clock import Clock, ClockReader, first_decrease, format_stamps
+from longscan.tasks.series.clock import MAX_WHOLE, MAX_YEAR, MIN_YEAR, Clock, ClockReader, first_decrease, format_stamps
 from longscan.tasks.series.files import (
     PARQUET,
     SERIES,
@@ -37,7 +37,6 @@ from longscan.tasks.timeseries.files import read_arff, read_ts
 
 TableLayout = Literal["auto", "long", "wide", "nlc", "ncl"]
 Order = Literal["refuse", "sort"]
-MAX_WHOLE = 2**53  # largest whole number up to which float64 has all
 MIN_STEPS = 3  # smallest number of numbered columns that are taken for the steps of a wide table
 _WHOLE = re.compile(r"\s*[+-]?\d+\s*")
 _NUMBERED = re.compile(r"(.*?)[ _.\[(-]*(\d+)[\])]?")
@@ -398,17 +397,7 @@ def _read_long(path: Path, files: Sequence[Path], roles: _Roles, options: ReadOp
                     frame = frame.assign(**{"\0id": _file_id(path, file) if is_folder else "1"})
                 codes.add(frame, names, file, first).tofile(codes_file)
                 if roles.time is not None:
-                    _check_present(frame[roles.time], roles.time, file, first)
-                    wrong = clock.add(frame[roles.time])
-                    if wrong is not None:
-                        word = frame[roles.time].iloc[wrong]
-                        needed = (
-                            options.time_format or "numbers, ISO 8601 (2024-01-31 13:00) or a common form of day, month, year"
-                        )
-                        raise ValueError(
-                            f"{file}: column {roles.time!r} must contain {needed}, the same in all rows, got {quote(word)} in "
-                            f"{_where(file, first + wrong)}"
-                        )
+                    _add_times(clock, frame[roles.time], file, first, options)
                 for name in roles.channels:
                     frame[name] = _as_numbers(frame[name], name, file, first, options.dialect.decimal)
                 frame[list(roles.channels)].to_numpy(np.float64).tofile(values_file)
@@ -431,6 +420,21 @@ def _read_long(path: Path, files: Sequence[Path], roles: _Roles, options: ReadOp
                 values[order[first : first + 1_000_000]].tofile(sorted_file)
         parts.values = np.memmap(sorted_path, np.float64, "r", shape=values.shape)
     return parts
+
+
+def _add_times(clock: ClockReader, words: Any, file: Path, first: int, options: ReadOptions) -> None:
+    """Read a column of time stamps as text, whose first row is `first`. Raises ValueError with the first that no format reads."""
+    _check_present(words, words.name, file, first)
+    if options.dialect.decimal == "," and words.map(_is_comma_number).all():
+        words = words.map(_with_point)
+    wrong = clock.add(words)
+    if wrong is not None:
+        years = f"from {MIN_YEAR} to {MAX_YEAR}"
+        needed = f"numbers below 2^53, ISO 8601 (2024-01-31 13:00) or a common form of day, month, year {years}"
+        raise ValueError(
+            f"{file}: column {words.name!r} must contain {options.time_format or needed}, the same in all rows, got "
+            f"{quote(words.iloc[wrong])} in {_where(file, first + wrong)}"
+        )
 
 
 def _file_id(folder: Path, file: Path) -> str:
@@ -477,6 +481,11 @@ def _as_numbers(column: Any, name: str, path: Path, first: int, decimal: str) ->
             "it out by `channels`"
         )
     return numbers
+
+
+def _is_comma_number(word: str) -> bool:
+    """Return whether a word is a whole number, or one with a decimal comma."""
+    return re.fullmatch(r"\s*[+-]?\d+(,\d+)?\s*", word) is not None
 
 
 def _with_point(word: Any) -> Any:
