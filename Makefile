@@ -75,9 +75,10 @@ lint: $(STAMP)
 bench: $(STAMP)
 	$(BIN)/python benchmarks/run.py
 
+# The examples of the pages are small: one thread runs them as fast as several, and much faster where other processes use the cores.
 docs: $(STAMP)
 	$(BIN)/pip install -q --no-build-isolation -e ".[docs]"
-	$(BIN)/mkdocs build --strict
+	OMP_NUM_THREADS=1 $(BIN)/mkdocs build --strict
 
 clean:
 	rm -rf $(VENV) build dist site runs

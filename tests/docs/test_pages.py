@@ -4,6 +4,7 @@ import ast
 import contextlib
 import importlib
 import io
+import os
 import re
 import shlex
 import subprocess
@@ -142,7 +143,7 @@ def test_decisions_name_existing_tests(root):
 @pytest.mark.skipif(find_spec("mkdocs_material") is None and find_spec("material") is None, reason="mkdocs is not installed")
 def test_site_builds_without_a_warning(root, tmp_path):
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "-q", "-d", str(tmp_path)]
-    subprocess.run(command, cwd=root, check=True, timeout=200)
+    subprocess.run(command, cwd=root, check=True, timeout=200, env={**os.environ, "OMP_NUM_THREADS": "1"})  # as in the Makefile
     scans = (tmp_path / "scans.html").read_text("utf-8")
     assert "<svg" in scans
     assert "<math" in scans
