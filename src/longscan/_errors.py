@@ -89,8 +89,9 @@ def unknown_setting(path: str, names: Sequence[str]) -> SettingError:
 
 
 def one_line(error: BaseException) -> str:
-    """Return an exception's message without line breaks and repeated spaces; of an OSError about a file "FILE: reason"."""
-    if isinstance(error, OSError) and error.filename is not None and error.strerror is not None:
-        return " ".join(f"{error.filename}: {error.strerror}".split())
+    """Return an exception's message without line breaks and repeated spaces; of an OSError the file and the reason."""
+    if isinstance(error, OSError) and error.strerror is not None:
+        place = "" if error.filename is None else f"{error.filename}: "
+        return " ".join(f"{place}{error.strerror}".split())
     text = error.args[0] if isinstance(error, KeyError) and error.args else error
     return " ".join(str(text).split()) or type(error).__name__

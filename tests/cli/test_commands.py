@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import os
 import re
 import runpy
 import shlex
@@ -228,6 +229,11 @@ def test_predict_writes_a_table(run_command: Callable[..., str], run: Path, tmp_
     (tmp_path / "link").symlink_to(tmp_path / "behind.csv")  # which does not exist yet
     for out in ("new folder/[1].csv", "link"):
         run_command("predict", run, examples, "--out", tmp_path / out)
+    reader, writer = os.pipe()
+    assert main(["predict", str(run), str(examples), "--out", f"/dev/fd/{writer}"]) == 0  # such as /dev/stdout
+    os.close(writer)
+    with open(reader) as file:
+        assert list(csv.DictReader(file)) == rows
     for table in ("table.csv", "new folder/[1].csv", "behind.csv"):
         with (tmp_path / table).open() as file:
             assert list(csv.DictReader(file)) == rows
@@ -278,6 +284,32 @@ def test_closed_output_pipe_ends_the_command_without_error_message(run: Path, tm
         process.stdout.close()
         assert process.stderr.read() == ""
     assert process.returncode == 1
+
+
+def test_full_disk_under_standard_output_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    for argv in (["tasks"], ["reproduce", "list"]):
+        with open("/dev/full", "w") as full:
+            monkeypatch.setattr(sys, "stdout", full)
+            assert main(argv) == 2
+            assert capsys.readouterr().err == "longscan: No space left on device\n"
+
+
+def test_list_whose_reader_has_ended_ends_without_a_message(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    with open(writer, "w") as pipe:
+        monkeypatch.setattr(sys, "stdout", pipe)
+        assert main(["reproduce", "list"]) == 1
+        assert capsys.readouterr().err == ""
+
+
+def test_command_without_standard_output_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As with `longscan tasks >&-`, where Python has no sys.stdout."""
+    monkeypatch.setattr(sys, "stdout", None)
+    assert main(["layers"]) == 0
+    sys.stdout.close()  # the one that `main` opened
 
 
 @pytest.mark.parametrize(("command", "marker"), [("train", "settings.yaml"), ("sweep", "sweep.yaml")])

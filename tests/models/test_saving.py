@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from longscan.models import Forecaster, LanguageModel, SequenceModel, SiameseModel, from_transformers
 from longscan.models.base import PretrainedModel
-from longscan.models.saving import CONFIG, WEIGHTS
+from longscan.models.saving import CONFIG, WEIGHTS, save_tensors
 
 
 def make_model(pooling: str = "mean", seed: int = 0) -> SequenceModel:
@@ -144,3 +144,10 @@ def test_checkpoint_of_transformers_in_several_files_raises_and_names_its_reader
     (tmp_path / "model.safetensors.index.json").write_text("{}")
     with pytest.raises(FileNotFoundError, match=r"longscan\.models\.from_transformers reads a checkpoint"):
         LanguageModel.from_pretrained(tmp_path)
+
+
+def test_error_of_the_system_while_tensors_are_written_is_an_os_error(tmp_path: Path) -> None:
+    """Such as a full disk, which safetensors reports by an exception of its own."""
+    with pytest.raises(FileNotFoundError) as raised:
+        save_tensors({"x": torch.zeros(2)}, tmp_path / "absent" / "model.safetensors")
+    assert raised.value.filename == str(tmp_path / "absent")

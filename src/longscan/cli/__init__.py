@@ -6,14 +6,16 @@ finite ends with 1, an interrupted one with 130. Packages outside the standard l
 them, so that a missing package is also an error of one line.
 """
 
+import errno
 import os
 import re
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 
 import longscan
 from longscan._allocator import keep_freed_memory
-from longscan._errors import SettingError, nearest
+from longscan._errors import SettingError, nearest, one_line
 from longscan._threads import let_waiting_threads_sleep
 from longscan.cli._arguments import first_line, run_command
 from longscan.cli._console import echo, print_entries, print_error, stdout
@@ -45,11 +47,17 @@ COMMANDS = {name: command for group in COMMAND_GROUPS.values() for name, command
 # The messages of torch's RuntimeError when the memory of the CPU or of a GPU is not sufficient.
 _OUT_OF_MEMORY = re.compile(r"can't allocate memory|not enough memory|out of memory|Storage size calculation overflowed")
 
+# Errors of the system that are faults of no program: a full or failing disk, a quota, missing rights.
+_OUTSIDE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS, errno.EACCES, errno.EPERM}
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command that the arguments name (`sys.argv` if None) and return its exit code."""
     argv = list(sys.argv[1:] if argv is None else argv)
     name = argv[0] if argv else "--help"
+    for stream in ("stdout", "stderr"):
+        if getattr(sys, stream) is None:  # closed, as by `>&-`; the descriptor must not become that of another file
+            setattr(sys, stream, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115 - open until the end
     keep_freed_memory()
     let_waiting_threads_sleep()
     try:
@@ -73,9 +81,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt as interrupt:
         sys.stderr.write("; ".join(["longscan: stopped", *map(str, interrupt.args)]) + "\n")
         return 130
-    except BrokenPipeError:  # the reader of stdout has ended; Python would flush the rest at exit and fail again
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except BrokenPipeError:  # the reader of stdout has ended
+        _discard_output()
         return 1
+    except OSError as error:
+        if error.errno not in _OUTSIDE:
+            raise
+        print_error(one_line(error))
+        _discard_output()
+        return 2
+
+
+def _discard_output() -> None:
+    """Send what is not written yet to nowhere: Python flushes stdout at exit, which would fail again."""
+    with suppress(OSError, ValueError):  # a stdout that is no file, as in tests, has no descriptor
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _print_page(name: str, argv: Sequence[str]) -> int:

@@ -28,6 +28,8 @@ def errors_as_lines() -> Iterator[None]:
     """Raise SettingError, whose message is one line, in place of ValueError and OSError."""
     try:
         yield
+    except BrokenPipeError:  # of a reader of stdout that has ended, such as head; `main` ends without a message
+        raise
     except (ValueError, OSError) as error:
         raise SettingError(one_line(error)) from error
 
@@ -108,7 +110,7 @@ def _check_out_file(path: str) -> None:
     if Path(path).suffix.lower() in PARQUET:
         find_pyarrow()
     try:
-        try_writing(Path(path).resolve())
+        try_writing(path if Path(path).exists() else Path(path).resolve())  # /dev/stdout resolves to no file
     except OSError as error:
         raise _unwritable(path, error) from None
 

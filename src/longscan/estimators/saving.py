@@ -30,7 +30,7 @@ from longscan.estimators.readout import StateReadout
 from longscan.estimators.shifts import ShiftLimits
 from longscan.models import Forecaster, SequenceModel
 from longscan.models.base import PretrainedModel
-from longscan.models.saving import tensor_checksum
+from longscan.models.saving import save_tensors, tensor_checksum
 
 FORMAT = 3  # to be raised when a file of this version cannot be read by the code before it
 # Formats of the models that can be read. In format 1 a `FeatureModel` has no length, and its features are others.
@@ -116,14 +116,12 @@ def _check_format(path: str | os.PathLike[str], content: Mapping[str, Any]) -> N
 
 def _write(path: Path, text: str, tensors: dict[str, Tensor]) -> None:
     """Write header and tensors under a temporary name, and move the file to `path`."""
-    from safetensors.torch import save_file
-
     checksum = zlib.crc32(text.encode(), tensor_checksum(tensors))
     # One entry: safetensors writes several in any order, and the same estimator must give the same bytes.
     metadata = {HEADER: json.dumps({"content": text, "crc32": checksum})}
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        save_file(tensors, temporary, metadata)
+        save_tensors(tensors, temporary, metadata)
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)

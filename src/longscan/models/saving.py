@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import zlib
 from pathlib import Path
 from typing import Any
@@ -36,8 +37,6 @@ def write_model(folder: Path, config: dict[str, Any], tensors: dict[str, Tensor]
     The temporary file of the configuration is written before the weights are moved, so that a kill between the two moves leaves
     files from which `read_model` restores the new model.
     """
-    from safetensors.torch import save_file
-
     folder.mkdir(parents=True, exist_ok=True)
     values = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     text = json.dumps(config, indent=2, default=_plain_number) + "\n"
@@ -47,12 +46,26 @@ def write_model(folder: Path, config: dict[str, Any], tensors: dict[str, Tensor]
     partial_config, partial_weights = (folder / f".{name}.{os.getpid()}" for name in (CONFIG, WEIGHTS))
     try:
         partial_config.write_text(text, encoding="utf-8")
-        save_file(values, partial_weights, metadata)
+        save_tensors(values, partial_weights, metadata)
         os.replace(partial_weights, folder / WEIGHTS)
         os.replace(partial_config, folder / CONFIG)
     finally:
         partial_config.unlink(missing_ok=True)
         partial_weights.unlink(missing_ok=True)
+
+
+def save_tensors(tensors: dict[str, Tensor], path: Path, metadata: dict[str, str] | None = None) -> None:
+    """Write contiguous tensors on the CPU to a safetensors file. Raises OSError naming the folder, as of a full disk."""
+    from safetensors import SafetensorError
+    from safetensors.torch import save_file
+
+    try:
+        save_file(tensors, path, metadata)
+    except SafetensorError as error:
+        number = re.search(r"\(os error (\d+)\)", str(error))
+        if number is None:
+            raise
+        raise OSError(int(number[1]), os.strerror(int(number[1])), str(path.parent)) from None
 
 
 def pickle_advice(folder: Path) -> str:

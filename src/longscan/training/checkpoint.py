@@ -16,11 +16,12 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from longscan._errors import SettingError, one_line
+from longscan.models.saving import save_tensors
 
 STATE = "state.json"
 
@@ -85,7 +86,7 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
 
 def write_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
     """Write tensors, copied to the CPU, to a safetensors file."""
-    save_file({name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}, path)
+    save_tensors({name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}, path)
 
 
 def whole_tensors(tensors: Mapping[str, Tensor], *, keep: bool) -> dict[str, Tensor]:
