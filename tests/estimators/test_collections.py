@@ -6,6 +6,8 @@ import pytest
 import torch
 from scipy import sparse
 
+from longscan.estimators import SSMRegressor
+from longscan.estimators.classifier import class_labels
 from longscan.estimators.reading import (
     FittedChannels,
     align_targets,
@@ -378,3 +380,45 @@ def test_batches_are_standardised_values_masks_and_elapsed_times():
     assert elapsed is None
     assert timed.standardise(mean, scale, 0.5, "X").batch(np.array([2]), device)[2].tolist() == [[1, 2, 4, 12]]
     assert timed.standardise(mean, scale, 1.0, "X").batch(np.array([], int), device)[0].shape == (0, 1, 1)
+
+
+@pytest.mark.parametrize(
+    "X",
+    [
+        np.full((2, 3, 1), 2**53 + 1),
+        np.full((2, 3, 1), 2**63, np.uint64),
+        torch.full((2, 3, 1), -(2**60)),
+        [[2**70, 1], [2, 3, 4]],
+        [pd.Series([1, 2**53 + 1], dtype="Int64")] * 2,
+    ],
+    ids=lambda X: type(X).__name__,
+)
+def test_whole_numbers_that_float64_does_not_have_are_errors(X):
+    with pytest.raises(ValueError, match=r"^series 0 of `X` must contain whole numbers of at most 2\^53, .* got -?\d{16,}; "):
+        read_collection(convert_input(X))
+
+
+def test_large_fractions_and_the_largest_exact_whole_numbers_are_read():
+    for X in (np.full((2, 3, 1), 2**53), np.full((2, 3, 1), 1e300), [np.array([2.0**60, 1]), np.array([1.0])]):
+        assert read_collection(convert_input(X)).values.max() == max(np.max(part) for part in X)
+
+
+def test_tables_and_targets_of_large_whole_numbers_are_errors():
+    X, y = np.arange(24).reshape(12, 2), np.arange(12)
+    settings = {"spec": "lru", "d_model": 4, "d_state": 2, "epochs": 1, "device": "cpu"}
+    for name, values in (("X", (X + 2**60, y)), ("y", (X, y + 2**60))):
+        with pytest.raises(ValueError, match=rf"^`{name}` must contain whole numbers of at most 2\^53, which float64 has"):
+            SSMRegressor(**settings).fit(*values)
+
+
+@pytest.mark.parametrize("y", [["a", 1], ["1", 1], ["True", True], ["a", b"a"], ["a", np.int64(1)]], ids=repr)
+def test_labels_of_a_list_are_text_or_numbers(y):
+    with pytest.raises(ValueError, match=r"^`y` must contain only text or only numbers, got labels of kind 'mixed"):
+        class_labels(y * 3)
+
+
+def test_missing_labels_next_to_text_are_found():
+    for missing in (np.nan, None, pd.NA, pd.NaT):
+        with pytest.raises(ValueError, match=r"^`y` must have a label in each row, got 1 of 2 missing, first row 1$"):
+            class_labels(["a", missing])
+    assert class_labels(["a", np.str_("b")]).dtype.kind == "U"

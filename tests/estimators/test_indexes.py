@@ -173,6 +173,15 @@ def test_to_seconds_keeps_nanoseconds_of_dates():
     np.testing.assert_allclose(np.diff(to_seconds(clock)), 2.5e-7, rtol=1e-12)
 
 
+def test_to_seconds_keeps_differences_of_large_whole_numbers():
+    """Nanoseconds since 1970 in float64 would have a resolution of 256."""
+    stamps = 1_704_067_200_000_000_000 + 10 * np.arange(5)
+    for clock in (pd.Index(stamps), pd.Index(stamps.astype(np.uint64))):
+        assert to_seconds(clock).tolist() == [0, 10, 20, 30, 40]
+    assert to_seconds(pd.Index([1.5, 2.5])).tolist() == [1.5, 2.5]
+    assert to_seconds(pd.Index([-(2**60), 3 - 2**60])).tolist() == [0, 3]
+
+
 def test_times_of_a_table_are_its_columns():
     """With times="index" of a frame; any other text, and "index" of an array, raise."""
     table, y = pd.DataFrame(np.random.default_rng(0).normal(size=(12, 8))), np.arange(12) % 2

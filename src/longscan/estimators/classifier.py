@@ -267,6 +267,8 @@ def _read_labels(collection: Collection, y: Any) -> np.ndarray:
 
 def class_labels(y: Any) -> np.ndarray:
     """Convert labels (n,) of a list, an array or a Series to numpy's types; ValueError for missing or mixed labels."""
+    if isinstance(y, list) and len({(isinstance(label, str), isinstance(label, bytes)) for label in y}) > 1:
+        y = np.array(y, dtype=object)  # NumPy would make text of numbers, bytes and NaN next to text
     labels = np.asarray(column_or_1d(y, warn=True))
     missing = np.asarray(pd.isna(labels))
     if missing.any():

@@ -7,6 +7,7 @@ import pandas as pd
 from pandas.tseries.frequencies import to_offset
 from torch import Tensor
 
+from longscan._float32 import MAX_WHOLE
 from longscan._frequencies import infer_frequency, steps_in_season
 
 Step = Any  # pandas.DateOffset of dates and periods, pandas.Timedelta of durations, float or int of numbers
@@ -54,13 +55,17 @@ def to_seconds(clock: pd.Index) -> np.ndarray:
     """Convert a clock to float64 (L,): numbers are unchanged; dates, starts of periods and durations are seconds since the first.
 
     Differences are taken in whole nanoseconds, as float64 counts the seconds since 1970 no finer than a quarter of a microsecond.
+    So are those to the first of whole numbers beyond 2^53, such as nanoseconds since 1970.
     """
     if isinstance(clock, pd.PeriodIndex):
         clock = clock.to_timestamp()
     if isinstance(clock, (pd.DatetimeIndex, pd.TimedeltaIndex)):
         stamps = clock.as_unit("ns").asi8
         return (stamps - stamps[:1]) / 1e9
-    return np.asarray(clock, dtype=np.float64)
+    numbers = np.asarray(clock)
+    if numbers.dtype.kind in "iu" and len(numbers) and max(-int(numbers.min()), int(numbers.max())) > MAX_WHOLE:
+        numbers = numbers - numbers[0]
+    return np.asarray(numbers, dtype=np.float64)
 
 
 def check_increasing(clock: pd.Index, source: str) -> None:

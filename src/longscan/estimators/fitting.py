@@ -21,6 +21,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor, nn
 
 from longscan._devices import find_device
+from longscan._float32 import check_whole
 from longscan._types import FractionBelowOne, NonNegativeFloat, PositiveFloat, PositiveInt, Rule, checked_value
 from longscan.engine import Callback, EarlyStopping, Engine, EpochLosses, NonFiniteLossError, StepResult, TimeLimit
 from longscan.estimators.features import SHAPE_KINDS, STATES, FeatureModel, StateFeatures, calibrated_features, rows_at_once
@@ -346,7 +347,9 @@ class SeriesEstimator(SavedEstimator):
             table = validate_data(self, X, reset=fitting, dtype="numeric", ensure_min_samples=1)
         except (TypeError, ValueError) as error:
             raise type(error)(f"`X` is not a valid table: {error}") from error
-        collection = read_collection(np.asarray(table, dtype=np.float64)[..., None], layout="nlc", known=known)
+        values = np.asarray(table, dtype=np.float64)
+        check_whole(table, values, "`X`")
+        collection = read_collection(values[..., None], layout="nlc", known=known)
         if isinstance(X, pd.DataFrame):
             collection = replace(collection, cases=X.index)
         if times is None:

@@ -11,6 +11,7 @@ from sklearn.utils.validation import check_array
 from torch import Tensor
 from torch.nn.functional import mse_loss
 
+from longscan._float32 import check_whole
 from longscan.estimators.features import KINDS, LINEAR_KINDS, SHAPE_KINDS, StateFeatures
 from longscan.estimators.fitting import Examples, SeriesEstimator, read_weights
 from longscan.estimators.reading import align_targets
@@ -172,4 +173,6 @@ def convert_targets(y: Any) -> np.ndarray:
         raise ValueError(f"`y` is not a valid target: {error}") from None
     if checked.dtype.kind in "mM":
         raise ValueError(f"`y` must contain only numbers, got dtype {checked.dtype}")
-    return np.asarray(checked, dtype=np.float64)
+    targets = np.asarray(checked, dtype=np.float64)
+    check_whole(checked, targets, "`y`")
+    return targets

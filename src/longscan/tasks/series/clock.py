@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from longscan._float32 import MAX_WHOLE
 from longscan._frequencies import infer_frequency
 
 if TYPE_CHECKING:
     import pandas as pd
 
 MIN_YEAR, MAX_YEAR = 1678, 2261  # whole years that int64 nanoseconds have
-MAX_WHOLE = 2**53  # largest whole number up to which float64 has all
 _DAYS = ("%Y/%m/%d", "%m/%d/%Y", "%d/%m/%Y", "%d.%m.%Y")
 _PERIODS = {"day": 86_400.0, "week": 7 * 86_400.0, "year": 365.2425 * 86_400.0}  # seconds
 _FREQUENCIES = {

@@ -18,9 +18,9 @@ from unicodedata import normalize
 import numpy as np
 
 from longscan._errors import SettingError, cut, quote, setting_error
-from longscan._float32 import LARGEST
+from longscan._float32 import LARGEST, MAX_WHOLE, check_whole
 from longscan.tasks._store import Arrays, cached_arrays
-from longscan.tasks.series.clock import MAX_WHOLE, MAX_YEAR, MIN_YEAR, Clock, ClockReader, first_decrease, format_stamps
+from longscan.tasks.series.clock import MAX_YEAR, MIN_YEAR, Clock, ClockReader, first_decrease, format_stamps
 from longscan.tasks.series.files import (
     PARQUET,
     SERIES,
@@ -713,12 +713,6 @@ def _read_npz(path: Path, options: ReadOptions) -> _Parts:
         raise ValueError(f"{path} must contain an array X, or arrays values and offsets, got {found}")
     if values.dtype.kind not in "fiub":
         raise ValueError(f"{path} must contain series of numbers, got {values.dtype}")
-    if values.dtype.kind in "iu" and max(abs(int(values.min())), abs(int(values.max()))) > MAX_WHOLE:
-        largest = max(int(values.min()), int(values.max()), key=abs)
-        raise ValueError(
-            f"{path} must contain whole numbers of at most 2^53, which float64 has without gaps, got {largest}; subtract "
-            "a number from them"
-        )
     channels = _array_channels(path, values.shape[1], options)
     count = len(offsets) - 1
     label = options.label or ("y" if "y" in content else None)
@@ -745,8 +739,10 @@ def _read_npz(path: Path, options: ReadOptions) -> _Parts:
     if twice is not None:
         raise ValueError(f"{path}: each series must have another id, got {quote(twice)} twice")
     ids = words["id"] or [str(number + 1) for number in range(count)]
+    numbers = values.astype(np.float64)
+    check_whole(values, numbers, str(path))
     return _Parts(
-        values.astype(np.float64), offsets.astype(np.int64), ids, channels, words["label"], words["group"], layout="array",
+        numbers, offsets.astype(np.int64), ids, channels, words["label"], words["group"], layout="array",
         has_ids=words["id"] is not None, unread=unread,
     )  # fmt: skip
 
