@@ -306,7 +306,12 @@ def test_wrong_arguments_of_other_commands_fail(run_failing_command: Callable[..
         assert ".writing" not in line
     assert "runs" in run_failing_command("record", finished, "--results", tmp_path / "elsewhere" / "r.jsonl")
     assert "which does not exist" in run_failing_command("report", tmp_path / "absent")
+    assert "which is a file" in run_failing_command("report", tmp_path / "questions.txt")
+    assert f"it contains the runs {finished}" in run_failing_command("report", finished.parent)
+    assert not (finished.parent / "report.html").exists()
+    assert run_failing_command("predict", finished).startswith("longscan: `file` must be given (new examples in the form")
     assert "--out" in run_failing_command("report", finished, "--out", tmp_path / "page.html")
+    (tmp_path / "bench").mkdir()
     line = run_failing_command("report", tmp_path, "--out", "/proc/page.html")
     assert line == "longscan: /proc/page.html: No such file or directory"
     assert "`all` is an unknown argument" in run_failing_command("tasks", "all")

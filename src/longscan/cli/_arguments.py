@@ -52,7 +52,7 @@ class Argument(NamedTuple):
     def convert(self, text: str | bool | None) -> Any:
         """Convert the text of the argument to its type. Raises SettingError if it does not match or is missing."""
         if text is None and self.default is MISSING:
-            raise SettingError(f"`{self.word}` must be {find_doc(self.declared)}, got nothing")
+            raise SettingError(f"`{self.word}` must be given ({find_doc(self.declared)}), got nothing")
         if text is None or self.is_flag:
             return self.default if text is None else text
         if matches_type(text, self.declared):  # an option that takes text takes any, also one that YAML reads as nothing

@@ -248,11 +248,25 @@ def report(
                 if value is not None:
                     raise SettingError(f"`{option}` must be left out, as a run's report lies in its folder, got {value!r}")
             page = run_report(path) if holds_run(path) else sweep_report(path)
-        elif markdown is not None:
-            page = fill_markdown(markdown, path)
-        elif path.is_dir():
-            page = results_report(path, Path(out) if out else path / "report.html")
         else:
-            raise SettingError(f"`path` must be the directory of a run or of results, got {path}, which does not exist")
+            _check_results(path)
+            if markdown is not None:
+                page = fill_markdown(markdown, path)
+            else:
+                page = results_report(path, Path(out) if out else path / "report.html")
     echo(f"report: {page}")
     return 0
+
+
+def _check_results(path: Path) -> None:
+    """Raise SettingError if a path is no folder of results; it names the runs in a folder that has some."""
+    from longscan.training.run import holds_run
+
+    if any((path / name).is_dir() for name in ("runs", "seeds", "bench")):
+        return
+    needed = "the folder of a run, of a sweep, or of results, which has records in runs, seeds or bench"
+    if not path.exists():
+        raise SettingError(f"`folder` must be {needed}, got {path}, which does not exist")
+    inside = sorted(one for one in path.iterdir() if holds_run(one)) if path.is_dir() else []
+    found = f"; it contains the runs {', '.join(map(str, inside[:3]))}{', ...' if len(inside) > 3 else ''}" if inside else ""
+    raise SettingError(f"`folder` must be {needed}, got {path}{', which is a file' if path.is_file() else ''}{found}")
