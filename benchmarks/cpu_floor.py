@@ -8,7 +8,8 @@ measures the time of an exponential, of a sine with its cosine (the functions of
 the cache), of a fused multiplication and addition, and of a copied number, into a new tensor of the size of the call's, because
 an op returns new tensors. `counts` has how many of these an element of each op needs at least. The floor is the sum of its
 exponentials, sines and multiplications, or the time of its copies if that is longer. A row is a call, in nanoseconds per
-element. The exit status is 1 if a call takes over 1.5 times its floor. Needs a C++ compiler.
+element. Freed memory is kept, as in the commands of longscan: otherwise a call of a few megabytes may take several times as long,
+because its new tensors are new pages. The exit status is 1 if a call takes over 1.5 times its floor. Needs a C++ compiler.
 """
 
 import ctypes
@@ -24,6 +25,7 @@ from pathlib import Path
 import torch
 
 from cpu_rows import make_parser, write_row
+from longscan._allocator import keep_freed_memory
 from longscan.ops import _native
 from longscan.ops._cpu import empty
 from op_calls import LINEAR, SELECTIVE, SHORT_CONV, UNITARY, OpCall, Shape, parse_sizes
@@ -141,6 +143,7 @@ def measure(call: OpCall, shape: Shape, backward: bool, seconds: float) -> float
 def main() -> int:
     """Read the command line and measure; the exit status is 1 if a call takes over 1.5 times its floor."""
     options = make_parser(__doc__, seconds=1.0).parse_args()
+    keep_freed_memory()
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
         unit = unit_times(compile_probe(Path(folder)), options.seconds)

@@ -1,10 +1,13 @@
 // The short convolution, forward and backward. Symbols: short_conv.h.
 //
 // Lanes hold neighbouring channels. What a step sees is a window of K rows of D channels: earlier rows of u, rows of the initial
-// state, or zeros after a restart. So the window is a list of K pointers, moved on at each valid step, and one loop serves every
-// pattern of masks. Forward, tasks are runs of steps; backward, strips of channels, each going through time once and adding
+// state, or zeros after a restart. So the window is a list of pointers to rows, moved on at each valid step, and one loop serves
+// every pattern of masks. Forward, tasks are runs of steps; backward, strips of channels, each going through time once and adding
 //   weight_k gs_t   to the gradient of row k of the window of step t,   gs_t = gy_t activation'
 // (again a list of pointers), so that no two tasks touch the same numbers.
+//
+// Where the number of taps is known, up to TOGETHER steps without masks are computed together: each row of their windows is then
+// loaded once for all of them, and so are the weights, the sums of their gradients, and the gradients of the rows.
 #include "short_conv.h"
 
 #include "arrays.h"
@@ -13,8 +16,9 @@
 namespace longscan::LONGSCAN_ISA {
 namespace {
 
-constexpr int STEPS = 64;  // of a forward task
-constexpr int STRIP = 4;   // vectors of a backward task where the batch alone does not keep the threads busy
+constexpr int STEPS = 64;    // of a forward task
+constexpr int TOGETHER = 4;  // steps that are computed together
+constexpr int STRIP = 4;     // vectors of a backward task where the batch alone does not keep the threads busy
 
 // (D, columns) to (columns, D)
 template <class T> void transpose(T* to, const T* from, int64_t channels, int64_t columns) {
@@ -39,10 +43,17 @@ void window_before(const ShortConv& s, const T** window, int64_t b, int64_t t, c
   for (int64_t row = K - 2; k >= 0; k--, row--) window[k] = restarted ? zeros : state + row * D;
 }
 
-// Moves the window on: the row of step t enters.
-template <class Row> void advance(Row* window, int64_t taps, Row row) {
-  for (int64_t k = 0; k + 2 < taps; k++) window[k] = window[k + 1];
-  if (taps > 1) window[taps - 2] = row;
+// Moves the window on by `steps` steps, whose rows come after its first K - 1.
+template <class Row> void advance(Row* window, int64_t taps, int steps) {
+  for (int64_t k = 0; k + 1 < taps; k++) window[k] = window[k + steps];
+}
+
+// How many of the steps from t on can be computed together: TOGETHER, or 1 where fewer are left before `end` or have masks.
+INLINE int steps_together(const uint8_t* flags, int64_t t, int64_t end) {
+  if (t + TOGETHER > end) return 1;
+  for (int i = 0; flags && i < TOGETHER; i++)
+    if (flags[t + i]) return 1;
+  return TOGETHER;
 }
 
 // body(d, count) for every vector of the channels [first, last). `count` is a constant for whole vectors, so that their loads and
@@ -53,12 +64,27 @@ template <class T, class Body> INLINE void for_vectors(int64_t first, int64_t la
   if (d < last) body(d, int(last - d));
 }
 
-// TAPS: the number of taps, or 0 if it is only known when the kernel runs.
+// y of TIMES steps, whose windows are the rows i to i + K - 1 of `window`. TAPS: the number of taps, or 0 if it is only known when
+// the kernel runs.
+template <class T, int TAPS, int TIMES>
+void forward_steps(const ShortConv& s, const T* const* window, const T* w, const T* bias, T* y) {
+  const int64_t D = s.channels, K = TAPS ? TAPS : s.taps;
+  for_vectors<T>(0, D, [&](int64_t d, int count) __attribute__((always_inline)) {
+    Vec<T> sums[TIMES];
+    for (int i = 0; i < TIMES; i++) sums[i] = bias ? load(bias + d, count) : Vec<T>{};
+    for (int64_t k = 0; k < K; k++) {
+      const Vec<T> factor = load(w + k * D + d, count);
+      for (int i = 0; i < TIMES; i++) sums[i] += factor * load(window[i + k] + d, count);
+    }
+    for (int i = 0; i < TIMES; i++) store(y + i * D + d, s.silu ? silu(sums[i]) : sums[i], count);
+  });
+}
+
 template <class T, int TAPS> void forward(const ShortConv& s) {
   const int64_t L = s.length, D = s.channels, K = TAPS ? TAPS : s.taps, runs = ceil_div(L, STEPS);
   const int team = workers(s.batch * runs, s.threads);
   Buffer<T> weight(K * D), states(s.batch * (K - 1) * D), zeros(D);
-  Buffer<const T*> windows(team * K);
+  Buffer<const T*> windows(team * (K + TOGETHER - 1));
   transpose(weight.data(), at<T>(s.weight, 0), D, K);
   for (int64_t b = 0; b < s.batch; b++)
     transpose(states.slice(b, (K - 1) * D), at<T>(s.initial_state, b * D * (K - 1)), D, K - 1);
@@ -69,26 +95,68 @@ template <class T, int TAPS> void forward(const ShortConv& s) {
     const T *u = at<T>(s.u, b * L * D), *bias = at<T>(s.bias, 0), *w = weight.data();
     T* y = at<T>(s.y, b * L * D);
     const uint8_t* flags = s.flags ? s.flags + b * L : nullptr;
-    const T** window = windows.slice(worker, K);
+    const T** window = windows.slice(worker, K + TOGETHER - 1);
     window_before(s, window, b, begin, u, states.slice(b, (K - 1) * D), zeros.data());
-    for (int64_t t = begin; t < end; t++) {
+    for (int64_t t = begin; t < end;) {
+      const int times = TAPS ? steps_together(flags, t, end) : 1;
       if (flags && flags[t] & INVALID) {
         memset(y + t * D, 0, sizeof(T) * D);
+        t++;
         continue;
       }
       if (flags && flags[t] & RESET)
         for (int64_t k = 0; k < K - 1; k++) window[k] = zeros.data();
-      window[K - 1] = u + t * D;
-      for_vectors<T>(0, D, [&](int64_t d, int count) __attribute__((always_inline)) {
-        Vec<T> sum = bias ? load(bias + d, count) : Vec<T>{};
-        for (int64_t k = 0; k < K; k++) sum += load(w + k * D + d, count) * load(window[k] + d, count);
-        store(y + t * D + d, s.silu ? silu(sum) : sum, count);
-      });
-      advance(window, K, u + t * D);
+      for (int i = 0; i < times; i++) window[K - 1 + i] = u + (t + i) * D;
+      if (times == 1)
+        forward_steps<T, TAPS, 1>(s, window, w, bias, y + t * D);
+      else
+        forward_steps<T, TAPS, TOGETHER>(s, window, w, bias, y + t * D);
+      advance(window, K, times);
+      t += times;
     }
     if (end == L)
       for (int64_t d = 0; d < D; d++)
         for (int64_t k = 0; k < K - 1; k++) at<T>(s.final_state, 0)[(b * D + d) * (K - 1) + k] = window[k][d];
+  });
+}
+
+// Adds to the gradients of the rows of TIMES windows, and of weight and bias to `part` (K + 1, width), of the channels from `first`
+// on; rows that only the last of these steps sees have no gradient before and are set.
+template <class T, int TAPS, int TIMES>
+void backward_steps(const ShortConv& s, const T* const* window, T* const* d_window, const T* w, const T* bias, const T* gy, T* part,
+                    int64_t width, int64_t first, int64_t last) {
+  const int64_t D = s.channels, K = TAPS ? TAPS : s.taps;
+  for_vectors<T>(first, last, [&](int64_t d, int count) __attribute__((always_inline)) {
+    Vec<T> d_sums[TIMES];
+    for (int i = 0; i < TIMES; i++) d_sums[i] = load(gy + i * D + d, count);
+    if (s.silu) {
+      Vec<T> sums[TIMES];
+      for (int i = 0; i < TIMES; i++) sums[i] = bias ? load(bias + d, count) : Vec<T>{};
+      for (int64_t k = 0; k < K; k++) {
+        const Vec<T> factor = load(w + k * D + d, count);
+        for (int i = 0; i < TIMES; i++) sums[i] += factor * load(window[i + k] + d, count);
+      }
+      for (int i = 0; i < TIMES; i++) {
+        const Vec<T> sigma = sigmoid(sums[i]);
+        d_sums[i] *= sigma * (1 + sums[i] * (1 - sigma));
+      }
+    }
+    for (int64_t k = 0; k < K; k++) {
+      T* const to = part + k * width + d - first;
+      Vec<T> total = load(to);
+      for (int i = 0; i < TIMES; i++) total += d_sums[i] * load(window[i + k] + d, count);
+      store(to, total);
+    }
+    T* const to = part + K * width + d - first;
+    Vec<T> total = load(to);
+    for (int i = 0; i < TIMES; i++) total += d_sums[i];
+    store(to, total);
+    for (int64_t row = 0; row < K + TIMES - 1; row++) {
+      Vec<T> back = row < K - 1 ? load(d_window[row] + d, count) : Vec<T>{};
+      for (int i = 0; i < TIMES; i++)
+        if (row - i >= 0 && row - i < K) back += load(w + (row - i) * D + d, count) * d_sums[i];
+      store(d_window[row] + d, back, count);
+    }
   });
 }
 
@@ -102,8 +170,8 @@ template <class T, int TAPS> void backward(const ShortConvGradients& g) {
   const int team = workers(tasks, s.threads);
   Buffer<T> weight(K * D), states(s.batch * (K - 1) * D), zeros(D), unused(team * width);
   Buffer<T> d_states(team * (K - 1) * width), sums(team * 2 * (K + 1) * width), d_weight(s.batch * K * D), d_bias(s.batch * D);
-  Buffer<const T*> windows(team * K);
-  Buffer<T*> d_windows(team * K);
+  Buffer<const T*> windows(team * (K + TOGETHER - 1));
+  Buffer<T*> d_windows(team * (K + TOGETHER - 1));
   transpose(weight.data(), at<T>(s.weight, 0), D, K);
   for (int64_t b = 0; b < s.batch; b++)
     transpose(states.slice(b, (K - 1) * D), at<T>(s.initial_state, b * D * (K - 1)), D, K - 1);
@@ -122,42 +190,31 @@ template <class T, int TAPS> void backward(const ShortConvGradients& g) {
     T* const part = sums.slice(worker, 2 * (K + 1) * width);
     T* const total = part + (K + 1) * width;
     memset(part, 0, sizeof(T) * 2 * (K + 1) * width);
-    const T** window = windows.slice(worker, K);
-    T** d_window = d_windows.slice(worker, K);
+    const T** window = windows.slice(worker, K + TOGETHER - 1);
+    T** d_window = d_windows.slice(worker, K + TOGETHER - 1);
     for (int64_t k = 0; k < K - 1; k++) {
       window[k] = states.slice(b, (K - 1) * D) + k * D;
       d_window[k] = d_state + k * width - first;
     }
-    for (int64_t t = 0; t < L; t++) {
+    for (int64_t t = 0; t < L;) {
+      const int times = TAPS ? steps_together(flags, t, L) : 1;
       if (flags && flags[t] & INVALID) {
         memset(du + t * D + first, 0, sizeof(T) * (last - first));
+        t++;
         continue;
       }
       if (flags && flags[t] & RESET)
         for (int64_t k = 0; k < K - 1; k++) window[k] = zeros.data(), d_window[k] = nowhere;
-      window[K - 1] = u + t * D;
-      d_window[K - 1] = du + t * D;
-      for_vectors<T>(first, last, [&](int64_t d, int count) __attribute__((always_inline)) {
-        Vec<T> d_sum = load(gy + t * D + d, count);
-        if (s.silu) {
-          Vec<T> sum = bias ? load(bias + d, count) : Vec<T>{};
-          for (int64_t k = 0; k < K; k++) sum += load(w + k * D + d, count) * load(window[k] + d, count);
-          const Vec<T> sigma = sigmoid(sum);
-          d_sum *= sigma * (1 + sum * (1 - sigma));
-        }
-        for (int64_t k = 0; k < K; k++) {
-          T* const to = part + k * width + d - first;
-          store(to, load(to) + d_sum * load(window[k] + d, count));
-          const Vec<T> back = load(w + k * D + d, count) * d_sum;
-          store(d_window[k] + d, k == K - 1 ? back : load(d_window[k] + d, count) + back, count);
-        }
-        T* const to = part + K * width + d - first;
-        store(to, load(to) + d_sum);
-      });
-      advance(window, K, u + t * D);
-      advance(d_window, K, du + t * D);
-      if (t % STEPS == STEPS - 1)
+      for (int i = 0; i < times; i++) window[K - 1 + i] = u + (t + i) * D, d_window[K - 1 + i] = du + (t + i) * D;
+      if (times == 1)
+        backward_steps<T, TAPS, 1>(s, window, d_window, w, bias, gy + t * D, part, width, first, last);
+      else
+        backward_steps<T, TAPS, TOGETHER>(s, window, d_window, w, bias, gy + t * D, part, width, first, last);
+      advance(window, K, times);
+      advance(d_window, K, times);
+      if (t / STEPS != (t + times) / STEPS)
         for (int64_t i = 0; i < (K + 1) * width; i++) total[i] += part[i], part[i] = 0;
+      t += times;
     }
     for (int64_t d = first; d < last; d++) {
       for (int64_t k = 0; k < K - 1; k++)
