@@ -73,6 +73,15 @@ def test_loaded_estimator_makes_the_same_predictions(name, tmp_path):
     assert refitted.get_params()["epochs"] == 2
 
 
+def test_loaded_weights_begin_where_products_are_rounded_alike(tmp_path):
+    """Products of matrices that begin at other addresses than multiples of 64 bytes may have other last bits."""
+    model, _ = make_fitted("forecaster")
+    model.save(tmp_path / "model")
+    loaded = SSMForecaster.load(tmp_path / "model")
+    for fitted in (model, loaded):
+        assert {weight.data_ptr() % 64 for weight in fitted.model_.parameters()} == {0}
+
+
 def test_settings_without_a_form_in_the_file_raise(tmp_path):
     X, y = np.random.default_rng(0).normal(size=(8, 5)), np.arange(8) % 2
     with pytest.raises(NotFittedError):

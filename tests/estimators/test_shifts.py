@@ -87,5 +87,5 @@ def test_a_shift_in_the_last_steps_of_fit_is_followed(days):
     model = SSMForecaster(horizon=HORIZON, **SMALL).fit(shifted[:LENGTH])
     assert np.abs(model.predict() - shifted[LENGTH:])[:, 0].mean() < 0.5
     assert SSMForecaster(horizon=HORIZON, **SMALL).fit(days[:60]).shift_limits_ is None  # too short
-    times = np.arange(200.0)
+    times = np.arange(200) + 90.0 * (np.arange(200) // 20)  # with pauses that are too long to be filled
     assert SSMForecaster(horizon=4, **SMALL).fit(days[:200], times=times).shift_limits_ is None

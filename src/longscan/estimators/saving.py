@@ -144,7 +144,8 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     try:
         with safe_open(path, "pt") as file:
             header = (file.metadata() or {}).get(HEADER)
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is no mapping
+            # Copies begin at multiples of 64 bytes, as those that were saved did: products are rounded differently at others.
+            tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118 - it is no mapping
         stored = None if header is None else json.loads(header)
         intact = stored is None or zlib.crc32(stored["content"].encode(), tensor_checksum(tensors)) == stored["crc32"]
         content = None if stored is None else json.loads(stored["content"])

@@ -26,6 +26,7 @@ ORIGINS = 8192  # of forecasts in `fit` at most, evenly spaced
 EXCEEDS = 1.5  # factor of the largest mean error in `fit`
 SMALLEST = 0.1  # of an error that counts, in deviations of the channel
 ROUNDING = 1e-3  # the same for root mean squares, which compare ages
+SIZE_DIGITS = 6  # after the point of a size, in deviations of the channel
 WINDOWS_AT_ONCE = 256
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
@@ -93,7 +94,8 @@ def find_shifts(past: Array, linear: LinearForecast, limits: ShiftLimits) -> tup
     best = (np.abs(mean) / limits.deviation[candidates - 1, None]).argmax(0)
     is_shift = exceeds & (np.take_along_axis(np.stack(firsts), best[None], 0)[0] > 1)
     ages[is_shift] = candidates[best[is_shift]]
-    sizes[is_shift] = np.take_along_axis(mean, best[None], 0)[0][is_shift]
+    # Rounding errors of the sums depend on where arrays lie in memory; they must not change the forecast.
+    sizes[is_shift] = np.take_along_axis(mean, best[None], 0)[0][is_shift].round(SIZE_DIGITS)
     return ages, sizes
 
 
