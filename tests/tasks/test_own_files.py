@@ -191,6 +191,12 @@ BAD: dict[str, tuple[str, dict[str, object], str]] = {
     "wide: channels of several lengths": (
         wide("unit,kind,x1,x2,x3,y1", "u1,a,1,2,3,4"), {"channels": ("x", "y")}, "columns for each channel, got 3 of x"
     ),
+    "wide: channels of different steps": (
+        wide("unit,kind,x1,x2,x3,y2,y3,y4", "u1,a,1,2,3,4,5,6"), {"channels": ("x", "y")}, "got 1 of x alone and 4 of y alone"
+    ),
+    "wide: step twice": (
+        wide("unit,kind,x1,x01,x2,y1,y2,y3", "u1,a,1,2,3,4,5,6"), {"channels": ("x", "y")}, "one column, got 'x1' and 'x01' for"
+    ),
     "wide: column of times": (GOOD, {"layout": "wide"}, "`layout` must be long, as the table has a column of times"),
     "wide: text": (wide("unit,kind,t1,t2,t3", "u1,a,1,2,x"), {}, "column 't3' must contain numbers, got 'x' in line 2"),
     "layout of arrays": (GOOD, {"layout": "ncl"}, "`layout` must be auto, long or wide"),
@@ -638,6 +644,31 @@ def test_series_to_predict_have_the_kind_of_times_of_the_training_series(tmp_pat
     (tmp_path / "new.csv").write_text(text_of([[row[0], f"2024-01-{1 + row[1]:02}", *row[2:]] for row in uneven]))
     with pytest.raises(ValueError, match=r"new.csv must have numbers as times, as the training series, got dates$"):
         task.read_inputs(tmp_path / "new.csv")
+
+
+@pytest.mark.parametrize(
+    ("header", "usual", "found", "elapsed"),
+    [
+        (("t1", "t2", "t3", "t6"), "1", "3", [1, 1, 1, 3]),
+        (("1100.5", "1101.5", "1102.5", "1104.5"), "1", "2", [1, 1, 1, 2]),
+        (("2024-01-01", "2024-01-02", "2024-01-03", "2024-01-05"), "1 day, 0:00:00", "2 days, 0:00:00", [1, 1, 1, 2]),
+    ],
+)
+def test_gaps_between_the_steps_of_a_wide_table_are_uneven_times(header, usual, found, elapsed, tmp_path):
+    draw = np.random.default_rng(0).normal(size=(12, 4)).round(3)
+    (tmp_path / "mine.csv").write_text(text_of([["ab"[n % 2], *draw[n]] for n in range(12)], ("kind", *header)))
+    task = SeriesClasses(path=str(tmp_path / "mine.csv"), label="kind")
+    needed = f"as 12 steps of {tmp_path / 'mine.csv'} differ from {usual}, the first, {found}, in series '1', got 'refuse'"
+    with pytest.raises(SettingError, match=re.escape(needed)):
+        task.size("train")
+    assert replace(task, uneven="elapsed").batch("train", 0, 2).elapsed.tolist() == [elapsed] * 2
+    assert replace(task, uneven="ignore").batch("train", 0, 2).elapsed is None
+
+
+@pytest.mark.parametrize("header", [("2024-01-01", "2024-02-01", "2024-03-01", "2024-04-01"), ("t1", "t2", "t3", "t4"), DAYS])
+def test_equal_steps_and_months_of_a_wide_table_have_no_times(header, tmp_path):
+    (tmp_path / "mine.csv").write_text(text_of([["ab"[n % 2], n, n % 3, n % 5, 1] for n in range(12)], ("kind", *header)))
+    assert SeriesClasses(path=str(tmp_path / "mine.csv"), label="kind")._data.store.stamps is None
 
 
 def test_two_ways_to_write_a_number_are_not_two_classes(tmp_path):

@@ -20,7 +20,17 @@ import numpy as np
 from longscan._errors import SettingError, cut, quote, setting_error
 from longscan._float32 import LARGEST, MAX_WHOLE, check_whole
 from longscan.tasks._store import Arrays, cached_arrays
-from longscan.tasks.series.clock import MAX_YEAR, MIN_YEAR, Clock, ClockReader, first_decrease, format_stamps
+from longscan.tasks.series.clock import (
+    MAX_YEAR,
+    MIN_YEAR,
+    Clock,
+    ClockReader,
+    calendar_frequency,
+    first_decrease,
+    format_stamps,
+    uneven_steps,
+    usual_step,
+)
 from longscan.tasks.series.files import (
     PARQUET,
     SERIES,
@@ -544,7 +554,7 @@ def _choose_clock(
 
 def _read_wide(path: Path, roles: _Roles, options: ReadOptions) -> _Parts:
     """Read a table with a row for each series. Missing values after the last one of a row end the series."""
-    channels, steps = _wide_columns(path, roles.channels, options)
+    channels, steps, clock = _wide_columns(path, roles.channels, options)
     names: dict[str, str | None] = {"id": roles.id, "label": roles.label, "group": roles.group}
     texts = [name for name in names.values() if name is not None]
     columns = [name for channel in steps for name in channel]
@@ -574,11 +584,21 @@ def _read_wide(path: Path, roles: _Roles, options: ReadOptions) -> _Parts:
     parts = _Parts(np.concatenate(series), offsets, ids, channels, layout="wide", has_ids=roles.id is not None)
     parts.labels = words["label"] if roles.label else None
     parts.groups = words["group"] if roles.group else None
+    if clock is not None:
+        parts.clock = clock._replace(stamps=np.concatenate([clock.stamps[: len(item)] for item in series]))
     return parts
 
 
-def _wide_columns(path: Path, names: Sequence[str], options: ReadOptions) -> tuple[tuple[str, ...], list[list[str]]]:
-    """Return the channels of a wide table and the columns of each in the order of its steps.
+class _WideColumns(NamedTuple):
+    """The channels of a wide table, the columns of each in the order of its steps, and the times of these if they are uneven."""
+
+    channels: tuple[str, ...]
+    columns: list[list[str]]
+    clock: Clock | None
+
+
+def _wide_columns(path: Path, names: Sequence[str], options: ReadOptions) -> _WideColumns:
+    """Return the columns of a wide table.
 
     The columns of one channel are all other columns: in the order of the numbers or dates that are their names, or of the numbers
     at the end of these, else in the order of the file. Several channels have columns NAME_NUMBER for each name in the setting
@@ -587,12 +607,15 @@ def _wide_columns(path: Path, names: Sequence[str], options: ReadOptions) -> tup
     if options.channels in (None, ("value",)):
         ordered = _ordered_steps(path, names, options.time_format)
         if ordered is not None:
-            return ("value",), [ordered]
+            return _WideColumns(("value",), [ordered[0]], _if_uneven(ordered[1]))
     numbered: dict[str, dict[int, str]] = {}
     for name in names:
         match = _NUMBERED.fullmatch(name)
         if match:
-            numbered.setdefault(match[1], {})[int(match[2])] = name
+            steps = numbered.setdefault(match[1], {})
+            if int(match[2]) in steps:
+                raise _same_step(path, steps[int(match[2])], name)
+            steps[int(match[2])] = name
     if options.channels is not None and options.channels != ("value",):
         for channel in options.channels:
             check_column("channels", channel, list(numbered), path)
@@ -606,20 +629,42 @@ def _wide_columns(path: Path, names: Sequence[str], options: ReadOptions) -> tup
             "channels", None, f"{next(iter(numbered))!r} for the numbered columns of {path}, as it also has "
             f"{', '.join(map(repr, others[:8]))}; if each row is a step of a series, `layout` must be long (`--id` and `--time`)"
         )  # fmt: skip
+    elif not names:
+        raise ValueError(f"{path} must have at least one column of values, got none")
+    elif not numbered:
+        return _WideColumns(("value",), [list(names)], None)
     else:
-        steps = [numbered[prefix][number] for prefix in numbered for number in sorted(numbered[prefix])] or list(names)
-        if not steps:
-            raise ValueError(f"{path} must have at least one column of values, got none")
-        return (next(iter(numbered), "") or "value",), [steps]
+        chosen = {prefix or "value": steps for prefix, steps in numbered.items()}
     lengths = {channel: len(steps) for channel, steps in chosen.items()}
     if len(set(lengths.values())) > 1:
         counts = ", ".join(f"{count} of {channel}" for channel, count in lengths.items())
         raise ValueError(f"{path} must have equally many columns for each channel, got {counts}")
-    return tuple(chosen), [[steps[number] for number in sorted(steps)] for steps in chosen.values()]
+    first, *others = chosen
+    numbers = sorted(chosen[first])
+    for channel in others:
+        if chosen[channel].keys() != chosen[first].keys():
+            own, other = (min(chosen[a].keys() - chosen[b].keys()) for a, b in ((first, channel), (channel, first)))
+            found = f"{own} of {first} alone and {other} of {channel} alone"
+            raise ValueError(f"{path} must have the same numbers of steps for each channel, got {found}")
+    columns = [[steps[number] for number in numbers] for steps in chosen.values()]
+    return _WideColumns(tuple(chosen), columns, _if_uneven(Clock(np.array(numbers, np.float64), "numbers")))
 
 
-def _ordered_steps(path: Path, names: Sequence[str], time_format: str | None) -> list[str] | None:
-    """Return column names that are all numbers, such as wavelengths, or dates in the order of these; None for other names.
+def _same_step(path: Path, name: str, other: str) -> ValueError:
+    """Return the error for two columns of the same step."""
+    return ValueError(f"{path}: each step of a series must have one column, got {name!r} and {other!r} for the same step")
+
+
+def _if_uneven(clock: Clock) -> Clock | None:
+    """Return the times of the steps of a wide table; None if they are equal, or those of a calendar, such as months."""
+    odd = uneven_steps(clock.stamps, np.array([0, len(clock.stamps)]), usual_step(clock.stamps, np.zeros(0)))
+    return None if not len(odd) or (clock.is_dated and calendar_frequency(clock.stamps) is not None) else clock
+
+
+def _ordered_steps(path: Path, names: Sequence[str], time_format: str | None) -> tuple[list[str], Clock] | None:
+    """Return column names that are all numbers, such as wavelengths, or dates in the order of these, and their times.
+
+    None for other names.
 
     Raises SettingError for dates that can be read in several ways, ValueError for a number or a date that occurs twice.
     """
@@ -633,13 +678,13 @@ def _ordered_steps(path: Path, names: Sequence[str], time_format: str | None) ->
     if len(increasing) != 1 and len(clocks) > 1:
         forms = ", ".join(clock.form for clock in increasing or clocks)
         raise setting_error("time_format", None, f"one of {forms}, as the names of the columns of {path} can be read in each")
-    stamps = (increasing or clocks)[0].stamps
-    order = np.argsort(stamps, kind="stable")
-    again = np.flatnonzero(np.diff(stamps[order]) == 0)
+    clock = (increasing or clocks)[0]
+    order = np.argsort(clock.stamps, kind="stable")
+    clock = clock._replace(stamps=clock.stamps[order])
+    again = np.flatnonzero(np.diff(clock.stamps) == 0)
     if len(again):
-        both = " and ".join(repr(names[number]) for number in order[again[0] : again[0] + 2])
-        raise ValueError(f"{path}: each step of a series must have one column, got {both} for the same step")
-    return [names[number] for number in order]
+        raise _same_step(path, *(names[number] for number in order[again[0] : again[0] + 2]))
+    return [names[number] for number in order], clock
 
 
 def _without_end(item: np.ndarray, path: Path, where: str) -> np.ndarray:
