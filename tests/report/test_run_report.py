@@ -156,6 +156,19 @@ def test_lengths_without_examples_are_in_order(make_run, tmp_path):
     assert f"No test example has a length of {', '.join(lengths)}." in text
 
 
+@pytest.mark.parametrize(
+    ("task", "metric", "unit"),
+    [
+        ("series_forecast", "mae", "; in standard deviations of the training data</span>"),
+        ("forecast/ETTh1", "mse", "; in standard deviations of the training data, squared</span>"),
+        ("pendulum", "mse", "weights of the last step</span>"),
+    ],
+)
+def test_errors_of_standardised_numbers_have_a_unit(make_run, tmp_path, task, metric, unit):
+    text = read_page(run_report(make_run(tmp_path, steps=5, every=5, task=task, metric=metric, selected="last")))
+    assert unit in text.partition("</div>")[0]
+
+
 def test_simple_predictors_take_the_place_of_the_constant(make_run, tmp_path):
     folder = make_run(tmp_path, steps=5, every=5)
     (folder / "baselines.json").write_text('{"constant": 0.131, "seasonal_naive": 0.25, "persistence": 0.2}')

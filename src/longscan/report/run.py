@@ -17,6 +17,7 @@ from longscan.report.inspection import inspection_section
 from longscan.report.page import duration_text, number_text, protocol_text, words
 
 _NOT_METRICS = {"step", "split", "loss", "lr", "seconds"}
+_STANDARDISED = ("series_forecast", "series_values", "forecast")  # tasks whose errors are those of standardised numbers
 _WEIGHTS = {"last": "weights of the last step", "best": "weights of the best validation", "average": "average of the weights"}
 
 
@@ -92,7 +93,9 @@ def _summary(title: str, result: Mapping[str, Any] | None, baselines: Mapping[st
         yield page.paragraph(
             f"This run belongs to a search, which does not use the test split. Validation {metric}: {number_text(best)}.", "note"
         )
-    weights = _WEIGHTS.get(result.get("selected") or "", "")
+    remarks = [_WEIGHTS.get(result.get("selected") or "", "")]
+    if (result.get("task") or "").partition("/")[0] in _STANDARDISED:
+        remarks.append("in standard deviations of the training data" + (", squared" if result["metric"] == "mse" else ""))
     simple = ("best constant predictor", number_text(result.get("constant")), "the same metric")
     if _has_baselines(baselines):
         best_name = _best_first(baselines, result)[0]
@@ -100,7 +103,7 @@ def _summary(title: str, result: Mapping[str, Any] | None, baselines: Mapping[st
     scale = "0: a constant answer or guessing, 1: perfect"
     yield page.tiles(
         [
-            (f"test {metric}", number_text(result.get("value")), weights),
+            (f"test {metric}", number_text(result.get("value")), "; ".join(filter(None, remarks))),
             simple,
             ("scaled score", number_text(result.get("scaled")), scale),
             ("parameters", number_text(result.get("params")), ""),
