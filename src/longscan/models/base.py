@@ -61,7 +61,7 @@ class PretrainedModel(Marked):
         """Build a model with new weights from a spec.
 
         Args:
-            spec: the names of the blocks from the input to the output, such as "(mamba aussm)*2", "s4d*6" or "mamba[s4d]*4", or
+            spec: the names of the blocks from the input to the output, such as `(mamba aussm)*2`, `s4d*6` or `mamba[s4d]*4`, or
                 a list of `{"layer", "block", "options"}`; see `longscan.models.parse_spec`.
             d_state: default of the option d_state of all layers that have it.
             block_options: more options by the name of a block in the spec, for example `{"aussm": {"phase_dt": True}}`.

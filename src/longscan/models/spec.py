@@ -93,7 +93,7 @@ def parse_spec(
     """Return the canonical list of a spec.
 
     Args:
-        spec: a text such as "(mamba aussm)*4", "s4d*6", "mamba[s4d]*4" or "ma", or a list of `{"layer", "block", "options"}`,
+        spec: a text such as `(mamba aussm)*4`, `s4d*6`, `mamba[s4d]*4` or `ma`, or a list of `{"layer", "block", "options"}`,
             where "block" and "options" may be missing.
         d_state: added to the options of every layer that has this setting and is not given it.
         block_options: name of a block as in a spec -> its options, for specs that are texts. "m" and "a" are short for "mamba"
