@@ -61,6 +61,7 @@ def test_what_was_understood_comes_first(table, tmp_path, capsys, monkeypatch):
     assert named["numbers"].startswith("in load: ")
     assert named["split"].startswith("24 train, 6 valid, 10 test series")
     assert named["training"].startswith("3 updates of 8 examples")
+    assert lines[10].split() == ["run", "runs/units", "(`--out`)"]
     assert (tmp_path / "runs" / "units" / "report.html").is_file()
     assert main(["predict", "runs/units", str(table)]) == 0
     assert list(rows_of(capsys.readouterr().out)[0]) == ["id", "load"]
@@ -89,6 +90,14 @@ def test_errors_of_a_file_name_the_options_of_the_command(tmp_path, capsys):
     assert main(["train", str(path), "--label", "kind", "--id", "unit", "--time", "second"]) == 2
     assert "has 1 missing values" in (error := capsys.readouterr().err)
     assert "`--task.missing` fill interpolates them" in error
+    for argv, named in (
+        (["--label", "kind", "--id", "unti"], "`--id` must be a column of"),
+        (["--label", "kid", "--id", "unit"], "`--label` must be a column of"),
+        (["--target", "force", "--horizon", "0"], "`--horizon` must be a whole number of at least 1"),
+        (["--label", "kind", "--id", "unit", "--task.layout", "tall"], "`task.layout` must be one of"),
+    ):
+        assert main(["train", str(path), *argv]) == 2
+        assert capsys.readouterr().err.startswith(f"longscan: {named}")
 
 
 def test_first_of_several_processes_prints_for_all(table, tmp_path, capsys, monkeypatch):
@@ -105,7 +114,7 @@ def test_labels_and_layout_that_are_missing_name_the_options(table, tmp_path, ca
     rows = [f"u{i // 4},{i % 4},{i},{i},{i},{'ab'[i // 4 % 2]}\n" for i in range(40)]
     path.write_text("unit,frame,c1,c2,c3,kind\n" + "".join(rows))
     assert main(["train", str(path), "--label", "kind", "--id", "unit"]) == 2
-    assert "as it also has 'frame'; if each row is a step of a series, `layout` must be long" in capsys.readouterr().err
+    assert "as it also has 'frame'; if each row is a step of a series, `--task.layout` must be long" in capsys.readouterr().err
 
 
 def test_report_and_pictures_name_the_series_of_an_example(run, table, capsys):

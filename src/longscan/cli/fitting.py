@@ -80,11 +80,12 @@ def train(
         parsed = parse_settings(settings, merge(stored, {"task": given}))
     elif file is not None:
         parsed = own_data.own_settings(file, options, label_kind, settings)
+        out = out or own_data.free_folder(file)
         if prints:
-            own_data.print_summary(parsed)
+            own_data.print_summary(parsed, out)
     else:
         parsed = parse_settings(settings)
-    out = out or own_data.free_folder(str(file))
+    assert out is not None
     if record is not None:
         check_target(record)
     with advise_to_resume("train", out, SETTINGS):

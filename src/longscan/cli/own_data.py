@@ -1,9 +1,11 @@
 """The short form of commands for a user's own file: `longscan train mine.csv --label worn`, `longscan show mine.csv ...`."""
 
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
+from longscan._argparse import UnknownArgumentError
 from longscan._errors import SettingError, setting_error
 from longscan._types import Doc, PositiveInt
 from longscan.cli._console import echo
@@ -23,6 +25,7 @@ Id = Annotated[str | None, Doc("with FILE: column that says to which series a ro
 Time = Annotated[str | None, Doc("with FILE: column with the time of each row")]
 Channels = Annotated[str | None, Doc("with FILE: columns that the model reads, separated by commas (default: all others)")]
 Group = Annotated[str | None, Doc("with FILE: column of groups; all series of a group are in the same part of the split")]
+OPTIONS = ("label", "target", "horizon", "known", "id", "time", "channels", "group")  # settings of the tasks of a file
 KINDS = {"class": "series_classes", "number": "series_values"}
 
 
@@ -46,8 +49,18 @@ def check_unused(options: Mapping[str, Any]) -> None:
 def own_settings(file: str, options: Mapping[str, Any], label_kind: str | None, argv: Sequence[str]) -> "Settings":
     """Return the settings for a user's file: the task that fits the options and the labels, and model and training by its size.
 
-    options: settings of the task. argv: further settings, which take precedence. Raises SettingError.
+    options: settings of the task. argv: further settings, which take precedence. Raises SettingError, whose message has the names
+    of the command's options.
     """
+    try:
+        return _read_settings(file, options, label_kind, argv)
+    except UnknownArgumentError:
+        raise
+    except SettingError as error:
+        raise SettingError(re.sub(rf"`(?:--)?task\.({'|'.join(OPTIONS)})`", r"`--\1`", str(error))) from error
+
+
+def _read_settings(file: str, options: Mapping[str, Any], label_kind: str | None, argv: Sequence[str]) -> "Settings":
     from longscan.cli.runs import errors_as_lines
     from longscan.tasks.series import SeriesFile
     from longscan.tasks.series.base import checksum_of
@@ -119,8 +132,8 @@ def is_path(word: str) -> bool:
     return Path(word).exists() or any(mark in word for mark in "./\\")
 
 
-def print_summary(settings: "Settings") -> None:
-    """Print what was understood of a user's file, and the chosen model and training."""
+def print_summary(settings: "Settings", out: str | None = None) -> None:
+    """Print what was understood of a user's file, the chosen model and training, and the folder of the run if there is one."""
     from longscan._specs import format_names
     from longscan.models.spec import block_label, parse_spec
 
@@ -131,6 +144,7 @@ def print_summary(settings: "Settings") -> None:
         *task.summary(),
         ("model", f"{spec}, width {model.d_model} (`--model.spec`, `--model.d_model`)"),
         ("training", f"{training.steps:,} updates of {training.batch_size} examples, learning rate {training.lr:g} (`--steps`)"),
+        *([] if out is None else [("run", f"{out} (`--out`)")]),
     ]
     for name, text in rows:
         echo(f"{name:9} {text}")

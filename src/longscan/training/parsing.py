@@ -291,15 +291,15 @@ def build_task(kind: type[Task], values: Mapping[str, Any]) -> Task:
 def with_section(section: str, error: BaseException, kind: type) -> str:
     """Return the message of an exception with its section: "`task.id` must be ...", or "task: ... `--task.missing` ...".
 
-    The first form is that of messages that begin with a field of `kind`. In the others, fields are written as options of the
-    command line.
+    The first form is that of messages that begin with a field of `kind`. All other fields are written as options of the command
+    line.
     """
     message, fields = one_line(error), field_types(kind)
     name = re.match(r"`(\w+)` ", message)
-    if name is not None and name[1] in fields:
-        return f"`{section}.{message[1:]}"
-    options = re.sub(r"`(\w+)`", lambda word: f"`--{section}.{word[1]}`" if word[1] in fields else word[0], message)
-    return f"{section}: {options}"
+    first = f"`{section}.{name[1]}` " if name is not None and name[1] in fields else ""
+    rest = message[len(f"`{name[1]}` ") :] if name is not None and first else message
+    options = re.sub(r"`(\w+)`", lambda word: f"`--{section}.{word[1]}`" if word[1] in fields else word[0], rest)
+    return f"{first}{options}" if first else f"{section}: {options}"
 
 
 def load_settings(path: str | Path) -> Settings:
