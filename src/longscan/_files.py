@@ -16,9 +16,12 @@ def cache_folder() -> Path:
 
 
 def read_text(path: str | Path) -> str:
-    """Return the text of a UTF-8 file. Raises ValueError naming the file if it is missing, a folder, unreadable or not UTF-8."""
+    """Return the text of a UTF-8 file without a byte order mark.
+
+    Raises ValueError naming the file if it is missing, a folder, unreadable or not UTF-8.
+    """
     try:
-        return Path(path).read_text(encoding="utf-8")
+        return Path(path).read_text(encoding="utf-8").removeprefix("\ufeff")
     except UnicodeDecodeError as error:
         raise ValueError(
             f"{path} must be UTF-8 text, got the byte 0x{error.object[error.start]:02x} at position {error.start}"

@@ -389,3 +389,20 @@ def test_csv_and_npy_files_are_read_as_series(tmp_path):
     np.save(path, np.array([["a"]]))
     with pytest.raises(ValueError, match=r"must be numbers of shape .*, got <U1"):
         read_recordings(path)
+
+
+@pytest.mark.parametrize("ending", ["ts", "arff", "csv", "npy"])
+def test_whole_numbers_that_float64_does_not_have_are_errors(ending, tmp_path):
+    path, number = tmp_path / f"one.{ending}", 2**53 + 1
+    for value in (number, number - 1):
+        text = {"ts": f"@data\n1,{value}:a\n", "arff": f"@data\n1,{value},a\n", "csv": f"x\n1\n{value}\n"}
+        if ending == "npy":
+            np.save(path, np.array([[1], [value]]))
+        else:
+            path.write_text(text[ending])
+        if value < number:
+            assert read_recordings(path).series[0].tolist() == [[1, value]]
+        else:
+            needed = rf"one.{ending}.* must contain whole numbers of at most 2\^53, .* got {number}; "
+            with pytest.raises(ValueError, match=needed):
+                read_recordings(path)

@@ -253,6 +253,10 @@ def test_read_inputs_gives_the_last_window_of_a_table(folder, tmp_path):
         ("date,b\n", "t.csv must have rows after the header, got none"),
         ("date,b,c\n2020-01-01,1,2\n2020-01-02,1\n", "t.csv:3: the line must have 3 columns, like the header, got 2"),
         ("date,b\n2020-01-01,1\n2020-01-02,one\n", "t.csv:3: values must be numbers"),
+        ("date,b\n2020-01-01,1\n2020-01-02,1_0\n", "t.csv:3: values must be numbers, got '2020-01-02,1_0"),
+        ("date,b\n2020-01-01,1\n2020-01-02,9007199254740993\n", r"t.csv:3: the line must contain whole numbers of at most 2\^53"),
+        ("date,b\n1_0,1\n1_1,1\n", "t.csv:2: dates must be .* or numbers, the same in all lines, got '1_0'"),
+        (f"date,b\n{2**63},1\n{2**63 + 1},1\n", f"t.csv:2: dates must be .* or numbers, .* got '{2**63}'"),
         (
             "date,b\n1,1\n2,\n",
             r"t.csv has 1 missing values \('\?', 'NaN' or nothing\) in 1 of its 2 rows, the first in line 3, b; ",

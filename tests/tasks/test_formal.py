@@ -501,6 +501,12 @@ def test_question_file_of_another_encoding_raises(tmp_path):
         Parity().read_inputs(tmp_path)
 
 
+def test_byte_order_mark_of_a_question_file_is_no_symbol(tmp_path):
+    path = tmp_path / "questions.txt"
+    path.write_bytes(b"\xef\xbb\xbf1 0 1\r\n")
+    assert Parity().read_inputs(path).inputs.tolist() == [[1, 0, 1]]
+
+
 def test_closing_symbol_of_a_question_is_optional(tmp_path):
     path = tmp_path / "questions.txt"
     path.write_text("3 5 0 7 3\n5 2 ACT\n")

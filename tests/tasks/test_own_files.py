@@ -569,6 +569,23 @@ def test_checksum_depends_on_the_times_and_older_checksums_are_compared_without_
             SeriesClasses(**later, checksum=checksum).read_store()
 
 
+def test_numbers_to_predict_may_have_decimal_commas(tmp_path):
+    rows = [[*row[:4], f"{int(str(row[0])[1:]) / 8:g}"] for row in long_rows()]
+    path, settings = tmp_path / "mine.csv", {**PLAIN, "separator": ";", "decimal": ","}
+    path.write_text(text_of(rows).replace(",", ";").replace(".", ","))
+    task = SeriesValues(path=str(path), **settings)
+    data = task._data
+    assert sorted(data.targets * data.spread + data.center) == pytest.approx([number / 8 for number in range(12)])
+    assert label_kind(path, task.read_options()) == "values"
+    path = tmp_path / "points.csv"
+    path.write_text(text_of([[*row[:2], 1, 2, row[4]] for row in rows]).replace(",", ";"))
+    with pytest.raises(SettingError, match=r"`label` must be a column of .* with finite numbers; one value is '0\.125'"):
+        SeriesValues(path=str(path), **settings).size("train")
+    path.write_text(text_of([[*row[:4], "1_0"] for row in rows]))
+    with pytest.raises(SettingError, match="with finite numbers; one value is '1_0'"):
+        SeriesValues(path=str(path), **PLAIN).size("train")
+
+
 def test_files_of_a_folder_have_different_names(tmp_path):
     for name in ("1.csv", "2.csv", "2.tsv"):
         (tmp_path / name).write_text("x\n1\n2\n")

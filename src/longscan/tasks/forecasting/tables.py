@@ -16,7 +16,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from longscan._float32 import LARGEST
+from longscan._float32 import LARGEST, MAX_WHOLE, check_whole
 from longscan._frequencies import infer_frequency
 from longscan._types import checked_value
 from longscan.tasks._store import cached_arrays
@@ -135,9 +135,11 @@ def _parse_rows(path: Path, columns: int, irregular: StepDates) -> dict[str, np.
                     continue
                 raise ValueError(f"{path}:{line}: the line must have {columns} columns, like the header, got {len(words)}")
             try:
-                rows.append([float("nan" if word.strip() in ("", "?") else word) for word in words[1:]])
+                rows.append([_parse_value(word) for word in words[1:]])
             except ValueError:
                 raise ValueError(f"{path}:{line}: values must be numbers, got {text[:60]!r}") from None
+            if any(abs(value) >= MAX_WHOLE for value in rows[-1]):
+                check_whole(words[1:], np.array(rows[-1]), f"{path}:{line}: the line")
             dates.append(words[0].strip().strip('"'))
             numbers.append(line)
     if not rows:
@@ -271,12 +273,21 @@ def _parse_date(word: str, form: str) -> datetime:
     return datetime.fromisoformat(word) if form == "ISO 8601" else datetime.strptime(word, form)
 
 
+def _parse_value(word: str) -> float:
+    """Convert a word to a float, NaN for a missing value; ValueError for any other."""
+    if "_" in word:  # 1_1 is a number for Python alone
+        raise ValueError(word)
+    return float("nan" if word.strip() in ("", "?") else word)
+
+
 def _parse_number(word: str) -> float:
-    """Convert a word to an int or to a finite float; ValueError for any other."""
+    """Convert a word to an int below 2^63 or to a finite float; ValueError for any other."""
+    if "_" in word:
+        raise ValueError(word)
     try:
-        return int(word)
+        number: float = int(word)
     except ValueError:
         number = float(word)
-        if not math.isfinite(number):
-            raise ValueError(word) from None
-        return number
+    if not math.isfinite(number) or (isinstance(number, int) and abs(number) >= 2**63):
+        raise ValueError(word)
+    return number

@@ -385,16 +385,18 @@ def label_kind(path: str | Path, options: ReadOptions) -> Literal["classes", "va
     if store.has_numbers is not None:
         return "values" if store.has_numbers else "classes"
     words = np.unique(store.labels).tolist()
-    numbers = _as_floats(words)
+    numbers = _as_floats(words, options.dialect.decimal)
     if numbers is None or len(set(numbers)) <= FEW_CLASSES:
         return "classes"
     return "unclear" if all(number == int(number) for number in numbers) else "values"
 
 
-def _as_floats(words: list[str]) -> list[float] | None:
-    """Return words as finite numbers, None if one is none."""
+def _as_floats(words: list[str], decimal: str) -> list[float] | None:
+    """Return words as finite numbers with a decimal mark, None if one is none."""
+    if any("_" in word or (decimal == "," and "." in word) for word in words):  # 1_1 is a number for Python alone
+        return None
     try:
-        numbers = [float(word) for word in words]
+        numbers = [float(word.replace(decimal, ".")) for word in words]
     except ValueError:
         return None
     return numbers if np.isfinite(numbers).all() else None
@@ -431,11 +433,11 @@ def _load(task: LabelledSeries) -> LabelledData:
     units = split_units(store)
     has_groups = store.groups is not None
     if isinstance(task, ClassificationTask):
-        classes = _classes(words, units, source, task.label, has_groups=has_groups)
+        classes = _classes(words, units, source, task.label, task.decimal, has_groups=has_groups)
         numbers = {name: number for number, name in enumerate(classes)}
         targets = np.array([numbers[word] for word in words])
     else:
-        classes, targets = None, _numbers(words, source, task.label)
+        classes, targets = None, _numbers(words, source, task.label, task.decimal)
     rows = split_series(
         units,
         None if classes is None else targets,
@@ -463,10 +465,12 @@ def _load(task: LabelledSeries) -> LabelledData:
     return LabelledData(store, targets, classes, rows, fit_statistics(store, ranges, source), unit, center, spread)
 
 
-def _classes(words: list[str], units: np.ndarray, source: str, label: str | None, *, has_groups: bool) -> tuple[str, ...]:
+def _classes(
+    words: list[str], units: np.ndarray, source: str, label: str | None, decimal: str, *, has_groups: bool
+) -> tuple[str, ...]:
     """Return the classes in order; SettingError if there is one only, or one of them has too few series."""
     names = sorted(set(words))
-    numbers = _as_floats(names)
+    numbers = _as_floats(names, decimal)
     if numbers is not None:
         pairs = sorted(zip(numbers, names, strict=True))
         for (number, name), (other_number, other) in pairwise(pairs):
@@ -487,10 +491,10 @@ def _classes(words: list[str], units: np.ndarray, source: str, label: str | None
     return tuple(names)
 
 
-def _numbers(words: list[str], source: str, label: str | None) -> np.ndarray:
+def _numbers(words: list[str], source: str, label: str | None, decimal: str) -> np.ndarray:
     """Return the labels as numbers; SettingError naming the first that is none."""
-    numbers = _as_floats(words)
+    numbers = _as_floats(words, decimal)
     if numbers is None:
-        first = next(word for word in words if _as_floats([word]) is None)
+        first = next(word for word in words if _as_floats([word], decimal) is None)
         raise setting_error("label", label, f"a column of {source} with finite numbers; one value is {first[:40]!r}")
     return np.array(numbers)

@@ -26,7 +26,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from longscan._files import read_bytes
-from longscan._float32 import LARGEST
+from longscan._float32 import LARGEST, MAX_WHOLE, check_whole
 from longscan._types import checked_value
 from longscan.tasks._store import load_array
 
@@ -157,6 +157,8 @@ def read_npy(path: str | Path, missing: Missing = "refuse", *, layout: Layout | 
             f"{path} is {steps} steps of {channels} channels by 'nlc', or {channels} steps of {steps} channels by 'ncl'"
         )
     channels_first = several if layout == "ncl" else several.transpose(0, 2, 1)
+    if array.dtype.kind in "iu":
+        check_whole(channels_first, channels_first.astype(np.float64), str(path))
     series, count = _handle_missing(path, [np.ascontiguousarray(item, dtype=np.float64) for item in channels_first], missing)
     return Recordings(series, None, (), count)
 
@@ -310,7 +312,7 @@ def _parse_numbers(words: list[str], path: str | Path, line: int) -> list[float]
         numbers = [float(word) for word in words]
     except ValueError:
         numbers = [np.inf]
-    if (np.abs(numbers) <= LARGEST).all() and not any("_" in word for word in words):
+    if (np.abs(numbers) < MAX_WHOLE).all() and not any("_" in word for word in words):
         return numbers
     checked = [_parse_number(word) for word in words]
     if None in checked:
@@ -318,7 +320,9 @@ def _parse_numbers(words: list[str], path: str | Path, line: int) -> list[float]
         if _is_too_large(word):
             raise ValueError(f"{path}:{line}: values must be at most {LARGEST:.3g}, the largest of float32, got {word[:40]!r}")
         raise ValueError(f"{path}:{line}: values must be finite numbers, got {word[:40]!r}")
-    return [np.nan if number is None else number for number in checked]
+    found = [np.nan if number is None else number for number in checked]
+    check_whole(words, np.array(found), f"{path}:{line}: the line")
+    return found
 
 
 def _build_recordings(
