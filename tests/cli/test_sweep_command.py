@@ -49,13 +49,15 @@ def test_sweep_prints_trials_scores_and_report_and_is_recorded(
     assert result["status"] == "finished"
     assert result["command"] == f"longscan sweep {sweep_file} --out {out} --record {records} --training.threads 1"
     score = result["trials"][0]["score"]
-    assert f"trial 0: accuracy {score:.4f} on validation (training.lr 0.01)" in captured.err
+    first, second = captured.err.splitlines()[:2]
+    assert first.startswith("trials of the search, then seeds to test: 1; each prints a line when it ends, ")
+    assert second.startswith(f"trial 0: accuracy {score:.4f} on validation (training.lr 0.01)")
     assert "trial 1: the loss or the norm of its gradient was not finite" in captured.err
     assert "seed 1: accuracy" in captured.err
     assert f"best on validation: trial 0, accuracy {score:.4f} (training.lr 0.01)" in captured.out
     assert "failed, trial 1: the loss or the norm of its gradient was not finite" in captured.out
     lines = captured.out.splitlines()
-    assert lines[-4].startswith(f"test accuracy: {result['test']['mean']:.4f} over 1 seeds (scaled ")
+    assert lines[-4].startswith(f"test accuracy: {result['test']['mean']:.4f} over 1 seed (scaled ")
     assert lines[-3:] == [
         f"best constant predictor: {result['test']['constant']:.4f}",
         f"recorded in {records}",

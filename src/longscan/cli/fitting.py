@@ -189,7 +189,8 @@ def _print_sweep(result: dict[str, Any]) -> None:
         echo(f"best on validation: trial {best['trial']}, {metric} {best['score']:.4f} ({point})")
     if test is not None:
         mean = mean_text((test["mean"], test["half_width"]), 4)
-        echo(f"test {metric}: {mean} over {test['count']} seeds (scaled {test['scaled']:.4f}), {test['failed']} failed")
+        over = f"{test['count']} seed" + ("s" if test["count"] != 1 else "")
+        echo(f"test {metric}: {mean} over {over} (scaled {test['scaled']:.4f}), {test['failed']} failed")
         echo(f"best constant predictor: {test['constant']:.4f}")
 
 

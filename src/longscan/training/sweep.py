@@ -365,7 +365,8 @@ def run_sweep(
             Trials that are over are not run again, unless they raised an exception; other runs resume from their last checkpoint.
         workers: 1 runs the trials in this process; more start that many processes, which share cores and GPUs of this machine; 0
             only writes the folder, for workers that are started with `resume`.
-        echo: called with a line for each trial and seed that ends; several workers write the lines to stderr.
+        echo: called with a line before the first trial, unless `resume`, and with one for each trial and seed that ends; several
+            workers write the latter to stderr.
 
     Returns the sweep; the status in its sweep.json is "unfinished" if workers were lost. Raises SettingError for an invalid
     configuration, KeyboardInterrupt after the checkpoints are saved on a request to stop.
@@ -373,6 +374,9 @@ def run_sweep(
     if workers < 0:
         raise setting_error("--workers", workers, "a whole number of at least 0")
     sweep = open_sweep(config, Path(out), resume=resume)
+    if workers and not resume:
+        stages = ["trials of the search"] * bool(config.space) + [f"seeds to test: {config.seeds}"] * bool(config.seeds)
+        echo(f"{', then '.join(stages)}; each prints a line when it ends, and writes metrics.csv below {out} until then")
     with terminate_as_interrupt():
         try:
             if workers == 1:
