@@ -5,7 +5,7 @@ import pandas as pd
 import pytest
 import torch
 
-from longscan.estimators import SSMForecaster, score_forecasts
+from longscan.estimators import SSMForecaster, forecaster, score_forecasts
 from longscan.estimators.quantiles import calibrate, pinball_loss
 
 LEVELS = (0.1, 0.5, 0.9)
@@ -115,13 +115,14 @@ def test_quantiles_cover_new_windows_and_do_not_cross(model):
     assert skew > 1.3, "the noise of the process is skewed"
 
 
-def test_blocks_learn_the_spread_from_the_window():
+def test_blocks_learn_the_spread_from_the_window(monkeypatch):
     """Values that follow a 1 in the other channel are twenty times as far apart as those that follow a -1."""
     random = np.random.default_rng(0)
     sign = random.choice([-1.0, 1.0], 1000)
     spread = np.where(sign > 0, 2.0, 0.1)
     y = np.stack([sign, np.append(0, (random.normal(size=1000) * spread)[:-1])], 1)
     settings = {**BRIEF, "horizon": 1, "window": 4, "d_model": 16, "epochs": 12, "lr": 0.02, "spec": "lru"}
+    monkeypatch.setattr(forecaster, "MOST_FILLED", 0.0)  # the blocks forecast alone
     model = SSMForecaster(**settings).fit(y, np.arange(1000.0))
     widths = []
     for value in (-1.0, 1.0):

@@ -23,6 +23,7 @@ from longscan.engine import Callback
 from longscan.estimators.backtesting import build_frame, find_cutoffs
 from longscan.estimators.clock import as_clock, season_of, to_seconds
 from longscan.estimators.covariates import CovariateEffect, fit_effect, read_covariates, split_columns
+from longscan.estimators.even_steps import append_steps, at_times, even_length, fill_evenly
 from longscan.estimators.fitting import BlockOptions, Jobs, Spec, Verbose, check_settings, minimise, seeded
 from longscan.estimators.forecast_series import (
     History,
@@ -41,6 +42,7 @@ from longscan.estimators.limits import fill_codes, find_codes, find_limits
 from longscan.estimators.linear import (
     FOLDS,
     LONG_WINDOW,
+    WINDOWS,
     LinearForecast,
     Members,
     find_season,
@@ -55,7 +57,7 @@ from longscan.estimators.reading import FittedChannels, Layout, copy_input, time
 from longscan.estimators.readout import MAX_CHANNELS, StateReadout, choose_readout, exceeds_chance, fit_readout
 from longscan.estimators.saving import SavedEstimator
 from longscan.estimators.series import Collection, StandardisedSeries, check_predictions, cut_windows
-from longscan.estimators.shifts import ShiftLimits, find_shifts, measure_errors, remove_shifts
+from longscan.estimators.shifts import OLDEST, ShiftLimits, find_shifts, measure_errors, remove_shifts
 from longscan.estimators.threads import choose_threads, limited_threads
 from longscan.models import Forecaster
 
@@ -63,6 +65,8 @@ HELD_BACK = 0.2  # of each series, to choose the number of epochs
 PATIENCE = 3  # epochs without an improvement
 CALIBRATION_VALUES = 4_000_000  # windows x horizon x channels, by which quantiles are corrected
 SMALLEST_UNIT = 1e-2  # added to the standard deviation of a window, in units of the channel's
+MOST_FILLED = 3.0  # equal steps for each step at uneven times, up to which they are interpolated to equal steps
+MOST_HORIZONS = 4  # that forecasts at uneven times extend to, beyond which the last one is repeated
 LARGEST_RATIO = 3.0  # of the deviations of series that are standardised together
 FORECAST_BATCH = 256  # windows that are forecast together
 FLOAT32_ROUNDING = 1e-5  # bound for the values of a channel, in units of its standard deviation
@@ -102,8 +106,13 @@ class SSMForecaster(SavedEstimator):
     of their differences as well, from one season to the next, or from step to step. Their season is that of the clock, or without
     dates the lag of the highest autocorrelation. The forecast of a single series of less than five horizons without a season is
     half that of the regressions and half its last value and mean change, or the latter alone if it is too short for any
-    comparison. If several series, or one with a season, are too short, the last value is repeated. With `times`, or if `window`
-    is set to more steps than can be compared, the blocks forecast alone and are trained for all `epochs`.
+    comparison. If several series, or one with a season, are too short, the last value is repeated. If `window` is set to more
+    steps than can be compared, the blocks forecast alone and are trained for all `epochs`.
+
+    With `times`, the series are interpolated linearly to equal steps of the median gap, which end at the last time and are
+    forecast as above; forecasts at other times are interpolated, and those beyond `horizon` equal steps are made from the
+    forecast. If this would need more than three equal steps for each step, or the series are too short for a linear forecast,
+    the blocks read the steps with the times between them, forecast alone and are trained for all `epochs`.
 
     Of several series, one with large values would decide what is fitted. If the deviations of a channel in two series differ by
     more than a factor of three, each series is therefore standardised by its own mean and deviation, and the regressions have no
@@ -115,7 +124,7 @@ class SSMForecaster(SavedEstimator):
 
     If the level of a channel shifts in the last 48 steps by more than any error of the linear forecast in `fit`, the forecast is
     made from the window without the shift, which is then added to it: see `longscan.estimators.shifts`. This needs a linear
-    forecast, a series of some hundred steps in `fit`, and no `times`.
+    forecast and a series of some hundred steps in `fit`.
 
     Numbers such as -9999, which consist of nines and are far from all other values of a channel, are read as missing values: the
     last value before them takes their place, and a warning is logged. If a channel reaches its smallest or largest value again
@@ -130,8 +139,8 @@ class SSMForecaster(SavedEstimator):
         horizon: steps of a forecast.
         window: largest number of steps that are read before the forecast, by the linear forecast and by the blocks. If the series
             of `fit` are shorter than `window` and `horizon` together, the window is shorter and a warning is logged. None: the
-            largest of 12, 24, 96, 336 and 720 for which the series have enough steps, fewer for short ones, or at most 96 with
-            `times`.
+            largest of 12, 24, 96, 336 and 720 for which the series have enough steps, fewer for short ones, or at most 96 if
+            the blocks forecast alone.
         spec: the blocks, by name or as a list, as in `longscan.SequenceModel.from_spec`; all must be causal.
         d_model: width of the stack.
         d_state: state size of the layers.
@@ -161,6 +170,7 @@ class SSMForecaster(SavedEstimator):
         mean_, scale_: of the channels.
         own_scales_: whether each series is standardised by its own mean and deviation.
         time_unit_: the median time between steps.
+        is_filled_: whether series with `times` are interpolated to equal steps.
         window_: the window that was used.
         time_zone_: of the dates of `fit`; "naive" where these have none, None without dates.
         step_: the time between the stamps of the series' clock, None without a clock or with `times`.
@@ -177,6 +187,7 @@ class SSMForecaster(SavedEstimator):
 
     state_readout_: StateReadout | None = None  # of files that an earlier version saved
     own_scales_ = False  # also of these
+    is_filled_ = False  # also of these
     shift_limits_: ShiftLimits | None = None  # also of these
 
     def __init__(
@@ -259,10 +270,15 @@ class SSMForecaster(SavedEstimator):
                     "y: %g in channel %s (%d steps) is read as a missing value, the last one before it", code, name, count
                 )
         collection = fill_codes(collection, self.missing_codes_, np.zeros(collection.channels))
+        self.time_unit_ = collection.time_unit()
+        self.is_filled_ = self._can_fill(collection)
+        if self.is_filled_:
+            every = np.stack([np.arange(len(collection)), collection.lengths], 1)[collection.lengths > 0]
+            collection = fill_evenly(collection, every, self.time_unit_)
+        is_even = collection.times is None
         self.mean_, self.scale_ = collection.statistics()
         self.own_scales_ = len(collection) > 1 and _scales_differ(collection)
         self.limits_ = find_limits(collection, FLOAT32_ROUNDING * self.scale_)
-        self.time_unit_ = collection.time_unit()
         self.n_covariates_ = 0 if collection.covariates is None else int(collection.covariates.shape[2])
         self.covariate_names_ = collection.covariate_names
         self.covariate_effect_: CovariateEffect | None = None
@@ -274,7 +290,7 @@ class SSMForecaster(SavedEstimator):
                 f"`y` must have a series of more than {2 * self.horizon} steps, twice the horizon, for quantiles, as a part "
                 f"is held back, got at most {longest}"
             )
-        members = Members([], []) if self.has_times_ else self._members(early)
+        members = self._members(early) if is_even else Members([], [])
         linear: LinearForecast | None = None
         final: LinearForecast | None = None
         if members.largest and self.n_covariates_:
@@ -283,7 +299,7 @@ class SSMForecaster(SavedEstimator):
             whole, first = list(standardised.trimmed()), list(early.trimmed())
             constants = members.constants
             linear, final = fit_early_and_whole(whole, first, self.horizon, members.windows, constants=constants)
-        elif self.window is None and not self.has_times_ and not self.n_covariates_:
+        elif self.window is None and is_even and not self.n_covariates_:
             linear = self._fit_short(early)
             final = self._fit_short(standardised).widened(linear.window)
             linear = linear.widened(final.window)
@@ -354,6 +370,16 @@ class SSMForecaster(SavedEstimator):
             # The first forecast of a model stores the form of its states, with which `predict` would change the estimator.
             self._run(self.model_, standardised, ends[:1], None)
         self.n_epochs_ = len(self.loss_curve_)
+
+    def _can_fill(self, series: Collection) -> bool:
+        """Return whether series at uneven times have a linear forecast after interpolation to equal steps, and not too many."""
+        if series.times is None:
+            return False
+        pairs = zip(series.times, series.lengths, strict=True)
+        lengths = np.array([even_length(times[:length], self.time_unit_) for times, length in pairs if length])
+        windows = WINDOWS if self.window is None else (self.window,)
+        is_sparse = lengths.sum() <= MOST_FILLED * series.lengths.sum()
+        return bool(is_sparse and usable_windows(_first_lengths(lengths, self.horizon), self.horizon, windows))
 
     def _choose_effect(
         self,
@@ -754,6 +780,8 @@ class SSMForecaster(SavedEstimator):
         ends: (n, 2), number of the series and of the steps that are known. gaps: (n, horizon) times between the steps of the
         forecasts, None for equal steps. ahead: (n, horizon, K), the covariates of these steps, None without any.
         """
+        if self.is_filled_ and collection.times is not None:
+            return self._forecast_filled(collection, ends, gaps)
         series, mean, scale = self._standardise_with_scales(collection)
         forecasts, unit = self._run(self.model_, series, ends, None if gaps is None else gaps / self.time_unit_)
         if self.shift_limits_ is not None:
@@ -769,6 +797,27 @@ class SSMForecaster(SavedEstimator):
             if self.covariate_effect_ is not None:
                 forecasts = forecasts + self.covariate_effect_.of(cast("np.ndarray", ahead))[..., None]
         return check_predictions(self.limits_.apply(forecasts, smallest, largest), "y")
+
+    def _forecast_filled(self, collection: Collection, ends: np.ndarray, gaps: np.ndarray | None) -> np.ndarray:
+        """Return what `_forecast` does for series at uneven times, by forecasts of equal steps.
+
+        Steps later than the horizon are forecast from the forecast, with the distances of the quantiles of its last step.
+        """
+        most = None if self.own_scales_ else self.window_ + OLDEST  # scales are those of the whole series
+        even = fill_evenly(fill_codes(collection, self.missing_codes_, self.mean_), ends, self.time_unit_, most)
+        rows = np.arange(len(even))
+        last = even.values[rows, even.lengths - 1]
+        forecasts = self._forecast(even, np.stack([rows, even.lengths], 1), None, None)
+        if gaps is None:
+            return forecasts
+        positions = np.cumsum(gaps, 1) / self.time_unit_
+        farthest = min(positions.max(), MOST_HORIZONS * self.horizon)
+        while forecasts.shape[1] < farthest:
+            even = append_steps(even, forecasts[:, -self.horizon :, :, 0])
+            more = self._forecast(even, np.stack([rows, even.lengths], 1), None, None)
+            more[..., 1:] = more[..., :1] + forecasts[:, -1:, :, 1:] - forecasts[:, -1:, :, :1]
+            forecasts = np.concatenate([forecasts, more], 1)
+        return at_times(forecasts, last, positions)
 
     def _follow_shifts(
         self, limits: ShiftLimits, forecasts: np.ndarray, unit: np.ndarray, series: StandardisedSeries, ends: np.ndarray
@@ -916,8 +965,12 @@ class _Windows(NamedTuple):
 
 def _first_part(series: StandardisedSeries, horizon: int) -> StandardisedSeries:
     """Return the series without the last part of each, which has at least `horizon` steps."""
-    held = np.maximum(np.floor(HELD_BACK * series.lengths).astype(int), horizon)
-    return series._replace(lengths=np.maximum(series.lengths - held, 0))
+    return series._replace(lengths=_first_lengths(series.lengths, horizon))
+
+
+def _first_lengths(lengths: np.ndarray, horizon: int) -> np.ndarray:
+    """Return the lengths (n,) of series without their last parts, see `_first_part`."""
+    return np.maximum(lengths - np.maximum(np.floor(HELD_BACK * lengths).astype(int), horizon), 0)
 
 
 def _later_starts(lengths: np.ndarray, early: np.ndarray, window: int, horizon: int) -> np.ndarray:
