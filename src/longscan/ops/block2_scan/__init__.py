@@ -41,16 +41,16 @@ def block2_scan(
     """x_t = M_t x_{t-1} + f_t for t = 1..L, for every index of the axes S (Rusch and Rus 2025, LinOSS, equations 3 to 6).
 
     Args:
-        M: real, (B, L, *S, 2, 2), or (*S, 2, 2) when it does not change over time.
-        f: (B, L, *S, 2), real or complex; M acts on both parts of complex numbers alike.
-        initial_state: (B, *S, 2), the x before the first step; zeros when None. Complex where f is.
+        M: real, `(B, L, *S, 2, 2)`, or `(*S, 2, 2)` when it does not change over time.
+        f: `(B, L, *S, 2)`, real or complex; M acts on both parts of complex numbers alike.
+        initial_state: `(B, *S, 2)`, the x before the first step; zeros when None. Complex where f is.
         pairs: f and initial_state are real with one more axis (..., 2, 2), whose last is real and imaginary part.
-        valid: (B, L) bool; where False the step is as if absent and x is 0 there.
+        valid: (B, L) bool; where it is False, the step leaves the state unchanged and x is 0.
         seq_idx: (B, L) integers; where it changes from one valid step to the next, the state restarts from zero.
         backend: "auto", "reference", "eager" or "triton".
 
     Returns:
-        x, shaped as f, of the dtype of M and f together, and the final state (B, *S, 2) in float32, complex64 or their double
+        x, shaped as f, of the dtype of M and f together, and the final state `(B, *S, 2)` in float32, complex64 or their double
         forms (pairs when `pairs`).
 
     Raises:

@@ -38,7 +38,7 @@ def delta_scan(
         log_alpha: (B, L, H) logarithms of the decays, at most 0 where the state is to decay.
         beta: (B, L, H) strengths of the updates.
         initial_state: (B, H, P, N); zeros when None.
-        valid: (B, L) bool; where False the step is as if absent and y is 0 there.
+        valid: (B, L) bool; where it is False, the step leaves the state unchanged and y is 0.
         seq_idx: (B, L) integers; where it changes from one valid step to the next, the state restarts from zero.
         backend: "auto", "reference" or "eager".
 

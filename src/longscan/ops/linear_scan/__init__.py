@@ -42,17 +42,17 @@ def linear_scan(
     """x_t = a_t x_{t-1} + b_t for t = 1..L, elementwise over the axes S.
 
     Args:
-        a: (B, L, *S), or (*S) when it does not change over time.
-        b: (B, L, *S). a and b are real or complex; their promoted dtype is that of x.
-        initial_state: (B, *S), the x before the first step; zeros when None. Complex where a or b is.
+        a: `(B, L, *S)`, or `(*S)` when it does not change over time.
+        b: `(B, L, *S)`. a and b are real or complex; their promoted dtype is that of x.
+        initial_state: `(B, *S)`, the x before the first step; zeros when None. Complex where a or b is.
         reverse: run from t = L to t = 1, from the initial state x_{L+1}.
         pairs: a, b and initial_state are real pairs (..., 2) that stand for complex numbers.
-        valid: (B, L) bool; where False the step is as if absent and x is 0 there.
+        valid: (B, L) bool; where it is False, the step leaves the state unchanged and x is 0.
         seq_idx: (B, L) integers; where it changes from one valid step to the next, the state restarts from zero.
         backend: "auto", "reference", "eager", "cpu" or "triton".
 
     Returns:
-        x (B, L, *S) and the final state (B, *S) in float32, complex64 or their double forms (pairs when `pairs`).
+        x `(B, L, *S)` and the final state `(B, *S)` in float32, complex64 or their double forms (pairs when `pairs`).
 
     Raises:
         TypeError, ValueError: an argument's type, dtype, shape or device is wrong, or the backend cannot run.
@@ -163,8 +163,8 @@ def run_backend(
 ) -> tuple[Tensor, Tensor]:
     """Return x and the final state by one backend, for real tensors of one dtype; pairs (..., 2) if `is_complex`.
 
-    a: (B, L, *S) or (*S); b: (B, L, *S); initial_state: (B, *S); flags: (B, L), see `step_flags`, in the order of time; packed:
-    whether they may contain RESET.
+    a: `(B, L, *S)` or `(*S)`; b: `(B, L, *S)`; initial_state: `(B, *S)`; flags: (B, L), see `step_flags`, in the order of time;
+    packed: whether they may contain RESET.
     """
     if backend in NATIVE and b.numel():
         x, final = _native(*_flat(a, b, initial_state, is_complex), flags, reverse, is_complex, backend)

@@ -80,7 +80,7 @@ def selective_scan(
         dt_softplus: take the softplus of dt + dt_bias.
         dt_scale: (B, L), multiplies the step sizes after bias and softplus: the elapsed time.
         paired: with complex A, y takes 2 Re(C h): N states stand for N conjugate pairs. False: Re(C h). No effect for real A.
-        valid: (B, L) bool; where False the step is as if absent and y is 0 there.
+        valid: (B, L) bool; where it is False, the step leaves the state unchanged and y is 0.
         seq_idx: (B, L) integers; where it changes from one valid step to the next, the state restarts from zero.
         backend: "auto", "reference", "eager", "cpu" or "triton".
 

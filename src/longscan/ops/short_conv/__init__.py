@@ -50,7 +50,7 @@ def short_conv(
         weight: (D, K), the last column multiplies the present input. bias: (D,).
         initial_state: (B, D, K-1), the inputs before the first step, oldest first; zeros when None.
         activation: None or "silu".
-        valid: (B, L) bool; where False the step is as if absent: windows and state skip it, and y is 0 there.
+        valid: (B, L) bool; where it is False, windows and state leave the step out, and y is 0.
         seq_idx: (B, L) integers; where it changes from one valid step to the next, earlier inputs count as zeros.
         backend: "auto", "reference", "eager", "cpu" or "triton".
 

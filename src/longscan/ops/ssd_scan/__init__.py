@@ -106,7 +106,7 @@ def ssd_scan(
         own_scale: (B, L, H) weights of the inputs in the outputs of the same steps; s when None.
         angle: (B, L, H, R), 2R <= N: R(angle) rotates the first R pairs of neighbouring entries of the N by these radians.
         B_bias, C_bias: (H, N), what each head adds to what it takes of B or C.
-        valid: (B, L) bool; where False the step is as if absent and y is 0 there.
+        valid: (B, L) bool; where it is False, the step leaves the state unchanged and y is 0.
         seq_idx: (B, L) integers; where it changes from one valid step to the next, the state restarts from zero.
         backend: "auto", "reference", "eager" or "triton", which takes up to 256 states N. auto takes eager beyond 128 states and
             for float64, which the kernel multiplies without matrix units.

@@ -84,7 +84,7 @@ def unitary_scan(
         phase_dt: multiply the whole angle, bias included, by dt.
         phase_grid: None, or the number Q >= 2 of angles in a full turn; not with `phase_dt`. The recurrence then runs on
             `linear_scan` with this backend.
-        valid: (B, L) bool; where False the step is as if absent and y is 0 there.
+        valid: (B, L) bool; where it is False, the step leaves the state unchanged and y is 0.
         seq_idx: (B, L) integers; where it changes from one valid step to the next, the state restarts from zero.
         backend: "auto", "reference", "eager", "cpu" or "triton".
 
