@@ -198,3 +198,27 @@ def test_times_of_a_table_are_its_columns():
     for times in ("columns", "z"):
         with pytest.raises(ValueError, match="`times` must be None or 'index', as X is indexed by time, got a str"):
             SSMClassifier(**settings).fit(frame, y, times)
+
+
+def test_dates_are_refused_after_a_fit_with_numbers_of_unknown_unit():
+    draw = np.random.default_rng(0)
+    X, y = draw.normal(size=(12, 11)), np.arange(12) % 2
+    numbers = [draw.uniform(0.5, 2, 11).cumsum() for _ in X]
+    dates = [pd.Timestamp("2024-01-01") + pd.to_timedelta(row, unit="s") for row in numbers]
+    model = SSMClassifier(**BRIEF, spec="lru").fit(X, y, times=numbers)
+    forecaster = SSMForecaster(**AHEAD, spec="lru").fit([*X, X[0]], times=[*numbers, numbers[0]])
+    needed = r"^`times` must be numbers as in fit, whose unit is unknown, got datetime64\[ns\]$"
+    for predict in (
+        lambda: model.predict(X, times=dates),
+        lambda: model.stream().update(X[0], times=dates[0]),
+        lambda: forecaster.predict([*X], times=dates),
+    ):
+        with pytest.raises(ValueError, match=needed):
+            predict()
+    model = SSMClassifier(**BRIEF, spec="lru").fit(X, y, times=dates)
+    durations = [pd.to_timedelta(row, unit="s") for row in numbers]
+    for times in (durations, numbers):
+        np.testing.assert_allclose(model.predict_proba(X, times=times), model.predict_proba(X, times=dates), rtol=1e-4)
+    needed = "^series 1 of `times` must be of the kind of series 0, numbers or dates, got datetime64"
+    with pytest.raises(ValueError, match=needed):
+        SSMClassifier(**BRIEF, spec="lru").fit(X, y, times=[numbers[0], *dates[1:]])

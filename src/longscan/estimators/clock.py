@@ -51,6 +51,20 @@ def as_clock(times: Any, source: str) -> pd.Index:
     return index
 
 
+def has_seconds(clock: pd.Index) -> bool:
+    """Return whether the differences of a clock are seconds: those of dates, periods and durations, but not those of numbers."""
+    return isinstance(clock, (pd.DatetimeIndex, pd.PeriodIndex, pd.TimedeltaIndex))
+
+
+def check_unit(clock: pd.Index, seconds: bool | None) -> None:
+    """Raise ValueError for dates, periods and durations if the times of `fit` were numbers, whose unit is unknown.
+
+    Numbers after a fit with dates are seconds. seconds: `has_seconds` of the times of `fit`, None if it is unknown.
+    """
+    if seconds is False and has_seconds(clock):
+        raise ValueError(f"`times` must be numbers as in fit, whose unit is unknown, got {clock.dtype}")
+
+
 def to_seconds(clock: pd.Index) -> np.ndarray:
     """Convert a clock to float64 (L,): numbers are unchanged; dates, starts of periods and durations are seconds since the first.
 

@@ -24,6 +24,7 @@ from longscan._devices import find_device
 from longscan._float32 import check_whole
 from longscan._types import FractionBelowOne, NonNegativeFloat, PositiveFloat, PositiveInt, Rule, checked_value
 from longscan.engine import Callback, EarlyStopping, Engine, EpochLosses, NonFiniteLossError, StepResult, TimeLimit
+from longscan.estimators.clock import check_unit, has_seconds
 from longscan.estimators.features import SHAPE_KINDS, STATES, FeatureModel, StateFeatures, calibrated_features, rows_at_once
 from longscan.estimators.reading import (
     FittedChannels,
@@ -274,6 +275,7 @@ class SeriesEstimator(SavedEstimator):
     n_channels_: int
     channel_names_: tuple[str, ...] | None
     has_times_: bool
+    _times_are_seconds: bool | None = None  # of the times of fit; None without, and in files of earlier versions
     _kinds: tuple[str, ...] = SHAPE_KINDS  # of the features
     _with_values = False  # whether the values of the channels are features as well
 
@@ -336,8 +338,11 @@ class SeriesEstimator(SavedEstimator):
         if fitting:
             self.n_channels_, self.channel_names_ = collection.channels, collection.channel_names
             self.has_times_ = collection.times is not None
+            self._times_are_seconds = has_seconds(collection.clocks[0]) if self.has_times_ and collection.clocks else None
         if not fitting and (collection.times is not None) != self.has_times_:
             raise times_presence_error(self.has_times_)
+        if not fitting and self.has_times_ and collection.clocks:
+            check_unit(collection.clocks[0], self._times_are_seconds)
         return collection
 
     def _read_table(self, X: Any, times: Any, known: FittedChannels | None, *, fitting: bool) -> Collection:

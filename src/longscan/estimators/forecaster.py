@@ -21,7 +21,7 @@ from longscan._devices import find_device
 from longscan._types import NonNegativeFloat, PositiveFloat, PositiveInt, Probability, checked_value
 from longscan.engine import Callback
 from longscan.estimators.backtesting import build_frame, find_cutoffs
-from longscan.estimators.clock import as_clock, season_of, to_seconds
+from longscan.estimators.clock import as_clock, check_unit, has_seconds, season_of, to_seconds
 from longscan.estimators.covariates import CovariateEffect, fit_effect, read_covariates, split_columns
 from longscan.estimators.even_steps import append_steps, at_times, even_length, fill_evenly
 from longscan.estimators.fitting import BlockOptions, Jobs, Spec, Verbose, check_settings, minimise, seeded
@@ -188,6 +188,7 @@ class SSMForecaster(SavedEstimator):
     state_readout_: StateReadout | None = None  # of files that an earlier version saved
     own_scales_ = False  # also of these
     is_filled_ = False  # also of these
+    _times_are_seconds: bool | None = None  # of the times of fit; None without, and in these files
     shift_limits_: ShiftLimits | None = None  # also of these
 
     def __init__(
@@ -260,6 +261,7 @@ class SSMForecaster(SavedEstimator):
             raise ValueError(f"`y` must have a series of more steps than the horizon of {self.horizon}, got at most {longest}")
         random = check_random_state(self.random_state)
         self.n_channels_, self.has_times_ = collection.channels, collection.times is not None
+        self._times_are_seconds = has_seconds(collection.clocks[0]) if self.has_times_ and collection.clocks else None
         self.channel_names_ = collection.channel_names
         self.missing_codes_ = find_codes(collection)
         for channel, code in enumerate(self.missing_codes_):
@@ -719,6 +721,8 @@ class SSMForecaster(SavedEstimator):
             self.time_zone_: Any = zone
         elif (collection.times is not None) != self.has_times_:
             raise times_presence_error(self.has_times_)
+        elif self.has_times_ and collection.clocks:
+            check_unit(collection.clocks[0], self._times_are_seconds)
         if not fitting and (covariates is None) == (self.n_covariates_ > 0):
             raise self._presence_error("covariates")
         if covariates is not None:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from longscan._float32 import LARGEST, first_beyond
-from longscan.estimators.clock import as_clock, to_seconds
+from longscan.estimators.clock import as_clock, has_seconds, to_seconds
 
 BLOCK = 2**18  # values of the series that are converted together
 
@@ -160,7 +160,7 @@ class Collection:
         """Return the collection with times (n, L), or a list of arrays; ValueError if their lengths differ or they decrease."""
         if len(times) != len(self):
             raise ValueError(f"`times` must have {len(self)} series of times, got {len(times)}")
-        padded, clocks = np.zeros(self.values.shape[:2]), []
+        padded, clocks = np.zeros(self.values.shape[:2]), list[pd.Index]()
         for index, (row, length) in enumerate(zip(times, self.lengths, strict=True)):
             source = f"series {index} of `times`"
             clock = as_clock(row, source)
@@ -168,6 +168,8 @@ class Collection:
                 raise ValueError(f"{source} must have {length} times, one for each step, got {len(clock)}")
             if not clock.is_monotonic_increasing:
                 raise ValueError(f"{source} must be in the order of time, got times that go back")
+            if clocks and has_seconds(clock) != has_seconds(clocks[0]):
+                raise ValueError(f"{source} must be of the kind of series 0, numbers or dates, got {clock.dtype}")
             padded[index, :length] = to_seconds(clock)
             clocks.append(clock)
         return replace(self, times=padded, clocks=tuple(clocks))

@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 import torch
 
-from longscan.estimators.clock import as_clock, to_seconds
+from longscan.estimators.clock import as_clock, check_unit, to_seconds
 from longscan.estimators.reading import FittedChannels, convert_input, read_collection, times_keyword_error, times_presence_error
 from longscan.estimators.series import check_predictions
 from longscan.estimators.threads import choose_threads, limited_threads
@@ -92,6 +92,7 @@ class SeriesStream:
         clock = as_clock([times] if np.ndim(times) == 0 else times, "`times`")
         if len(clock) != length:
             raise ValueError(f"`times` must have {length} times, one for each step, got {len(clock)}")
+        check_unit(clock, self._estimator._times_are_seconds)
         whole = clock if self._last_stamp is None else as_clock(self._last_stamp.append(clock), "`times`")
         if not whole.is_monotonic_increasing:
             raise ValueError("`times` must be in the order of time, after those of earlier steps, got times that go back")
