@@ -259,14 +259,12 @@ def report(
 
 
 def _check_results(path: Path) -> None:
-    """Raise SettingError if a path is no folder of results; it names the runs in a folder that has some."""
-    from longscan.training.run import holds_run
+    """Raise SettingError if a path is no folder of results."""
+    from longscan.training.run import describe_runs
 
     if any((path / name).is_dir() for name in ("runs", "seeds", "bench")):
         return
     needed = "the folder of a run, of a sweep, or of results, which has records in runs, seeds or bench"
     if not path.exists():
         raise SettingError(f"`folder` must be {needed}, got {path}, which does not exist")
-    inside = sorted(one for one in path.iterdir() if holds_run(one)) if path.is_dir() else []
-    found = f"; it contains the runs {', '.join(map(str, inside[:3]))}{', ...' if len(inside) > 3 else ''}" if inside else ""
-    raise SettingError(f"`folder` must be {needed}, got {path}{', which is a file' if path.is_file() else ''}{found}")
+    raise SettingError(f"`folder` must be {needed}, got {path}{', which is a file' if path.is_file() else ''}{describe_runs(path)}")

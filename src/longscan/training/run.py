@@ -189,7 +189,8 @@ class Run:
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
         if not holds_run(self.folder):
-            raise SettingError(f"{folder} is not the directory of a run: it has no {SETTINGS}, which `longscan train` writes")
+            fault = f"{folder} is not the directory of a run: it has no {SETTINGS}, which `longscan train` writes"
+            raise SettingError(fault + describe_runs(self.folder))
 
     @cached_property
     def settings(self) -> Settings:
@@ -356,6 +357,17 @@ def load_weights(model: TrainedModel, folder: Path) -> None:
 def holds_run(folder: Path) -> bool:
     """Return whether a folder is that of a run."""
     return os.path.exists(folder / SETTINGS)  # unlike Path.exists, False for a folder that cannot be read
+
+
+def describe_runs(folder: Path) -> str:
+    """Return the end of an error about a folder that is not that of a run: where runs are in it; "" if none are seen."""
+    if (folder / "sweep.yaml").is_file():
+        return "; it is the folder of a sweep, whose runs are in its folders trials and seeds"
+    try:
+        runs = sorted(one for one in folder.iterdir() if holds_run(one))
+    except OSError:  # no folder, or one that cannot be read
+        return ""
+    return f"; it contains the runs {', '.join(map(str, runs[:3]))}{', ...' if len(runs) > 3 else ''}" if runs else ""
 
 
 def check_out(folder: Path, option: str = "--out") -> None:
