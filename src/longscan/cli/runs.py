@@ -267,4 +267,5 @@ def _check_results(path: Path) -> None:
     needed = "the folder of a run, of a sweep, or of results, which has records in runs, seeds or bench"
     if not path.exists():
         raise SettingError(f"`folder` must be {needed}, got {path}, which does not exist")
-    raise SettingError(f"`folder` must be {needed}, got {path}{', which is a file' if path.is_file() else ''}{describe_runs(path)}")
+    kind = ", which is a file" if path.is_file() else describe_runs(path)
+    raise SettingError(f"`folder` must be {needed}, got {path}{kind}")
