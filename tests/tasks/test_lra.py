@@ -13,7 +13,7 @@ import pytest
 import torch
 from PIL import Image
 
-from longscan.tasks._images import to_grey
+from longscan.tasks._images import read_image, to_grey
 from longscan.tasks._random import CounterRNG
 from longscan.tasks._store import Ragged, cached_arrays
 from longscan.tasks._text import Alphabet
@@ -596,3 +596,39 @@ def test_real_images_have_the_published_sizes():
     inputs = task.batch("train", 0, 500).inputs
     assert inputs.mean().abs() < 0.1
     assert inputs.std() == pytest.approx(1, abs=0.1)
+
+
+GREY = np.arange(16, dtype=np.uint8).reshape(4, 4) * 16
+
+
+@pytest.mark.parametrize(
+    ("image", "needed"),
+    [
+        (Image.fromarray(GREY.astype(np.uint16) * 200), "an image of 8 bits for each colour, got the mode I;16 of Pillow"),
+        (Image.fromarray(np.dstack([GREY] * 4)), "an image without transparency, got transparent pixels"),
+        (Image.merge("LA", [Image.fromarray(GREY)] * 2), "an image without transparency, got transparent pixels"),
+    ],
+    ids=["16 bits", "RGBA", "LA"],
+)
+def test_images_that_eight_bits_do_not_tell_are_errors(image, needed, tmp_path):
+    image.save(tmp_path / "a.png")
+    with pytest.raises(ValueError, match=f"a.png must be {needed}"):
+        read_image(tmp_path / "a.png", 4)
+
+
+def test_an_animation_is_an_error(tmp_path):
+    frames = [Image.fromarray(GREY * factor) for factor in (1, 2)]
+    frames[0].save(tmp_path / "a.png", save_all=True, append_images=frames[1:])
+    with pytest.raises(ValueError, match=r"a\.png must be one image, got an animation of 2"):
+        read_image(tmp_path / "a.png")
+
+
+def test_opaque_images_are_read_and_turned_as_their_camera_says(tmp_path):
+    opaque = Image.merge("LA", [Image.fromarray(GREY), Image.new("L", (4, 4), 255)])
+    for image in (Image.fromarray(GREY), opaque, Image.fromarray(GREY).convert("RGBA"), Image.fromarray(GREY).convert("P")):
+        image.save(tmp_path / "a.png")
+        assert np.array_equal(read_image(tmp_path / "a.png", 4), GREY)
+    turned = Image.Exif()
+    turned[0x112] = 6  # to be turned by 90 degrees
+    Image.fromarray(GREY).save(tmp_path / "a.png", exif=turned)
+    assert np.array_equal(read_image(tmp_path / "a.png", 4), np.rot90(GREY, -1))

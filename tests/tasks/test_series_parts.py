@@ -238,6 +238,7 @@ def test_a_wrong_name_of_a_column_shows_twelve_of_them() -> None:
 def test_units_are_groups_or_equal_series() -> None:
     series = [[[1.0], [2.0]], [[1.0], [3.0]], [[1.0], [2.0]], [[1.0]]]
     assert splits.split_units(store_of(*series)).tolist() == [0, 1, 0, 2]
+    assert splits.split_units(store_of([[0.0], [1.0]], [[-0.0], [1.0]])).tolist() == [0, 0], "-0.0 is equal to 0.0"
     grouped = store_of(*series, groups=np.array(["b", "a", "c", "b"]))
     assert splits.split_units(grouped).tolist() == [1, 0, 2, 1]
 

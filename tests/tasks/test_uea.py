@@ -110,6 +110,18 @@ def test_clean_protocol_takes_valid_from_train(folder):
     assert len({tuple(counts.tolist()) for counts in counts_of_seeds}) > 1
 
 
+def test_series_with_negative_zeros_are_equal_to_those_with_zeros(folder):
+    train, test = make_series(0, 20), make_series(1, 10)
+    for part in (train, test):
+        part[0][0, 1] = 0.0
+    train[0] = test[0].copy()
+    train[0][0, 1] = -0.0
+    write_ts(folder / "Mine_TRAIN.ts", train, ["a", "b"] * 10)
+    write_ts(folder / "Mine_TEST.ts", test, ["b", "a"] * 5)
+    task = Uea(dataset="Mine", data_dir=str(folder))
+    assert task.size("train") + task.size("valid") == 19
+
+
 def test_clean_protocol_removes_training_series_that_occur_in_test(folder, caplog):
     train, test = make_series(0, 20), make_series(1, 10)
     train[3], train[5] = test[7], train[4]

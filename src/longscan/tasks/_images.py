@@ -1,30 +1,52 @@
 """Image files as arrays of pixels, and images as sequences."""
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from longscan.tasks._store import Ragged, visible_paths
+
+if TYPE_CHECKING:
+    from PIL import Image
 
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp")
 _LUMA = np.array([19595, 38470, 7471])  # ITU-R 601 in units of 2^-16, as Pillow rounds it
 
 
 def read_image(path: Path, size: int | None = None, *, colour: bool = False) -> np.ndarray:
-    """Return the pixels of an image file, (H, W) uint8, or (H, W, 3) if `colour`; ValueError for another file or size."""
-    from PIL import Image, UnidentifiedImageError
+    """Return the pixels of an image file, (H, W) uint8, or (H, W, 3) if `colour`, as a viewer turns them.
 
+    Raises ValueError for another file or size, and for what 8 bits of each pixel do not tell: more bits, transparency, animation.
+    """
+    from PIL import Image, ImageOps, UnidentifiedImageError
+
+    pixels, problem = None, None
     try:
         with Image.open(path) as image:
             width, height = image.size
-            has_size = size is None or image.size == (size, size)
-            pixels = np.asarray(image.convert("RGB" if colour else "L")) if has_size else None
+            if size is None or image.size == (size, size):
+                problem = _image_problem(image)
+                turned = ImageOps.exif_transpose(image) if problem is None else image
+                pixels = np.asarray(turned.convert("RGB" if colour else "L"))
     except (OSError, UnidentifiedImageError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
         why = error.strerror if isinstance(error, OSError) and error.strerror else "it is damaged or not an image"
         raise ValueError(f"{path} cannot be read: {why}") from None
+    if problem is not None:
+        raise ValueError(f"{path} must be {problem}")
     if pixels is None:
         raise ValueError(f"{path} must have {size} x {size} pixels, got {width} x {height}")
     return pixels
+
+
+def _image_problem(image: "Image.Image") -> str | None:
+    """Return what an image must be to be read without loss, and what it is; None if it is."""
+    if image.mode.startswith(("I", "F")):
+        return f"an image of 8 bits for each colour, got the mode {image.mode} of Pillow"
+    if image.has_transparency_data and image.convert("RGBA").getchannel("A").getextrema() != (255, 255):
+        return "an image without transparency, got transparent pixels, whose colour is that of a background"
+    frames = getattr(image, "n_frames", 1)
+    return None if frames == 1 else f"one image, got an animation of {frames}"
 
 
 def find_images(folder: Path) -> list[Path]:

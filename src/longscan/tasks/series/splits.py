@@ -22,7 +22,8 @@ def split_units(store: SeriesStore) -> np.ndarray:
     keys: dict[bytes, int] = {}
     units = np.zeros(len(store.ids), np.int64)
     for row in range(len(units)):
-        digest = hashlib.blake2b(np.ascontiguousarray(store.series(row)).tobytes(), digest_size=16).digest()
+        values = np.ascontiguousarray(store.series(row)) + 0.0  # -0.0 becomes 0.0
+        digest = hashlib.blake2b(values.tobytes(), digest_size=16).digest()
         units[row] = keys.setdefault(digest, len(keys))
     return units
 

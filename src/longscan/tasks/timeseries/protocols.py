@@ -109,7 +109,7 @@ def _subset_size(count: int, fraction: float) -> int:
 
 
 def _series_key(series: np.ndarray) -> tuple[int, bytes]:
-    return series.shape[1], series.astype(np.float32).tobytes()
+    return series.shape[1], (series.astype(np.float32) + np.float32(0)).tobytes()  # -0.0 becomes 0.0
 
 
 def _lexicographic_order(series: list[np.ndarray]) -> np.ndarray:
