@@ -404,6 +404,43 @@ def test_the_same_series_in_each_layout(name, tmp_path):
     assert data.classes == ("a", "b")
 
 
+def test_a_new_task_reads_a_file_that_has_changed(tmp_path):
+    path = tmp_path / "mine.csv"
+    path.write_text(GOOD)
+    before = SeriesClasses(path=str(path), **PLAIN)
+    values = before.batch("test", 0, 2).inputs
+    path.write_text(GOOD.replace("u0,0,", "u0,0,1"))
+    after = SeriesClasses(path=str(path), **PLAIN)
+    assert after == before
+    assert after._data.store.values[0, 0] == before._data.store.values[0, 0] + 10
+    assert torch.equal(before.batch("test", 0, 2).inputs, values), "a task in use keeps its data"
+
+
+def test_a_new_task_reads_labels_that_have_changed(tmp_path):
+    (tmp_path / "files").mkdir()
+    for number in range(12):
+        (tmp_path / "files" / f"{number:02}.csv").write_text(f"x\n{number}\n1\n")
+    for kinds in ("ab", "ba"):
+        lines = [f"{number:02},{kinds[number % 2]}" for number in range(12)]
+        (tmp_path / "labels.csv").write_text("\n".join(["file,kind", *lines]))
+        task = SeriesClasses(path=str(tmp_path / "files"), labels=str(tmp_path / "labels.csv"), label="kind")
+        assert "".join(task._data.store.labels.tolist()) == kinds * 6
+
+
+def test_baselines_of_a_forecast_are_those_of_a_file_that_has_changed(tmp_path):
+    path, errors = tmp_path / "mine.csv", []
+    for factor in (1, 2):
+        path.write_text("x,y\n" + "\n".join(f"{np.sin(step):.3f},{factor * np.sin(3 * step):.3f}" for step in range(60)))
+        settings = {"path": str(path), "layout": "long", "horizon": 2, "context": 8, "target": ("x",)}
+        task = SeriesForecast(**settings)
+        assert task.batch("test", 0, 2).inputs.shape == (2, 10, task.d_input)
+        errors.append((task._data.statistics.scale[1], task.baselines()["ridge"]))
+        path.write_text(path.read_text().replace("x,y\n", "x,y\n9,0\n", 1))
+        errors.append((0, SeriesForecast(**settings).baselines()["ridge"]))
+    assert errors[2][0] == pytest.approx(2 * errors[0][0], rel=1e-3)
+    assert errors[0][1] != errors[1][1]
+
+
 def test_texts_of_a_parquet_file_are_those_of_a_csv_file(tmp_path):
     pytest.importorskip("pyarrow")
     numbers = np.array([0.1, 1, 2.5, 1e300, 2**60] * 12)

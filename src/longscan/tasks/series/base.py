@@ -2,6 +2,7 @@
 
 import hashlib
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal, NamedTuple
 
@@ -11,6 +12,7 @@ import torch
 from longscan._errors import cut, setting_error
 from longscan._float32 import LARGEST
 from longscan._types import Doc, NonEmptyStr, Rule
+from longscan.tasks._store import visible_paths
 from longscan.tasks.base import Batch, Split, SplitSeed, Task
 from longscan.tasks.series.clock import has_offsets, uneven_steps
 from longscan.tasks.series.files import Dialect
@@ -18,6 +20,7 @@ from longscan.tasks.series.reading import Order, ReadOptions, SeriesStore, Table
 from longscan.tasks.timeseries.files import Missing
 from longscan.tasks.timeseries.protocols import CONSTANT
 
+FileState = tuple[tuple[str, int, int], ...]
 Uneven = Literal["refuse", "elapsed", "ignore"]
 PART = Rule(lambda part: 0 < part < 0.5, "a number above 0 and below 0.5")
 WITH_TIMES = "times-"  # how a checksum begins that depends on the times of the steps
@@ -113,6 +116,21 @@ class SeriesFile(Task):
         if statistics.constant:
             rows.append(("constant", f"{', '.join(statistics.constant)}: without information, not scaled"))
         return rows
+
+    @property
+    def _sources(self) -> list[Path]:
+        """The files and folders that are read."""
+        return [] if self.path is None else [Path(self.path)]
+
+    @cached_property
+    def _file_state(self) -> FileState:
+        """Path, size and time of change of each file when the task is first used.
+
+        It is a part of the key of caches in memory: a new task reads a file that has changed, and one in use keeps its data.
+        """
+        files = [file for source in self._sources for file in (visible_paths(source) if source.is_dir() else [source])]
+        status = [(str(file), file.stat()) for file in files if file.is_file()]
+        return tuple((name, found.st_size, found.st_mtime_ns) for name, found in status)
 
     def read_options(self) -> ReadOptions:
         """Return how the file is read."""

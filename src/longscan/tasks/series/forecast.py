@@ -22,6 +22,7 @@ from longscan.tasks.regression import RegressionTask
 from longscan.tasks.series.base import (
     PART,
     ChannelStatistics,
+    FileState,
     SeriesFile,
     check_missing,
     check_times,
@@ -167,7 +168,7 @@ class SeriesForecast(SeriesFile, RegressionTask):
 
     @property
     def _data(self) -> ForecastData:
-        return _load(self)
+        return _load(self, self._file_state)
 
     @property
     def variables(self) -> tuple[str, ...]:
@@ -270,13 +271,13 @@ class SeriesForecast(SeriesFile, RegressionTask):
             return seasonal_mean(contexts, self.length, data.season, count, start=-data.context)
         last = contexts[:, -1:].expand(-1, self.length, -1).clone()
         if self.level == "ridge":
-            last[:, data.context :] = _ridge_forecast(contexts, known, _fit_ridge(self))
+            last[:, data.context :] = _ridge_forecast(contexts, known, _fit_ridge(self, self._file_state))
         return last
 
     def constant_score(self, split: Split = "test") -> float:
         """Return the mean absolute error on a split of the best constant, the median of each target over all scored steps."""
         check_request(self, split)
-        return _naive_errors(self, split)["constant"]
+        return _naive_errors(self, self._file_state, split)["constant"]
 
     def baselines(self, split: Split = "test") -> dict[str, float]:
         """Return the main metric on a split of forecasts that need no training of a network, by name.
@@ -285,7 +286,7 @@ class SeriesForecast(SeriesFile, RegressionTask):
         there are seasons. ridge: a linear regression from the context to the horizon, fitted on train.
         """
         check_request(self, split)
-        return dict(_naive_errors(self, split))
+        return dict(_naive_errors(self, self._file_state, split))
 
     @property
     def starts_at_zero(self) -> bool:
@@ -497,7 +498,7 @@ def _season(store: SeriesStore, unit: float, frequency: str | None) -> int:
 
 
 @lru_cache(maxsize=4)
-def _load(task: SeriesForecast) -> ForecastData:
+def _load(task: SeriesForecast, state: FileState) -> ForecastData:  # noqa: ARG001, part of the key
     """Read, check and split the table of a task."""
     store = task.read_store()
     source = str(task.path)
@@ -664,7 +665,7 @@ class Ridge(NamedTuple):
 
 
 @lru_cache(maxsize=4)
-def _fit_ridge(task: SeriesForecast) -> Ridge:
+def _fit_ridge(task: SeriesForecast, state: FileState) -> Ridge:  # noqa: ARG001, part of the key
     """Return the linear forecast with the penalty that is best on valid, and the effect if it lowers the error there."""
     data = task._data
     none = np.zeros((len(data.known.names), len(data.inputs)))
@@ -765,12 +766,12 @@ def _ridge_forecast(contexts: Tensor, known: Tensor, ridge: Ridge) -> Tensor:
 
 
 @lru_cache(maxsize=8)
-def _naive_errors(task: SeriesForecast, split: Split) -> dict[str, float]:
+def _naive_errors(task: SeriesForecast, state: FileState, split: Split) -> dict[str, float]:
     """Return the mean absolute errors of simple forecasts at the measured steps of the windows of a split."""
     data = task._data
     windows = task._windows(data.values, data.starts[split], data.context + task.horizon)
     known = task._known_windows(data.store, data.known.values, data.starts[split])
-    ridge = _ridge_forecast(windows[:, : data.context], known, _fit_ridge(task))[..., data.places]
+    ridge = _ridge_forecast(windows[:, : data.context], known, _fit_ridge(task, state))[..., data.places]
     contexts, ahead = windows[:, : data.context, data.places], windows[:, data.context :, data.places]
     measured = task._measured_ahead(data.starts[split])
     medians = ahead[measured].median(0).values

@@ -32,6 +32,7 @@ from longscan.tasks.series.base import (
     PART,
     SHOWN,
     ChannelStatistics,
+    FileState,
     SeriesFile,
     Uneven,
     build_inputs,
@@ -96,7 +97,11 @@ class LabelledSeries(SeriesFile):
 
     @property
     def _data(self) -> LabelledData:
-        return _load(self)
+        return _load(self, self._file_state)
+
+    @property
+    def _sources(self) -> list[Path]:
+        return [*super()._sources, *([Path(self.labels)] if self.labels is not None else [])]
 
     def read_options(self) -> ReadOptions:
         """Return how the file is read, with its answers."""
@@ -291,7 +296,7 @@ class SeriesClasses(LabelledSeries, ClassificationTask):
     def baselines(self, split: Split = "test") -> dict[str, float]:
         """Return the accuracy of the most frequent class and, as "ridge", of a ridge regression on the values of the series."""
         check_request(self, split)
-        return dict(_class_baselines(self, split))
+        return dict(_class_baselines(self, self._file_state, split))
 
     def fitted_baselines(
         self, split: Split = "test", seed: int = 0, on_progress: FitProgress = ignore_progress
@@ -358,7 +363,7 @@ class SeriesValues(LabelledSeries, RegressionTask):
     def baselines(self, split: Split = "test") -> dict[str, float]:
         """Return the mean squared error of the mean and, as "ridge", of a ridge regression on the values of the series."""
         check_request(self, split)
-        return dict(_value_baselines(self, split))
+        return dict(_value_baselines(self, self._file_state, split))
 
     def decode(self, output: Tensor, batch: Batch) -> list[dict[str, str | float]]:  # noqa: ARG002
         """Return a row for each series: its number, in the units of the file."""
@@ -403,7 +408,7 @@ def _as_floats(words: list[str], decimal: str) -> list[float] | None:
 
 
 @lru_cache(maxsize=8)
-def _class_baselines(task: SeriesClasses, split: Split) -> dict[str, float]:
+def _class_baselines(task: SeriesClasses, state: FileState, split: Split) -> dict[str, float]:  # noqa: ARG001, part of the key
     data = task._data
     signs = 2 * np.eye(task.num_classes)[data.targets[data.rows["train"]]] - 1
     found = task._ridge_predictions(signs, split).argmax(1)
@@ -411,14 +416,14 @@ def _class_baselines(task: SeriesClasses, split: Split) -> dict[str, float]:
 
 
 @lru_cache(maxsize=8)
-def _value_baselines(task: SeriesValues, split: Split) -> dict[str, float]:
+def _value_baselines(task: SeriesValues, state: FileState, split: Split) -> dict[str, float]:  # noqa: ARG001, part of the key
     data = task._data
     found = task._ridge_predictions(data.targets[data.rows["train"]][:, None], split)[:, 0]
     return {"constant": task.constant_score(split), "ridge": float(((found - data.targets[data.rows[split]]) ** 2).mean())}
 
 
 @lru_cache(maxsize=4)
-def _load(task: LabelledSeries) -> LabelledData:
+def _load(task: LabelledSeries, state: FileState) -> LabelledData:  # noqa: ARG001, part of the key
     """Read, check and split the series of a task."""
     store = task.read_store()
     source = str(task.path)
