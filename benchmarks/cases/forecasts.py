@@ -29,6 +29,7 @@ from torch import Tensor, nn
 
 from harness import CPU, ROOT, Measurement, Row, provenance
 from longscan.estimators import SSMForecaster
+from longscan.estimators.shifts import OLDEST
 from longscan.report.records import Record, read_records
 from page import mark_uncommitted, recorded_keys, write_section
 
@@ -270,7 +271,8 @@ def ours(problem: Problem) -> Fitted:
     note = f"{model.n_epochs_} epochs" if model.n_epochs_ else added
 
     def forecast(past: Array) -> Array:
-        return np.asarray((model.predict(past[-model.window_ :] * scale + mean) - mean) / scale)
+        read = model.window_ + OLDEST  # the window, and the steps before it by which a shift of the level is recognised
+        return np.asarray((model.predict(past[-read:] * scale + mean) - mean) / scale)
 
     return Fitted(forecast, model.window_, note)
 

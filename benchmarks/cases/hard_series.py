@@ -6,9 +6,10 @@
 - missing hours: the real series without a fifth of their hours at random, and without one whole day.
 - uneven times: waves with noise, at times whose gaps are distributed exponentially, with three long pauses.
 
-In the last two groups `SSMForecaster` gets the times of the steps as `times`; the other methods, and "SSMForecaster, filled", get
-equal steps, the median gap apart, that are filled by linear interpolation. "SSMForecaster, shifts not followed" has no
-`shift_limits_`, as before these existed. Ridge regression and DLinear are those of `cases.forecasts`.
+In the last two groups `SSMForecaster` gets the times of the steps as `times`; the other methods get equal steps, the median gap
+apart, that are filled by linear interpolation. "SSMForecaster, shifts not followed" has no `shift_limits_`, as before these
+existed. Rows with the field `replaced` are those of an earlier default, whose blocks forecast alone at uneven times. Ridge
+regression and DLinear are those of `cases.forecasts`.
 
 Each group has `SERIES` series of `LENGTH` steps, each drawn by its own seed, with one forecast each; real series are from the
 second half of a file. What `SSMForecaster` does was chosen on other seeds and on the first halves. Errors are mean absolute
@@ -165,11 +166,6 @@ def ours(series: Series) -> Array:
     return np.asarray(SSMForecaster(horizon=HORIZON, random_state=0, device="cpu").fit(series.past, series.times).predict())
 
 
-def ours_filled(series: Series) -> Array:
-    """Fit `SSMForecaster` without settings to equal steps."""
-    return np.asarray(SSMForecaster(horizon=HORIZON, random_state=0, device="cpu").fit(filled(series)).predict())
-
-
 def ours_without_shifts(series: Series) -> Array:
     """Fit `SSMForecaster` without settings, and forecast without a look for shifts."""
     model = SSMForecaster(horizon=HORIZON, random_state=0, device="cpu").fit(series.past)
@@ -200,16 +196,12 @@ def _other(series: Series, *, fit: Callable[[Problem], Any]) -> Array:
 MODELS: dict[str, Callable[[Series], Array]] = {
     "SSMForecaster": ours,
     "SSMForecaster, shifts not followed": ours_without_shifts,
-    "SSMForecaster, filled": ours_filled,
     "last value": last_value,
     "seasonal naive": seasonal_naive,
     "ridge": partial(_other, fit=ridge),
     "DLinear": partial(_other, fit=dlinear),
 }
-ONLY = {  # groups of models that are not for all of them
-    "SSMForecaster, shifts not followed": tuple(GROUPS)[:5],
-    "SSMForecaster, filled": tuple(GROUPS)[5:],
-}
+ONLY = {"SSMForecaster, shifts not followed": tuple(GROUPS)[:5]}  # groups of a model that is not for all of them
 
 
 def error(name: str, series: Series) -> float:

@@ -7,7 +7,7 @@ two, is forecast from each of at most `ORIGINS` steps; models are fitted once, t
 absolute errors, divided by the smaller one of the last value and of the seasonal naive forecast.
 
 What short series are forecast by was chosen on the groups of `CHOSEN_ON`. The others were forecast after each change of the
-default, three times so far: rows with the field `replaced` are those of earlier defaults.
+default, three or four times so far: rows with the field `replaced` are those of earlier defaults.
 
 Rows that are in the file are not measured again: delete rows to replace them.
 """

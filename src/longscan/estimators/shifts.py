@@ -22,7 +22,7 @@ from longscan.estimators.linear import LinearForecast
 
 OLDEST = 48  # steps since a shift, at most
 FEWEST_ORIGINS = 10  # of forecasts in `fit`, for each step since a shift
-ORIGINS = 8192  # of forecasts in `fit` at most, evenly spaced
+ORIGINS = 65536  # of forecasts in `fit` at most, evenly spaced
 EXCEEDS = 1.5  # factor of the largest mean error in `fit`
 SMALLEST = 0.1  # of an error that counts, in deviations of the channel
 ROUNDING = 1e-3  # the same for root mean squares, which compare ages
