@@ -125,6 +125,7 @@ def test_report_and_pictures_name_the_series_of_an_example(run, table, capsys):
     assert [by_length[one["name"]] for one in examples] == [one["length"] for one in examples]
     page = Path(run, "report.html").read_text("utf-8")
     assert f"<h1>{table.name} (series classes), " in page
+    assert Run(run).result["task"] == f"series_classes/{table.name}", "tables do not mix the runs of several files"
     assert all(f"%) · {one['name']}</h3>" in page or f"%)) · {one['name']}</h3>" in page for one in examples)
 
 

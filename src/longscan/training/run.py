@@ -33,6 +33,7 @@ from longscan.models.spec import block_label, parse_spec
 from longscan.ops.dispatch import NATIVE
 from longscan.tasks import Batch
 from longscan.tasks.base import Split, Task
+from longscan.tasks.series import SeriesFile
 from longscan.training.checkpoint import find_checkpoint, read_checkpoint, read_tensors, split_like
 from longscan.training.evaluate import MIN_ERRORS, Scores, error_quantiles, evaluate, predict
 from longscan.training.parsing import load_settings, with_section
@@ -416,8 +417,9 @@ def describe_run(settings: Settings, model: nn.Module, device: torch.device, com
 
 
 def task_title(settings: Settings) -> str:
-    """Return the task's name, with that of the data set for a task that reads several."""
-    dataset = getattr(settings.task, "dataset", None)
+    """Return the task's name, with that of the data set for a task that reads several, or of the file for a user's own series."""
+    task = settings.task
+    dataset = Path(task.path or "").name if isinstance(task, SeriesFile) else getattr(task, "dataset", None)
     return f"{settings.task.name}/{dataset}" if dataset else settings.task.name
 
 
