@@ -630,6 +630,23 @@ def test_files_of_a_folder_have_different_names(tmp_path):
         SeriesForecast(path=str(tmp_path)).size("train")
 
 
+def test_ids_in_the_files_of_a_folder_are_no_channel(tmp_path):
+    for number in range(12):
+        (tmp_path / "ab"[number % 2]).mkdir(exist_ok=True)
+        (tmp_path / "ab"[number % 2] / f"{number}.csv").write_text(f"ID,x\n{number},{number / 7:.2f}\n{number},1\n")
+    with pytest.raises(SettingError, match=r"^`channels` must be the columns to read, as 'ID' of .* names series, .* got None$"):
+        SeriesClasses(path=str(tmp_path)).size("train")
+    assert SeriesClasses(path=str(tmp_path), channels=("x",))._data.store.channels == ("x",)
+
+
+def test_labels_of_no_file_are_logged(tmp_path, caplog):
+    path, settings = same_data(tmp_path, "folder with labels")
+    (path / "labels.csv").write_text((path / "labels.csv").read_text() + "u.u12,a\nu.u13.csv,b\n")
+    with caplog.at_level("WARNING", "longscan"):
+        assert SeriesClasses(path=str(path), **settings).size("train")
+    assert caplog.messages == [f"{path / 'labels.csv'}: 2 rows are of no file in {path}, the first of 'u.u12'"]
+
+
 def test_tables_of_labels_are_checked(tmp_path):
     folder = tmp_path / "mine"
     folder.mkdir()

@@ -6,6 +6,7 @@ the error names the settings that decide. Long tables are read in pieces and sto
 does not grow with their text.
 """
 
+import logging
 import re
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -45,6 +46,7 @@ from longscan.tasks.series.files import (
 )
 from longscan.tasks.timeseries.files import read_arff, read_ts
 
+_log = logging.getLogger("longscan")
 TableLayout = Literal["auto", "long", "wide", "nlc", "ncl"]
 Order = Literal["refuse", "sort"]
 MIN_STEPS = 3  # smallest number of numbered columns that are taken for the steps of a wide table
@@ -264,6 +266,10 @@ def _find_roles(path: Path, columns: Sequence[str], options: ReadOptions, *, is_
             first = both.partition(", ")[0]
             raise SettingError(f"`{first}` must be another column than the other of {both}, got {quote(name)} for both")
     rest = [name for name in columns if name not in used]
+    ids = [name for name in rest if name.lower() in ID_NAMES] if is_folder and options.channels is None else []
+    if ids:
+        needed = f"the columns to read, as {ids[0]!r} of {path} names series, but a file of a folder is one series"
+        raise setting_error("channels", None, needed)
     layout = _find_layout(path, columns, rest, named, options, is_folder=is_folder)
     channels = _find_channels(path, columns, rest, options) if layout == "long" else tuple(rest)
     return _Roles(layout, named["id"], named["time"], named["label"], named["group"], channels)
@@ -726,6 +732,9 @@ def _label_files(path: Path, parts: _Parts, options: ReadOptions) -> None:
             key = without_suffix(name)
             if rows.setdefault(key, words) != words:
                 raise ValueError(f"{table} must have one row for each file, got several for {quote(name)}")
+    surplus = sorted(rows.keys() - set(parts.ids))
+    if surplus:
+        _log.warning("%s: %d rows are of no file in %s, the first of %r", table, len(surplus), path, surplus[0])
     lacking = [name for name in parts.ids if name not in rows]
     if lacking:
         others = len(lacking) - 1
