@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from filelock import FileLock
 
 from longscan.engine import Callback, Engine, StepResult
 from longscan.models import LanguageModel, SequenceModel, make_bidirectional
@@ -71,11 +72,21 @@ def stateful_settings(tiny: Any) -> Any:
     return settings
 
 
+@pytest.mark.parametrize("options", [{"resume": True}, {"overwrite": True}])
+def test_two_processes_do_not_train_in_one_folder(tiny: Any, tmp_path: Path, options: dict[str, bool]) -> None:
+    folder = train(tiny(), tmp_path / "run").folder
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    with FileLock(folder / "run.lock"), pytest.raises(SettingError, match="a folder in which no other process trains"):
+        train(tiny(steps=8), folder, **options)
+    assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
+    train(tiny(steps=8), folder, **options)
+
+
 def test_run_writes_settings_logs_checkpoints_result_and_report(tiny: Any, tmp_path: Path) -> None:
     run = train(tiny(), tmp_path / "run", command="as typed")
     names = {path.name for path in run.folder.iterdir()}
     assert names == {
-        *("settings.yaml", "metrics.jsonl", "metrics.csv", "tensorboard", "checkpoints"),
+        *("settings.yaml", "metrics.jsonl", "metrics.csv", "tensorboard", "checkpoints", "run.lock"),
         *("result.json", "angles.json", "baselines.json", "examples.json", "report.html"),
     }
     result = run.result

@@ -6,6 +6,7 @@ learning rates are functions of the step. A resumed run first removes the rows o
 """
 
 import json
+import logging
 import shlex
 import signal
 import sys
@@ -24,6 +25,7 @@ import yaml
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState, PartialState
 from accelerate.utils import DistributedType, ProjectConfiguration, gather_object
+from filelock import FileLock, Timeout
 from torch import Tensor, distributed, nn
 from torch.optim import AdamW
 
@@ -89,6 +91,7 @@ MAY_CHANGE = frozenset(
     f"training.{name}"
     for name in ("steps", "checkpoint_every", "device", "threads", "prefetch", "capture", "shard", "context", "trackers")
 )
+log = logging.getLogger("longscan")
 MAX_RESIDENT_BYTES = 2**30  # of a training set that the device holds
 # Names in checkpoints of version 0.1 -> names since.
 RENAMED = {"longest": "max_length", "waited": "patience_used", "solved": "solved_evaluations", "averaged": "n_averaged"}
@@ -138,14 +141,37 @@ def train(
         with open_accelerator(settings.training, folder) as accelerator:
             command = command or shlex.join(sys.argv)
             trainer = Trainer(settings, folder, accelerator, command, resume=resume, progress=progress, test=test)
-            if overwrite and not resume:  # not before everything that can be refused has been checked
-                if accelerator.is_main_process and holds_run(folder):
-                    clear_run(folder)
-                accelerator.wait_for_everyone()
-            trainer.run(callbacks)
+            with lock_run(folder) if accelerator.is_main_process else nullcontext():
+                if accelerator.is_main_process:  # again: another process may have trained here since the first time
+                    check_folder(folder, settings, resume=resume, overwrite=overwrite)
+                if overwrite and not resume:  # not before everything that can be refused has been checked
+                    if accelerator.is_main_process and holds_run(folder):
+                        clear_run(folder)
+                    accelerator.wait_for_everyone()
+                trainer.run(callbacks)
     finally:
         torch.set_num_threads(threads)
     return Run(folder)
+
+
+@contextmanager
+def lock_run(folder: Path) -> Iterator[None]:
+    """Lock the folder of a run, which is created if needed, by a file that remains in it.
+
+    Raises SettingError if another process trains in the folder: both would write the same checkpoints.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(folder / "run.lock", blocking=False)
+    try:
+        lock.acquire()
+    except Timeout:
+        raise setting_error("--out", str(folder), "a folder in which no other process trains") from None
+    except NotImplementedError:
+        log.warning("%s: its file system has no locks, so two processes that train in it are not noticed", folder)
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 def check_folder(folder: Path, settings: Settings, *, resume: bool, overwrite: bool) -> None:
