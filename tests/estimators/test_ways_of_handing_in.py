@@ -773,7 +773,7 @@ add_inputs(
     },
 )
 
-# Times of the steps, for a model that was fitted on times in seconds: (X, times).
+# Times of the steps, for a model that was fitted on dates, after which numbers are seconds: (X, times).
 SECONDS = np.cumsum(np.random.default_rng(3).integers(1, 9, (N, L)), axis=1).astype(float)
 DATES = pd.Timestamp("2024-10-27") + pd.to_timedelta(SECONDS.ravel(), unit="s")
 STAMPS = DATES.to_numpy().reshape(N, L)
@@ -1026,7 +1026,7 @@ def fitted() -> dict[str, Any]:
         "table": SSMClassifier(**TINY).fit(TABLE, LABELS),
         "pair": SSMClassifier(**TINY).fit(named, LABELS),
         "ragged": SSMClassifier(**TINY).fit(SHORT, LABELS),
-        "times": SSMClassifier("lru", **TINY).fit(DATA, LABELS, SECONDS),
+        "times": SSMClassifier("lru", **TINY).fit(DATA, LABELS, STAMPS),  # so that dates and numbers of seconds are accepted
         "regress": SSMRegressor(**TINY).fit(TABLE, NUMBERS),
         "forecast": SSMForecaster(**AHEAD).fit(ONE),
     }
