@@ -5,6 +5,7 @@ arithmetic plus a few times that of rounding the inputs. Uninitialised memory an
 and every call is made twice: both results must have the same bits.
 """
 
+import logging
 import os
 from collections.abc import Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
@@ -21,8 +22,9 @@ from longscan._devices import find_device
 from longscan.ops import OPS
 from longscan.ops._examples import example_inputs, example_masks
 from longscan.ops._tolerances import PERTURBED_COPIES, allowed_error, largest_error, largest_value, perturb
-from longscan.ops.dispatch import NATIVE, PASSED, unsupported_reason, write_verdicts
+from longscan.ops.dispatch import NATIVE, PASSED, unsupported_reason, verdicts_path, write_verdicts
 
+log = logging.getLogger("longscan")
 EPS = torch.finfo(torch.float32).eps
 
 
@@ -231,16 +233,25 @@ def kernels(device: torch.device) -> Iterator[tuple[str, str]]:
 
 
 def doctor(device: torch.device) -> Iterator[list[Finding]]:
-    """Check the kernels of a device one after another, store the verdicts for `auto`, and yield the findings of each kernel."""
+    """Check the kernels of a device one after another, store the verdicts for `auto`, and yield the findings of each kernel.
+
+    That verdicts cannot be stored is logged once.
+    """
     found = list(kernels(find_device(device)))
     if device.type == "cuda":  # compile in parallel, which takes most of the time
         workers = max(1, min(os.cpu_count() or 1, torch.cuda.mem_get_info(device)[0] // PROCESS_BYTES))
         checked = check_in_parallel(found, device, SIZES + LARGE, workers)
     else:  # Triton's interpreter is slow
         checked = (check_kernel(op, backend, device, SIZES if backend == "triton" else SIZES + LARGE) for op, backend in found)
+    stores = True
     for (op, backend), findings in zip(found, checked, strict=True):
         faults = [f"{finding.call}: {finding.fault}" for finding in findings if finding.fault]
-        write_verdicts(device, {op: {backend: faults[0] if faults else PASSED}})
+        if stores:
+            try:
+                write_verdicts(device, {op: {backend: faults[0] if faults else PASSED}})
+            except OSError as error:
+                stores = False
+                log.warning("%s: verdicts cannot be stored (%s), so `auto` does not know them", verdicts_path(), error.strerror)
         yield findings
 
 

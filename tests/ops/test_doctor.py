@@ -202,6 +202,17 @@ def test_description_of_the_system_comes_first_and_alone_on_request(verdicts_fil
     assert "cpu: 1 passed; linear_scan (cpu) y: error 1" in describe_system()
 
 
+def test_verdicts_that_cannot_be_stored_do_not_end_the_checks(tmp_path, monkeypatch, capsys, caplog):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("LONGSCAN_CACHE", str(tmp_path / "file" / "cache"))
+    monkeypatch.setattr(doctor, "kernels", lambda _: iter([("linear_scan", "eager"), ("short_conv", "eager")]))
+    monkeypatch.setattr(doctor, "SIZES", ((1, 2, 1, 1),))
+    monkeypatch.setattr(doctor, "LARGE", ())
+    assert main(["doctor", "--device", "cpu"]) == 0
+    assert "no fault found" in capsys.readouterr().out
+    assert caplog.text.count("verdicts cannot be stored (Not a directory)") == 1
+
+
 def test_doctor_prints_the_description_before_the_checks(verdicts_file, monkeypatch, capsys):
     monkeypatch.setattr(doctor, "kernels", lambda _: iter([]))
     assert main(["doctor", "--device", "cpu"]) == 0

@@ -43,6 +43,13 @@ def make_run(folder: Path) -> Any:
     return SimpleNamespace(folder=folder, settings=SimpleNamespace(task=task, training=SimpleNamespace(seed=7)))
 
 
+def test_baselines_of_a_folder_that_cannot_be_written_are_returned(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    run = make_run(tmp_path / "file" / "run")
+    (tmp_path / "file").write_text("")
+    assert write_baselines(run, fitted=False) == {"last value": 4.0}
+    assert "baselines.json cannot be written (Not a directory)" in caplog.text
+
+
 def test_baselines_are_stored_in_the_directory_of_the_run(tmp_path: Path) -> None:
     run = make_run(tmp_path)
     assert read_baselines(run) == {}

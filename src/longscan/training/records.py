@@ -1,14 +1,17 @@
 """The row of a run among the recorded results, and the scores of simple predictors that it is compared with."""
 
 import json
+import logging
 from pathlib import Path
 from typing import Any
 
 import longscan.report
-from longscan._errors import SettingError, setting_error
+from longscan._errors import SettingError, one_line, setting_error
 from longscan._files import try_writing, write_text
 from longscan.tasks.fitted import FitProgress, ignore_progress
 from longscan.training.run import Run
+
+log = logging.getLogger("longscan")
 
 
 def result_row(run: Run) -> dict[str, Any]:
@@ -49,13 +52,17 @@ def read_baselines(run: Run) -> dict[str, float]:
 def write_baselines(run: Run, *, fitted: bool = True, on_progress: FitProgress = ignore_progress) -> dict[str, float]:
     """Score the task's simple predictors on test, with those fitted on train, and write baselines.json for the run's record.
 
-    on_progress: see `Task.fitted_baselines`.
+    on_progress: see `Task.fitted_baselines`. A file that cannot be written is logged.
     """
     task = run.settings.task
     scores = dict(task.baselines("test"))
     if fitted:
         scores |= task.fitted_baselines("test", run.settings.training.seed, on_progress)
-    write_text(run.folder / "baselines.json", json.dumps(scores, indent=1))
+    path = run.folder / "baselines.json"
+    try:
+        write_text(path, json.dumps(scores, indent=1))
+    except OSError as error:
+        log.warning("%s cannot be written (%s), so report and record of the run have no such scores", path, error.strerror)
     return scores
 
 
@@ -80,4 +87,4 @@ def record_run(run: Run, target: str | Path) -> None:
     try:
         longscan.report.append_record(target, row)
     except (ValueError, OSError) as error:
-        raise SettingError(f"the run cannot be recorded ({error})") from error
+        raise SettingError(f"the run cannot be recorded ({one_line(error)})") from error
