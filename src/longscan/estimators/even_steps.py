@@ -12,24 +12,24 @@ def even_length(times: np.ndarray, unit: float) -> int:
     return 1 + int((times[-1] - times[0]) / unit + ROUNDING)
 
 
-def fill_evenly(series: Collection, ends: np.ndarray, unit: float, most: int | None = None) -> Collection:
+def fill_evenly(series: Collection, ends: np.ndarray, unit: float, most: np.ndarray | None = None) -> Collection:
     """Return steps of length `unit` up to some steps of series with times, by linear interpolation, without times.
 
     Args:
         series: (n, L, C), with times.
         ends: (m, 2), number of the series and of the steps that are known; the last of these is the last of the equal steps.
         unit: the time between two equal steps.
-        most: equal steps at most, None for all.
+        most: (m,), how many equal steps there are at most, the last ones; None for all.
 
     Returns:
         A collection of m series of equal steps.
     """
     assert series.times is not None, "called for series with times"
     filled = []
-    for row, end in ends:
+    for number, (row, end) in enumerate(ends):
         times, values = series.times[row, :end], series.values[row, :end]
         count = even_length(times, unit)
-        steps = times[-1] - unit * np.arange((count if most is None else min(count, most)) - 1, -1, -1)
+        steps = times[-1] - unit * np.arange((count if most is None else min(count, int(most[number]))) - 1, -1, -1)
         first = max(0, int(np.searchsorted(times, steps[0], side="right")) - 1)
         filled.append(np.stack([np.interp(steps, times[first:], channel) for channel in values[first:].T], 1))
     lengths = np.array([len(one) for one in filled])

@@ -807,7 +807,9 @@ class SSMForecaster(SavedEstimator):
 
         Steps later than the horizon are forecast from the forecast, with the distances of the quantiles of its last step.
         """
-        most = None if self.own_scales_ else self.window_ + OLDEST  # scales are those of the whole series
+        most = np.full(len(ends), self.window_ + OLDEST)
+        if self.own_scales_:  # they are those of the whole series, up to a gap that would need more steps than memory has
+            most = np.maximum(most, np.floor(MOST_FILLED * ends[:, 1]).astype(int))
         even = fill_evenly(fill_codes(collection, self.missing_codes_, self.mean_), ends, self.time_unit_, most)
         rows = np.arange(len(even))
         last = even.values[rows, even.lengths - 1]
