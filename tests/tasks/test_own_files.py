@@ -14,6 +14,7 @@ from longscan._errors import SettingError
 from longscan.tasks.series import SeriesClasses, SeriesForecast, SeriesValues
 from longscan.tasks.series.base import checksum_of
 from longscan.tasks.series.clock import usual_step
+from longscan.tasks.series.files import Dialect, column_names
 from longscan.tasks.series.labelled import label_kind
 from longscan.tasks.series.splits import split_series
 from made_up import labelled_series
@@ -680,6 +681,15 @@ def test_steps_of_a_wide_table_are_in_the_order_of_numbers_or_dates(steps, tmp_p
     task = SeriesClasses(path=str(tmp_path / "mine.csv"), label="kind")
     assert task._data.store.channels == ("value",)
     np.testing.assert_array_equal(task._data.store.series(3)[:, 0], draw[3, ::-1] if steps == SPECTRUM[::-1] else draw[3])
+
+
+def test_first_names_of_many_columns_tell_that_they_are_names(tmp_path, monkeypatch):
+    """Whether a word is a time takes milliseconds to find out, and a table may have thousands of columns."""
+    asked: list[str] = []
+    monkeypatch.setattr("longscan.tasks.series.files._is_time", asked.append)
+    (tmp_path / "mine.csv").write_text(text_of([[0.5] * 21], (*(f"x_{number}" for number in range(20)), "0")))
+    assert len(column_names(tmp_path / "mine.csv", Dialect(",", "."))) == 21
+    assert asked == ["x_0"]
 
 
 def test_steps_of_a_wide_table_that_are_ambiguous_are_refused(tmp_path):

@@ -129,15 +129,13 @@ def _has_values(path: Path, names: Sequence[str], dialect: Dialect) -> bool:
     has_fractions = len(numbers) >= MIN_UNORDERED and not all(number.is_integer() for number in floats)
     if has_fractions and not (_is_sorted(floats) or _is_sorted(numbers)):  # pivoted tables have steps in the order of their text
         return True
-    words = {
-        place: name
-        for place, name in enumerate(names)
-        if not (name in numbers or (name and name in MISSING_WORDS) or _is_time(name))
-    }
+    known = {*numbers, *MISSING_WORDS} - {""}
+    words = {place: name for place, name in enumerate(names) if name not in known}
     if not words:
         return True
     below = _first_lines(path, dialect, HEADER_ROWS)[1:]
-    return all((below[place].str.strip() == name).any() for place, name in words.items())
+    # `all` ends at the first word that is a name: `_is_time` takes milliseconds, and there may be thousands of columns.
+    return all((below[place].str.strip() == name).any() or _is_time(name) for place, name in words.items())
 
 
 def _is_sorted(values: list[Any]) -> bool:
