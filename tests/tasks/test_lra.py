@@ -623,6 +623,14 @@ def test_an_animation_is_an_error(tmp_path):
         read_image(tmp_path / "a.png")
 
 
+def test_first_image_of_a_photograph_with_previews_is_read(tmp_path):
+    grey = np.repeat(np.repeat(GREY, 8, 0), 8, 1)
+    photograph, preview = Image.fromarray(grey), Image.fromarray(grey[::2, ::2])
+    photograph.save(tmp_path / "a.mpo", save_all=True, append_images=[preview], quality=100)
+    (tmp_path / "a.mpo").rename(tmp_path / "a.jpg")
+    np.testing.assert_allclose(read_image(tmp_path / "a.jpg", 32).astype(int), grey, atol=2)
+
+
 def test_opaque_images_are_read_and_turned_as_their_camera_says(tmp_path):
     opaque = Image.merge("LA", [Image.fromarray(GREY), Image.new("L", (4, 4), 255)])
     for image in (Image.fromarray(GREY), opaque, Image.fromarray(GREY).convert("RGBA"), Image.fromarray(GREY).convert("P")):

@@ -45,7 +45,8 @@ def _image_problem(image: "Image.Image") -> str | None:
         return f"an image of 8 bits for each colour, got the mode {image.mode} of Pillow"
     if image.has_transparency_data and image.convert("RGBA").getchannel("A").getextrema() != (255, 255):
         return "an image without transparency, got transparent pixels, whose colour is that of a background"
-    frames = getattr(image, "n_frames", 1)
+    # Photographs of telephones are often MPO files: a JPEG image, after which smaller copies of it follow.
+    frames = 1 if image.format == "MPO" else getattr(image, "n_frames", 1)
     return None if frames == 1 else f"one image, got an animation of {frames}"
 
 

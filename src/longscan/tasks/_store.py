@@ -18,7 +18,7 @@ from numpy.typing import ArrayLike
 
 from longscan._files import cache_folder
 
-VERSION = 5  # version of the cached arrays; must be increased when the output of a reader changes
+VERSION = 6  # version of the cached arrays; must be increased when the output of a reader changes
 WINDOWS_FILES = ("desktop.ini", "thumbs.db")  # in lower case
 Arrays = dict[str, np.ndarray]
 _log = logging.getLogger("longscan")
