@@ -97,9 +97,12 @@ def test_times_can_be_an_argument_or_the_index():
         pd.DataFrame(s, index=pd.Timestamp("2024-01-01") + pd.to_timedelta(row, unit="s"))
         for s, row in zip(X, times, strict=True)
     ]
-    np.testing.assert_allclose(model.predict_proba(dates, "index"), expected, atol=1e-5)
+    of_dates = SSMClassifier("lru", **BRIEF).fit(dates, y, "index")  # after which numbers are seconds
+    np.testing.assert_allclose(of_dates.predict_proba(X, times), expected, atol=1e-5)
+    np.testing.assert_allclose(of_dates.predict_proba(dates, "index"), expected, atol=1e-5)
     zoned = [frame.tz_localize("Asia/Tokyo") for frame in dates]
-    np.testing.assert_allclose(model.predict_proba(zoned, "index"), expected, atol=1e-5)
+    of_zone = SSMClassifier("lru", **BRIEF).fit(zoned, y, "index")
+    np.testing.assert_allclose(of_zone.predict_proba(zoned, "index"), expected, atol=1e-5)
     shifted = [row + 5 for row in times]
     np.testing.assert_allclose(model.predict_proba(list(X), shifted), expected, atol=1e-5)
     even = SSMClassifier(**BRIEF).fit(X, y)
