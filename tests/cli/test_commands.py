@@ -294,6 +294,14 @@ def test_full_disk_under_standard_output_is_one_line(monkeypatch: pytest.MonkeyP
             assert capsys.readouterr().err == "longscan: No space left on device\n"
 
 
+def test_characters_that_the_encoding_of_standard_output_lacks_are_escaped(monkeypatch: pytest.MonkeyPatch) -> None:
+    out = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    monkeypatch.setattr(sys, "stdout", out)
+    assert main(["reproduce", "list"]) == 0
+    out.flush()
+    assert b"min: GPU minutes of all seeds and settings, expected; \\u2013: no rate" in out.buffer.getvalue()
+
+
 def test_list_whose_reader_has_ended_ends_without_a_message(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -10,6 +10,8 @@ from longscan.cli._arguments import list_arguments
     ("argv", "right"),
     [
         ("trian", "did you mean `longscan train`?"),
+        ("help", "did you mean `longscan --help`?"),
+        ("version", "did you mean `longscan --version`?"),
         ("baseline", "did you mean `longscan baselines`?"),
         ("train --out x --task partiy", "did you mean parity?"),
         ("train --out x --task parity --lr 1", "did you mean --training.lr?"),

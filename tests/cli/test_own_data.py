@@ -85,6 +85,8 @@ def test_predictors_that_are_better_than_the_model_are_named(higher, value, said
 
 
 def test_errors_of_a_file_name_the_options_of_the_command(tmp_path, capsys):
+    assert main(["train", "", "--label", "kind"]) == 2  # such as "$FILE" without a value
+    assert "`FILE` must be a file or folder that exists, got ''" in capsys.readouterr().err
     path = tmp_path / "gap.csv"
     path.write_text("unit,second,force,kind\n" + "".join(f"u{i // 4},{i % 4},{'' if i == 5 else i},a\n" for i in range(40)))
     assert main(["train", str(path), "--label", "kind", "--id", "unit", "--time", "second"]) == 2

@@ -7,6 +7,7 @@ them, so that a missing package is also an error of one line.
 """
 
 import errno
+import io
 import os
 import re
 import sys
@@ -58,6 +59,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     for stream in ("stdout", "stderr"):
         if getattr(sys, stream) is None:  # closed, as by `>&-`; the descriptor must not become that of another file
             setattr(sys, stream, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115 - open until the end
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # where the encoding lacks a character, as in pipes on Windows
     keep_freed_memory()
     let_waiting_threads_sleep()
     try:
@@ -104,7 +107,7 @@ def _print_page(name: str, argv: Sequence[str]) -> int:
         echo(f"longscan {longscan.__version__}")
         return 0
     if name not in ("-h", "--help"):
-        near = nearest(name, COMMANDS)
+        near = nearest(name, (*COMMANDS, "--help", "--version"))
         hint = f"; did you mean `longscan {near}`?" if near else ""
         raise SettingError(f"the command must be one of {', '.join(COMMANDS)}, got {name!r}{hint}")
     stdout()  # raises if rich is missing, before a part of the page is printed

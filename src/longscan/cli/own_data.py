@@ -67,7 +67,7 @@ def _read_settings(file: str, options: Mapping[str, Any], label_kind: str | None
     from longscan.training.choice import choose_settings
     from longscan.training.parsing import make_settings, merge, read_arguments
 
-    if not Path(file).exists():
+    if not file or not Path(file).exists():  # Path("") would be the working directory
         raise setting_error("FILE", file, "a file or folder that exists")
     for one, other in (("label", "target"), ("label", "horizon"), ("label_kind", "target")):
         if one in {**options, **({"label_kind": 1} if label_kind else {})} and other in options:
