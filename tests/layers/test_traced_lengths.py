@@ -13,7 +13,7 @@ pytestmark = [
 
 # layers whose Python code depends on the length, so that their graphs are valid for one length only
 ONE_LENGTH = ("linoss", "mlstm", "s4", "s4d", "slstm")
-# layers that torch.export refuses to export with an open length
+# layers that torch.export refuses to export with a dynamic length
 ONLY_ONE_LENGTH = ("attention", "gru", "linoss", "lstm", "pdssm", "s4", "slstm")
 FEW_CHANNELS = 4
 # mamba3 and mlstm have the op of mamba2, slstm and pdssm have the loop of gru over the steps, s4d has the convolution of s4, and
@@ -75,7 +75,7 @@ def test_make_fx_graph_equals_the_layer_at_other_lengths_or_raises(name):
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=() if name == "s6" else pytest.mark.slow) for name in LAYERS])
 @torch.no_grad()
-def test_exported_graph_with_an_open_length_equals_the_layer_or_raises(name):
+def test_exported_graph_with_a_dynamic_length_equals_the_layer_or_raises(name):
     """Layers whose code depends on the length are refused by torch.export, or with `Dim.AUTO` their graphs at other lengths."""
     module = WithState(LAYERS[name](FEW_CHANNELS).eval())
     example, refused = (torch.randn(2, 8, FEW_CHANNELS),), r"as dynamic but your code specialized it to be a constant \(8\)"
@@ -137,9 +137,9 @@ def test_attention_can_be_traced_at_every_length(length):
 
 @pytest.mark.parametrize("way", ["make_fx", "export"])
 @torch.no_grad()
-def test_stabiliser_of_mlstm_has_an_open_length_up_to_a_limit(way, monkeypatch):
+def test_stabiliser_of_mlstm_has_a_dynamic_length_up_to_a_limit(way, monkeypatch):
     """Where the scan is a native op, nothing else in an mLSTM fixes the length, so that its graphs serve every length."""
-    monkeypatch.setattr(mlstm, "LONGEST_OPEN", 64)
+    monkeypatch.setattr(mlstm, "MAX_SYMBOLIC_LENGTH", 64)
 
     class Maximum(torch.nn.Module):
         def forward(self, log_f, log_i, start):

@@ -18,4 +18,4 @@ def _forget_calls():
     """Calls that a test with other settings has recorded are not repeated."""
     from longscan.ops import _repeated_calls
 
-    _repeated_calls.forget_calls()
+    _repeated_calls.clear_recorded_calls()

@@ -9,7 +9,7 @@ from torch.nn.functional import normalize
 
 from longscan.ops import delta_scan, ssd_scan
 from longscan.ops._tolerances import largest_error
-from longscan.ops.delta_scan.eager import LONGEST_OPEN, _inverse
+from longscan.ops.delta_scan.eager import MAX_SYMBOLIC_LENGTH, _inverse
 from op_examples import randn64
 
 B, L, H, P, N = 2, 70, 3, 2, 4
@@ -96,8 +96,8 @@ def test_graph_of_an_open_length_inverts_longer_chunks_or_raises():
         x = 0.1 * torch.randn(2, length, length, dtype=torch.float64).tril(-1)
         expected = torch.linalg.inv(torch.eye(length, dtype=torch.float64) + x)
         torch.testing.assert_close(graph(x), expected, rtol=1e-10, atol=1e-10)
-    with pytest.raises(RuntimeError, match=f"{LONGEST_OPEN}"):
-        graph(torch.zeros(1, 1, 1).expand(1, LONGEST_OPEN + 1, LONGEST_OPEN + 1))
+    with pytest.raises(RuntimeError, match=f"{MAX_SYMBOLIC_LENGTH}"):
+        graph(torch.zeros(1, 1, 1).expand(1, MAX_SYMBOLIC_LENGTH + 1, MAX_SYMBOLIC_LENGTH + 1))
 
 
 @pytest.mark.slow

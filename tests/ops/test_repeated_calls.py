@@ -98,7 +98,7 @@ def test_other_arguments_are_another_call(other: tuple[Any, ...], copy: Copy) ->
     assert len(runs) == 2
     call(*other)
     assert len(runs) == 3
-    _repeated_calls.forget_calls()
+    _repeated_calls.clear_recorded_calls()
     call(torch.zeros(6), None, True)
     assert len(runs) == 4
 
@@ -449,7 +449,7 @@ def test_threads_repeat_calls_at_the_same_time(op: str, gpu: torch.device) -> No
     """Each of two threads, on a side stream, gets what the call returns alone, from its first call on."""
     examples = examples_on(gpu, op, 6)
     expected = [call_with_gradients(op, inputs) for inputs in examples]
-    _repeated_calls.forget_calls()  # so that both threads record
+    _repeated_calls.clear_recorded_calls()  # so that both threads record
     torch.cuda.synchronize()
     wrong: list[str] = []
     start = threading.Barrier(2)

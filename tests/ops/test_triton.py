@@ -180,7 +180,7 @@ def test_third_call_repeats_the_second(op, monkeypatch):
     others = [{name: x * (1 - i / 16) for name, x in inputs.items()} for i in range(4)]
     if DEVICE.type == "cuda":  # the first call also calls both to compile their kernels
         run_backend(op, move_to_device(inputs), "triton")
-        _repeated_calls.forget_calls()
+        _repeated_calls.clear_recorded_calls()
         calls.clear()
     results = [run_backend(op, move_to_device(other), "triton") for other in others]
     assert calls == ["forward", "backward"] * 2

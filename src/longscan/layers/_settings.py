@@ -12,7 +12,7 @@ from torch import nn
 
 from longscan._types import checked_value
 from longscan.ops import OPS
-from longscan.ops.dispatch import NATIVE, missing_kernel, refusal_message
+from longscan.ops.dispatch import NATIVE, missing_kernel, unsupported_backend_message
 
 _building_parts: ContextVar[bool] = ContextVar("longscan_building_parts", default=False)
 _signature = functools.cache(inspect.signature)
@@ -72,4 +72,4 @@ def check_backend(module: nn.Module, backend: str) -> None:
     for name in names:
         reason = missing_kernel(name, backend, OPS[name].native)
         if reason is not None:
-            raise ValueError(refusal_message(name, backend, reason))
+            raise ValueError(unsupported_backend_message(name, backend, reason))

@@ -34,7 +34,7 @@ from longscan.ops.dispatch import Backend
 from longscan.ops.pieces import sum_steps
 from longscan.ops.tracing import record_length
 
-LONGEST_OPEN = 2**20  # largest number of steps of a graph of open length
+MAX_SYMBOLIC_LENGTH = 2**20  # largest number of steps of a graph with a symbolic length
 MAX_EXPONENT = 80.0  # e^80 is finite in float32
 
 
@@ -50,10 +50,10 @@ class MLSTMState(NamedTuple):
 def running_maximum(log_f: Tensor, log_i: Tensor, start: Tensor, flags: Tensor | None) -> Tensor:
     """Return m_t = max(log_f_t + m_{t-1}, log_i_t), shape (B, L, H), without a loop over time.
 
-    The maps m -> max(log_f + m, log_i), affine in the max-plus semiring, are composed by doubling: log2(L) times over all steps,
-    or log2(LONGEST_OPEN) times in a graph of open length, which takes at most LONGEST_OPEN steps, with the same result. A map
-    that contains a restart drops the earlier steps by a selection, so that a NaN of an earlier sequence does not reach a later
-    one.
+    The maps m -> max(log_f + m, log_i), affine in the max-plus semiring, are composed by doubling: log2(L) times over all steps.
+    A graph with a symbolic length accepts at most MAX_SYMBOLIC_LENGTH steps and doubles log2(MAX_SYMBOLIC_LENGTH) times, with the
+    same result. A map that contains a restart drops the earlier steps by a selection, so that a NaN of an earlier sequence does
+    not reach a later one.
 
     Args:
         log_f: (B, L, H), logarithms of the forget gates.
@@ -67,17 +67,18 @@ def running_maximum(log_f: Tensor, log_i: Tensor, start: Tensor, flags: Tensor |
         log_i = torch.where(invalid, -torch.inf, torch.where(restarted, torch.maximum(log_f, log_i), log_i))
         log_f = torch.where(invalid, 0, log_f)
     log_i, length = record_length(log_i)  # the number of doublings depends on it
-    is_open = is_symbolic(length) and not torch.compiler.is_dynamo_compiling()  # torch.compile recompiles for more steps
-    if is_open:
-        # Graphs of make_fx hold no checks of sizes, but `narrow` raises in every graph for more than LONGEST_OPEN steps.
-        log_i = log_i + log_i.new_zeros(1).expand(LONGEST_OPEN).narrow(0, 0, length).unsqueeze(-1)
+    # torch.compile recompiles for more steps.
+    has_symbolic_length = is_symbolic(length) and not torch.compiler.is_dynamo_compiling()
+    if has_symbolic_length:
+        # Graphs of make_fx hold no checks of sizes, but `narrow` raises in every graph for more than MAX_SYMBOLIC_LENGTH steps.
+        log_i = log_i + log_i.new_zeros(1).expand(MAX_SYMBOLIC_LENGTH).narrow(0, 0, length).unsqueeze(-1)
     reach = 1
-    while reach < (LONGEST_OPEN if is_open else length):
-        earlier = _drop_restarted(log_f + _shift_right(log_i, reach, -torch.inf, is_open), restarted)
+    while reach < (MAX_SYMBOLIC_LENGTH if has_symbolic_length else length):
+        earlier = _drop_restarted(log_f + _shift_right(log_i, reach, -torch.inf, has_symbolic_length), restarted)
         log_i = torch.maximum(log_i, earlier)
-        log_f = log_f + _shift_right(log_f, reach, 0, is_open)
+        log_f = log_f + _shift_right(log_f, reach, 0, has_symbolic_length)
         if restarted is not None:
-            restarted = restarted | _shift_right(restarted, reach, False, is_open)
+            restarted = restarted | _shift_right(restarted, reach, False, has_symbolic_length)
         reach *= 2
     return torch.maximum(_drop_restarted(log_f + start.unsqueeze(1), restarted), log_i)
 
@@ -105,13 +106,13 @@ def pass_maximum(
     return torch.stack(states)[split.rank], states[-1]
 
 
-def _shift_right(x: Tensor, steps: int, value: float, is_open: bool) -> Tensor:
+def _shift_right(x: Tensor, steps: int, value: float, has_symbolic_length: bool) -> Tensor:
     """Return x (B, L, H) delayed by `steps`, with `value` at the first steps.
 
-    If L is open, `steps` may exceed it, and a slice would restrict the graph to the lengths for which it is empty, or to those
-    for which it is not; so the delay is a cyclic shift.
+    If L is symbolic, `steps` may exceed it, and a slice would restrict the graph either to the lengths for which it is empty or
+    to those for which it is not. So the delay is computed as a cyclic shift.
     """
-    if not is_open:
+    if not has_symbolic_length:
         return pad(x[:, :-steps], (0, 0, steps, 0), value=value)
     is_new = torch.arange(x.shape[1], device=x.device).unsqueeze(-1) < steps
     return torch.where(is_new, value, x.roll(steps, 1))

@@ -9,7 +9,7 @@ from longscan.ops import _native
 from longscan.ops._signature import FLOATS
 
 HUGE_PAGE = 2**21
-MIN_TEAM_WORK = 2**20  # the least work of a call that several threads share: about a third of a millisecond of one thread
+MIN_TEAM_WORK = 2**20  # smallest work of a call that several threads share: about a third of a millisecond on one thread
 _BYTES = (torch.uint8, torch.bool)
 
 
@@ -38,8 +38,7 @@ def threads_for(length: int, work: int) -> int:
     A team of threads waits for its slowest member at the end of every call. If another process runs on one of the processors,
     that wait takes milliseconds, far more than a short call.
 
-    work: number of state elements, B L D N for the selective scan; other ops count theirs by the time that they take relative to
-    these.
+    work: number of state elements, B L D N for the selective scan; other ops give the number of these that takes as long.
     """
     return torch.get_num_threads() if length > 1 and work >= MIN_TEAM_WORK else 1
 

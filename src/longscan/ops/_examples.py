@@ -22,8 +22,9 @@ class Argument:
     """One tensor argument of an op.
 
     axes: a letter for each axis, or 2. distribution: standard normal, uniform between 0 and 1, or minus the size of a normal
-    number. optional: the op can be called without it. pair: whether a last axis of two contains real and imaginary part: always,
-    never, or where the caller asks for a complex call (None). rescale: function applied to the random tensor for long sequences.
+    number. optional: whether the op can be called without it. pair: whether a last axis of size 2 contains real and imaginary
+    parts: True, False, or None for only where the caller asks for a complex call. rescale: function applied to the random tensor
+    for long sequences.
     """
 
     axes: str
@@ -130,9 +131,9 @@ def example_inputs(
 ) -> dict[str, Tensor]:
     """Return tensors for one call of `op` by argument name, complex numbers as real pairs.
 
-    sizes: the size of every axis (see above). generator: torch's default if None. optional: also the arguments that the op can
-    do without. is_complex: a complex call, of ops that have both. long: tensors rescaled so that states stay bounded over long
-    sequences.
+    sizes: the size of every axis (see above). generator: torch's default if None. optional: whether optional arguments are
+    included. is_complex: whether the call is complex, for ops that support both. long: whether tensors are rescaled so that
+    states stay bounded over long sequences.
     """
     get = sizes.get
     derived = {"2": 2, "k": get("K", 1) - 1, "M": get("D", 1), "E": 2 * get("D", 1), "S": get("R", 1) + 2 * get("N", 1)}

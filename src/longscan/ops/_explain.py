@@ -39,7 +39,7 @@ class Row:
         backend: the backend that runs; None if the requested one cannot.
         calls: some of "whole" (rows of several steps), "packed" (rows of several sequences) and "step" (one step).
         reason: the reason for the backend.
-        by_doctor: whether a saved verdict of `longscan doctor` decided.
+        by_doctor: whether a saved verdict of `longscan doctor` determined the choice.
     """
 
     module: str
@@ -113,7 +113,7 @@ def explain(
         return f"{subject} on {place}, {precision}: {choice.backend} ({choice.reason})"
     for name, value in (("device", device), ("dtype", dtype)):
         if value is not None:
-            raise ValueError(f"`{name}` must be None for a model, which is explained where it is, got {value!r}")
+            raise ValueError(f"`{name}` must be None for a model, which is explained on its own device, got {value!r}")
     return _explain_model(subject)
 
 

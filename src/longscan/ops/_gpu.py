@@ -17,7 +17,7 @@ from longscan.ops._repeated_calls import interpreting, record_launch
 
 log = logging.getLogger("longscan")
 
-PROGRAMS_PER_MULTIPROCESSOR = 4  # the number of its schedulers
+PROGRAMS_PER_MULTIPROCESSOR = 4  # one for each warp scheduler
 
 
 @cache
@@ -27,7 +27,7 @@ def multiprocessors(device: torch.device) -> int:
 
 
 def programs_to_fill(device: torch.device) -> int:
-    """Return how many programs of one warp give each scheduler of a device one."""
+    """Return how many programs of one warp a device needs so that each warp scheduler has one."""
     return PROGRAMS_PER_MULTIPROCESSOR * multiprocessors(device)
 
 
@@ -68,7 +68,7 @@ def on_device(like: Tensor) -> AbstractContextManager[object]:
 
 
 def current_stream(like: Tensor) -> Any:
-    """Return the current stream of the GPU of `like`, as compiled kernels take it."""
+    """Return the handle of the current stream of the GPU of `like`, which compiled kernels take as an argument."""
     from triton.runtime import driver
 
     return driver.active.get_current_stream(like.get_device())
@@ -83,7 +83,7 @@ _tracing = _Tracing()
 
 @contextmanager
 def traced_launches() -> Iterator[None]:
-    """Record launches inside the `with` statement in the graph that a compiler traces, so that its code launches the kernels."""
+    """Record the launches inside the `with` statement as nodes of the graph that a compiler traces."""
     _tracing.active = True
     try:
         yield
@@ -97,86 +97,92 @@ INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 _compiled: dict[tuple[Any, ...], tuple[Any, tuple[Any, ...]]] = {}  # a compiled kernel and its compile-time arguments, in order
 
 
-class _Ahead(threading.local):
-    """Calls whose kernels are compiled together, whether launches only compile, and what they compile."""
+class _ParallelCompilation(threading.local):
+    """State of a parallel compilation.
+
+    Attributes:
+        calls: functions whose kernels are compiled together.
+        compiling: whether launches compile their kernels without running them.
+        kernels: the kernels that these launches compile.
+    """
 
     calls: tuple[Callable[[], object], ...] = ()
     compiling = False
 
     def __init__(self) -> None:
-        self.kernels: dict[int, tuple[Any, int]] = {}  # that are being compiled, by their ids, each with the index of its GPU
+        self.kernels: dict[int, tuple[Any, int]] = {}  # id -> a kernel that is being compiled and the index of its GPU
 
 
-_ahead = _Ahead()
+_compilation = _ParallelCompilation()
 
 
 def compile_together(call: Callable[[], Any], *later: Callable[[], object]) -> Any:
-    """Return the result of `call`. If one of its kernels is new, all that `call` and `later` launch are compiled in parallel."""
-    _ahead.calls = () if _ahead.compiling else (call, *later)
+    """Return the result of `call`. If one of its kernels is new, all kernels of `call` and `later` are compiled in parallel."""
+    _compilation.calls = () if _compilation.compiling else (call, *later)
     try:
         return call()
     finally:
-        _ahead.calls = ()
+        _compilation.calls = ()
 
 
 def is_compiling() -> bool:
-    """Return whether launches only compile; the tensors that they return are then not initialised."""
-    return _ahead.compiling
+    """Return whether launches compile their kernels without running them, so that their results are not initialised."""
+    return _compilation.compiling
 
 
 def compile_ahead() -> None:
-    """Compile the kernels of the calls of `compile_together`, the first time that one of their kernels is new.
+    """Compile the kernels of the calls of `compile_together`; called when one of their kernels is launched for the first time.
 
-    A kernel that cannot be compiled raises when it is launched. It would raise here, too, but in Triton 3.6 such an error leaves
-    the mode active, so that every later kernel of the process fails. If the buffers of the calls do not fit into the memory,
-    kernels are compiled at their launches.
+    A kernel that cannot be compiled raises when it is launched, not here: in Triton 3.6 such an error would leave the
+    asynchronous mode active, so that every later kernel of the process fails. If the buffers of the calls do not fit into the
+    memory, kernels are compiled when they are launched.
     """
-    calls, _ahead.calls = _ahead.calls, ()
+    calls, _compilation.calls = _compilation.calls, ()
     if not calls or torch.cuda.is_current_stream_capturing():
         return
     from triton import AsyncCompileMode
 
-    _ahead.compiling = True
+    _compilation.compiling = True
     try:
         with ThreadPoolExecutor() as threads:
             with AsyncCompileMode(threads, ignore_errors=True):
                 for call in calls:
                     call()
             with _loading:
-                list(threads.map(lambda compiled: _build_launcher(*compiled), _ahead.kernels.values()))
-                for compiled in _ahead.kernels.values():
+                list(threads.map(lambda compiled: _build_launcher(*compiled), _compilation.kernels.values()))
+                for compiled in _compilation.kernels.values():
                     _load(*compiled)
     except torch.OutOfMemoryError:
         log.info("kernels are compiled one by one, because the buffers of a trial call do not fit into the memory")
     finally:
-        _ahead.compiling = False
-        _ahead.kernels.clear()
+        _compilation.compiling = False
+        _compilation.kernels.clear()
 
 
-def _finished(kernel: Any) -> Any:
-    """Return a kernel when it has been compiled, which another thread does in Triton's asynchronous mode."""
+def _wait_until_compiled(kernel: Any) -> Any:
+    """Return a compiled kernel. In Triton's asynchronous mode another thread compiles it, and this function waits for it."""
     return kernel.result() if hasattr(type(kernel), "result") else kernel
 
 
-# Held while the functions that launch kernels are built and loaded.
+# Lock for building and loading the C functions that launch kernels.
 #
-# Triton 3.5 and 3.6 build a C module for the types of a kernel's arguments, and all of these modules have one name. When CPython
-# loads such a file again in a process, it copies the functions of the first load into the module that sys.modules has under that
-# name, which may be the module of another kernel. Triton reads the function from the module right after it has loaded it, so that
-# this is harmless in one thread. Between two threads a kernel can get the function that launches another one, which takes other
-# arguments. Later versions of Triton have one function for all kernels.
+# Triton 3.5 and 3.6 build a C module for the types of a kernel's arguments, and all of these modules have the same name. When
+# CPython loads such a file again in a process, it copies the functions of the first load into the module that sys.modules has
+# under that name, which may be the module of another kernel. Triton reads the function from the module right after it has loaded
+# it, so this is harmless in one thread. With two threads a kernel can get the launch function of another kernel, which has other
+# arguments. Later versions of Triton have one launch function for all kernels.
 _loading = threading.Lock()
 
 
 def _build_launcher(kernel: Any, device: int) -> None:
-    """Build the C function that launches a kernel into Triton's cache, which takes Triton 3.6 half a second each.
+    """Build the C function that launches a kernel and store it in Triton's cache; with Triton 3.6 this takes half a second.
 
-    The function that is loaded here is thrown away, because it may be the one of another kernel: `_loading` says why.
+    The function that is loaded here is not used, because it may belong to another kernel (see the comment at `_loading`).
     """
     from triton.runtime import driver
 
     try:
-        compiled = _finished(kernel)
+        compiled = _wait_until_compiled(kernel)
         with torch.cuda.device(device):
             driver.active.launcher_cls(compiled.src, compiled.metadata)
     except Exception as error:  # raised again where the kernel is launched
@@ -187,14 +193,14 @@ def _load(kernel: Any, device: int) -> None:
     """Load a kernel and the function that launches it onto a GPU, which need not be the current one."""
     try:
         with torch.cuda.device(device):
-            _finished(kernel)[1, 1, 1]
+            _wait_until_compiled(kernel)[1, 1, 1]
     except Exception as error:  # raised again where the kernel is launched
         log.debug("a kernel could not be loaded: %s", error)
 
 
 @cache
 def _specialised(kernel: Any) -> tuple[bool, ...]:
-    """Return for each argument of a kernel whether it is compiled for a value: 1, a multiple of 16 or another."""
+    """Return for each argument of a kernel whether Triton compiles separate versions for 1, multiples of 16 and other values."""
     return tuple([not parameter.do_not_specialize for parameter in kernel.params])
 
 
@@ -202,11 +208,11 @@ def launch(kernel: Any, grid: tuple[int, ...], *args: Any, constants: dict[str, 
     """Launch a Triton kernel: `kernel[grid](*args, **constants)`.
 
     args: in the order of the signature, before the constants; first tensors or None, then integers. A tensor that the kernel
-    writes must not be there twice: a compiler gives each argument a copy, and one of the two copies would be the result.
+    writes must not be passed twice: a compiler gives each argument a separate copy, and would return only one of them.
 
-    A kernel that has run on like arguments before is launched as Triton's tutorials launch a compiled kernel, by
-    `compiled[grid](...)`, with addresses for tensors. `kernel[grid]` takes several times as long: it inspects every argument, and
-    its launcher asks the driver about every tensor.
+    A kernel that has run before on arguments of the same dtypes and alignments is launched by `compiled[grid](...)`, as Triton's
+    tutorials launch a compiled kernel, with addresses instead of tensors. `kernel[grid]` takes several times as long, because it
+    inspects every argument and its launcher asks the driver about every tensor.
     """
     if _tracing.active:
         wrap_triton(kernel)[grid](*args, **constants)
@@ -220,9 +226,9 @@ def launch(kernel: Any, grid: tuple[int, ...], *args: Any, constants: dict[str, 
         record_launch(run, tensors, integers)
         return
     device = next(x.get_device() for x in tensors if x is not None)
-    if _ahead.compiling:
+    if _compilation.compiling:
         started = kernel.warmup(*args, grid=grid, **constants)
-        _ahead.kernels[id(started)] = started, device  # Triton returns the same for like launches
+        _compilation.kernels[id(started)] = started, device  # Triton returns the same object for launches with the same signature
         return
     addresses = [None if x is None else x.data_ptr() for x in tensors]
     key: list[Any] = [kernel, device, *constants.values()]
@@ -232,7 +238,7 @@ def launch(kernel: Any, grid: tuple[int, ...], *args: Any, constants: dict[str, 
     found = _compiled.get(tuple(key))
     if found is None:
         compile_ahead()
-        compiled = _finished(kernel.warmup(*args, grid=grid, **constants))
+        compiled = _wait_until_compiled(kernel.warmup(*args, grid=grid, **constants))
         with _loading:
             compiled[1, 1, 1]  # loads the kernel
         found = compiled, tuple(constants[name] for name in kernel.arg_names[len(args) :])

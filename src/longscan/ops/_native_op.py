@@ -2,10 +2,11 @@
 
 A native backend of an op is a module `longscan.ops.<op>.<backend>` with `forward` and `backward` on contiguous real tensors of
 one dtype (complex numbers are pairs). `NativeOp` wraps both in custom ops with fake, autograd and vmap rules, so that
-`torch.compile`, export and many-model training treat each as one node. A plain call takes none of that way, whose layers cost
-more than a small kernel: it goes to the kernel, by an autograd function where it is recorded. There is no second derivative:
-asking for it raises. No kernel gets an address before shapes, dtypes and devices have been checked, whoever calls: `forward`,
-`backward` and `traced` in `NativeOp`, the only functions that call kernels, begin with the check.
+`torch.compile`, export and many-model training treat each as one node. A plain call (not compiled, traced or transformed) does
+not use the custom op, whose dispatch costs more time than a small kernel: it calls the kernel directly, through an autograd
+function if gradients are recorded. There is no second derivative: requesting it raises an error. Shapes, dtypes and devices are
+checked before a kernel gets an address, for every caller: `forward`, `backward` and `forward_traced` in `NativeOp`, the only
+functions that call kernels, begin with the check.
 """
 
 from collections.abc import Callable, Sequence
@@ -76,7 +77,7 @@ class _Piece(torch.autograd.Function):
         ctx.op, ctx.exchange = op, exchange
         y, _, *kept = op.run(*args, exchange_state=exchange.exchange_state)
         output = y, exchange.take_last(), *kept
-        op.save(ctx, [exchange.entering if x is exchange.initial_state else x for x in args], output)
+        op.save(ctx, [exchange.state_before if x is exchange.initial_state else x for x in args], output)
         return output
 
     @staticmethod
@@ -86,12 +87,18 @@ class _Piece(torch.autograd.Function):
 
 
 class _CustomOp:
-    """One custom op: call it with the positional arguments of its schema.
+    """One custom op, which is called with the positional arguments of its schema.
 
-    run and fake compute its results and their shapes; save and differentiate are its autograd rule; batched says which
-    arguments, and which results, have a leading batch axis into which a mapped axis can be folded, given the number of axes of
-    each argument; folds: whether the results are those of every row alone, so that rows of all models can stand in one batch.
-    chunk_states: the place of the argument of this name, if there is one.
+    Args:
+        schema: name, arguments and results, as `torch.library.Library.define` takes them, without the namespace.
+        run: function that computes the results.
+        fake: function that returns empty results of the right shapes, for fake tensors.
+        save, differentiate: the autograd rule, as `torch.library.register_autograd` takes its `setup_context` and `backward`.
+        batched: function of the numbers of axes of all arguments that returns which arguments, and which results, have a leading
+            batch axis, into which `vmap` can fold a mapped axis.
+        folds: whether each row of the results depends on the same row of the arguments only, so that the rows of all models can
+            form one batch.
+        chunk_states: index of the argument `chunk_states`; None if the op has no such argument.
     """
 
     def __init__(
@@ -116,10 +123,10 @@ class _CustomOp:
         self.overload = getattr(torch.ops.longscan, name.split("::")[1]).default
 
     def trace_kernels(self, run: Callable[..., Any]) -> None:
-        """Let compilers see the Triton kernels that `run` launches, instead of one opaque node.
+        """Make compilers trace the Triton kernels that `run` launches, instead of one opaque node.
 
-        This is what `torch.library.triton_op` does for an op with a single implementation. torch.export, whose graphs may run
-        without Triton, keeps the op.
+        This is what `torch.library.triton_op` does for an op with a single implementation. Graphs of torch.export contain the
+        custom op itself, because they may run without Triton.
         """
 
         def decompose(mode: Any, op: Any, types: Any, args: Any, kwargs: Any) -> Any:
@@ -151,9 +158,10 @@ class _CustomOp:
         return self.run(*args, exchange_state=exchange.exchange_state)[0], exchange.take_last()
 
     def vmap(self, info: Any, in_dims: tuple[int | None, ...], *args: Any) -> tuple[Any, Any]:
-        """Fold the mapped axis into the batch where every mapped argument has one.
+        """Return the results for arguments with a mapped axis (a vmap rule), by one call where possible.
 
-        Else parameters are mapped: kernels that know groups get one group of parameters a model, others run model by model.
+        If every mapped argument has a batch axis, the mapped axis is folded into the batch. Otherwise parameters are mapped: the
+        backends in GROUPED get one group of parameters for each model, and the others are called once for each model.
         """
         size, mapped = info.batch_size, [axis is not None for axis in in_dims]
         axes = [x.ndim - moved if isinstance(x, Tensor) else 0 for x, moved in zip(args, mapped, strict=True)]
@@ -163,7 +171,7 @@ class _CustomOp:
             given = []
             for i, (x, axis, can) in enumerate(zip(args, in_dims, batched, strict=True)):
                 if i == self._chunk_states and axis is None:
-                    x = x.new_empty(0)  # they are of a smaller batch, for which steps were divided in another way
+                    x = x.new_empty(0)  # computed again: a smaller batch had its steps divided into other chunks
                 elif isinstance(x, Tensor) and (can or not rows_alone):
                     x = x.expand(size, *x.shape) if axis is None else x.movedim(axis, 0)
                     x = x.flatten(0, 1) if can else x
@@ -173,7 +181,7 @@ class _CustomOp:
                 for x, folded in zip(self(*given), by_row, strict=True)
             ]
         else:
-            # unbind, not select: the backward of a select fills a tensor of all models for each model, that of unbind only one
+            # unbind, not select: its backward fills one tensor for all models, that of select such a tensor for each model
             by_model = [[x] * size if axis is None else x.unbind(axis) for x, axis in zip(args, in_dims, strict=True)]
             each = [self(*given) for given in zip(*by_model, strict=True)]
             outputs = [torch.stack(results) for results in zip(*each, strict=True)]
@@ -184,18 +192,21 @@ class NativeOp:
     """The custom ops `longscan::<name>` and `longscan::<name>_backward` around the native kernels of one op.
 
     Args:
-        name: of the op; native: its native backends.
-        inputs: the tensors that `forward` takes, in order, as `Signature` reads them; one is the `initial_state`, whose dtype is
-            that of the computation.
-        constants: the booleans after them; "name: 2" is true where the axis 2 of brackets "[2]" is there.
-        outputs: what `forward` returns, "name: input of the same shape and dtype", each with a leading batch axis. These two
-            carry gradients.
-        saved: what `backward` takes after the gradients of these two (inputs, outputs, then constants).
-        gradients: the inputs that get a gradient, each with the name in `saved` of a tensor of its shape.
-        batched: the inputs with a batch axis, given the number of axes of each.
-        chunk_states: the shape of a third output, from the backend's module, the first input and the initial state. `forward`
-            then takes a last constant, `keep`: whether it returns these states for `backward`, or an empty tensor.
-        may_be_empty, limits: as `Signature` takes them.
+        name: the name of the op.
+        native: its native backends.
+        inputs: declarations of the tensors that `forward` takes, in order, in the syntax of `Signature`; one is the
+            `initial_state`, whose dtype is that of the computation.
+        constants: the names of the boolean arguments after the tensors. "name: 2" declares a boolean that must be true exactly if
+            the bracket axis "[2]" is present.
+        outputs: the two results of `forward`, both differentiable and with a leading batch axis, as "name: input of the same
+            shape and dtype".
+        saved: the arguments of `backward` after the gradients of the two results: inputs, results, then constants.
+        gradients: input that gets a gradient -> name in `saved` of a tensor of its shape.
+        batched: function of the number of axes of each input that returns the names of the inputs with a batch axis.
+        chunk_states: function of the backend's module, the first input and the initial state that returns the shape of a third
+            result; None if there is none. `forward` then takes a last boolean, `save_states`: whether it returns these states for
+            `backward`, or an empty tensor.
+        may_be_empty, limits: arguments of `Signature`.
         pieces: the backends whose `forward` takes a function `exchange_state` and whose `backward` takes `exchange_gradient`.
             With these methods of `PieceExchange` they exchange states between pieces of split sequences.
     """
@@ -222,7 +233,7 @@ class NativeOp:
         like = dict(text.split(": ") for text in outputs)
         keeps = () if chunk_states is None else ("chunk_states",)
         results = (*like, *keeps)
-        constants = (*axis_of, *(("keep",) if keeps else ()))
+        constants = (*axis_of, *(("save_states",) if keeps else ()))
         self._arguments = arguments = (*declared, *constants)
         same_shape = {"grad_y": like[results[0]], "grad_final": like[results[1]], **like}
 
@@ -258,7 +269,7 @@ class NativeOp:
             check_backend(backend)
             reason = dispatch.unsupported_reason(name, backend, state.device, state.dtype, native)
             if reason:
-                raise ValueError(dispatch.refusal_message(name, backend, reason))
+                raise ValueError(dispatch.unsupported_backend_message(name, backend, reason))
             if "models" in axes and backend not in GROUPED:
                 of = ", ".join(x for x in signature.names if "models" in declared.get(x, ""))
                 raise ValueError(f"`{of}` must be without an axis of models for the {backend} backend of {name}, got one")
@@ -280,7 +291,7 @@ class NativeOp:
 
             def later() -> None:
                 known = dict(zip((*arguments, *results), (*given, *forward_fake(*given, backend)), strict=True))
-                if known.get("keep", True):
+                if known.get("save_states", True):
                     module.backward(*(known[x] for x in results[:2]), *(known[x] for x in saved), **back)
 
             return tuple(_gpu.compile_together(lambda: module.forward(*given, **more), later))
@@ -299,7 +310,7 @@ class NativeOp:
             return tuple(_gpu.compile_together(lambda: module.backward(*given, **more)))
 
         def check_backward(*args: Any, traced: bool = False) -> list[Any]:
-            """Return the arguments of a backward kernel, checked, with the states between chunks where `forward` kept none."""
+            """Check and return the arguments of a backward kernel; compute the chunk states if `forward` did not save them."""
             *given, backend = args
             known = dict(zip(backward_arguments, given, strict=True))
             check(backward_signature, known, backend, traced)
@@ -308,8 +319,8 @@ class NativeOp:
                 check_chunk_states_device(kept, state)
                 if kept.ndim != 1 or kept.shape[0]:
                     check_chunk_states(kept, tuple(chunk_states(module, known[arguments[0]], state)), state)
-                else:  # a graph recorded where no gradient was wanted, which is asked for one now
-                    known["chunk_states"] = module.forward(*_contiguous([x == "keep" or known[x] for x in arguments]))[2]
+                else:  # the graph was recorded without gradients, which are needed now
+                    known["chunk_states"] = module.forward(*_contiguous([x == "save_states" or known[x] for x in arguments]))[2]
             return _contiguous(list(known.values()))
 
         self.forward, self.backward = forward, backward
@@ -341,7 +352,7 @@ class NativeOp:
             found = [known[x].new_empty(known[x].shape) for x in like.values()]
             if chunk_states is not None:
                 state = known["initial_state"]
-                shape = chunk_states(self.module(args[-1]), args[0], state) if known["keep"] else (0,)
+                shape = chunk_states(self.module(args[-1]), args[0], state) if known["save_states"] else (0,)
                 found.append(state.new_empty(shape))
             return tuple(found)
 
@@ -362,7 +373,7 @@ class NativeOp:
             ctx.constants, ctx.backend = [known[i] for i in saved_constants], inputs[-1]
             ctx.gradients = [None if x is None else gradient_of.get(name) for name, x in zip(arguments, inputs, strict=False)]
             ctx.mark_non_differentiable(*output[2:])
-            ctx.set_materialize_grads(False)  # it would make zeros for what is kept for the backward, too
+            ctx.set_materialize_grads(False)  # otherwise autograd would allocate zeros as gradients of the saved states, too
             ctx.results = [(result.shape, result.dtype) for result in output[:2]]
 
         def differentiate(ctx: Any, *grads: Tensor | None, exchange: PieceExchange | None = None) -> Any:
@@ -384,10 +395,10 @@ class NativeOp:
                 found = second(*arguments_of_second, observed=given if only_gradients else None)
             return (*[None if i is None else found[i] for i in ctx.gradients], None)
 
-        def remember_backend(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:  # noqa: ARG001
+        def save_backend(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:  # noqa: ARG001
             ctx.backend = inputs[-1]
 
-        def refuse(ctx: Any, *_: Any) -> Any:
+        def raise_no_second_derivative(ctx: Any, *_: Any) -> Any:
             raise RuntimeError(f"{name}: the {ctx.backend} backend has no second derivative; use backend='eager'")
 
         def has_batch(axes: Sequence[int]) -> tuple[Sequence[bool], Sequence[bool]]:
@@ -404,7 +415,7 @@ class NativeOp:
         )
         second = _CustomOp(
             name + "_backward" + schema(backward_arguments, len(gradients)),
-            run_backward, backward_fake, remember_backend, refuse, has_batch_backward, False,
+            run_backward, backward_fake, save_backend, raise_no_second_derivative, has_batch_backward, False,
             backward_arguments.index("chunk_states") if keeps else None,
         )  # fmt: skip
         if name in TRACED_OPS:
@@ -427,7 +438,7 @@ class NativeOp:
         return self._first(*args)
 
     def of_piece(self, *args: Any, factors: FactorKind) -> Callable[[SequenceSplit], tuple[Tensor, Tensor]] | None:
-        """Return a function that runs the op on a piece of split sequences, as `scan_piece` takes it; None where it cannot.
+        """Return a function that runs the op on a piece of split sequences, for `scan_piece`; None if the backend cannot.
 
         args: as in a call; the initial state is that before the first piece. factors: the kind that `PieceExchange` takes.
         """
@@ -452,7 +463,7 @@ def _contiguous(values: Sequence[Any]) -> list[Any]:
 
 
 def keeps_chunk_states(*inputs: Tensor | None) -> bool:
-    """Whether a backward may follow a call on these inputs, so that the kernel must hand out what it needs."""
+    """Return whether a backward pass may follow a call on these inputs, so that the kernel must return the chunk states."""
     if not torch.is_grad_enabled():
         return False
     return in_func_transform() or any(x is not None and x.requires_grad for x in inputs)

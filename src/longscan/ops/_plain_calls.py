@@ -1,9 +1,9 @@
 """Plain calls of Triton kernels: an op on ordinary tensors as one node of the autograd graph, whose launches are repeated.
 
-An op checks its arguments, converts them (complex numbers to pairs, coefficients of all channels to those of each) and runs its
+An op checks its arguments, converts them (complex numbers to pairs, shared coefficients to one for each channel) and runs its
 kernels. Each of these steps is one or more operations of PyTorch and nodes of the autograd graph, which together take the host
-several times as long as the launches of the kernels. A plain call does all of them inside one node. From the third call on like
-tensors on it only allocates memory and launches kernels (`RepeatedFunction`).
+several times as long as the launches of the kernels. A plain call does all of them inside one node. From the third call with
+tensors of the same shapes, dtypes and alignments on, it only allocates memory and launches kernels (`RepeatedFunction`).
 """
 
 from collections.abc import Sequence
@@ -23,18 +23,19 @@ REDUCED_DTYPES = (torch.bfloat16, torch.float16)
 
 
 class PlainCall:
-    """An op on ordinary tensors by its Triton kernels.
+    """Calls of an op on ordinary tensors by its Triton kernels, each as one node of the autograd graph.
 
     Args:
-        op: the name of the op. native: its native backends.
-        count: number of tensors, which are its first arguments; those that are optional may be None.
-        forward: function of the arguments, checked or not, and a boolean `keep`. It returns y, the final state, and what
-            `backward` needs besides the tensors, an empty tensor without `keep`.
-        backward: function of the gradients of y and of the final state, each None if it is zero, the tensors, those that
-            `forward` kept, and the other arguments. It returns the gradients of the tensors that are not None.
+        op: the name of the op.
+        native: its native backends.
+        count: number of tensors, which are its first arguments; optional ones may be None.
+        forward: function of the arguments, which it checks, and a boolean `save_states`. It returns y, the final state, and, with
+            `save_states`, what `backward` needs besides the tensors.
+        backward: function of the gradients of y and of the final state (None for zero), the tensors, what `forward` saved, and
+            the other arguments. It returns the gradients of the tensors that are not None.
         general: function of the arguments that returns y and the final state, and that autograd can differentiate in every way.
-        reduced: numbers of the tensors that the kernels read in half precision. Others are not plain in it: a call that copies
-            them cannot be repeated, where `general` copies them first and then repeats the launches of its kernels.
+        reduced: indices of the tensors that the kernels read in fp16 and bf16. A call with another tensor in these dtypes is not
+            plain, because a recorded call cannot repeat the conversion of that tensor; `general` converts it first.
     """
 
     def __init__(
@@ -63,16 +64,16 @@ class PlainCall:
         self._forward, self._backward = RepeatedFunction(compile_and_run), RepeatedFunction(backward)
 
     def runs(self, tensors: Sequence[Any], backend: str) -> bool:
-        """Return whether a call on these tensors is plain, and is run by the Triton kernels if `backend` is asked for.
+        """Return whether a call on these tensors is plain and `backend` selects the Triton kernels.
 
-        Anything else but a tensor or None makes it no plain call, and so does all that reads or changes single operations:
-        compilers, transforms, modes, forward-mode derivatives, and sequences that are split over processes.
+        A call is not plain if an argument is neither a tensor nor None, or if single operations are observed or changed: by
+        compilers, transforms, modes, forward-mode derivatives, or the split of sequences over processes.
 
         Raises:
-            ValueError: `backend` cannot run.
+            ValueError: `backend` cannot run on these tensors.
         """
         like = tensors[0]
-        if is_compiled_or_transformed(*tensors) or not isinstance(like, Tensor):  # so are all other objects than tensors
+        if is_compiled_or_transformed(*tensors) or not isinstance(like, Tensor):  # so is an object of another type
             return False
         if not (like.is_cuda and backend == "auto") and backend != "triton":
             return False
@@ -85,7 +86,7 @@ class PlainCall:
         return resolve(self._op, backend, like, self._native) == "triton"
 
     def __call__(self, *args: Any) -> tuple[Tensor, Tensor]:
-        """Return y and the final state. args: the tensors, then the others."""
+        """Return y and the final state. args: the tensors, then the other arguments."""
         if torch.is_grad_enabled():
             for x in args[: self.count]:
                 if x is not None and x.requires_grad:
@@ -95,7 +96,7 @@ class PlainCall:
         return y, final
 
     def run_forward(self, args: tuple[Any, ...]) -> tuple[tuple[Tensor, ...], "_Repeated | None"]:
-        """Return y, the final state and what the backward pass needs, and the recorded call if it was repeated."""
+        """Return (y, final state, what the backward pass needs), and the recorded call if one was repeated, otherwise None."""
         args = *args, True
         description = describe(args)
         results, call = self._forward.run(args, description)
@@ -112,8 +113,8 @@ class PlainCall:
     ) -> tuple[Tensor, ...]:
         """Return the gradients of the tensors that are not None, after a forward pass that was repeated.
 
-        Autograd returns the tensors that were saved, whose description is known then, unless somebody replaced them, which shows
-        in their addresses. So only the gradients are looked at.
+        Autograd passes the tensors that the forward pass saved, which are those of its recorded call unless a hook has replaced
+        them. Their addresses are compared to find this out, and only the gradients are described anew.
         """
         contiguous = [grad if grad is None else grad.contiguous() for grad in grads]
         addresses = [0 if x is None else x.data_ptr() for x in contiguous]
@@ -138,10 +139,10 @@ class PlainCall:
         others: Sequence[Any],
         repeated: "_Repeated | None",
     ) -> list[Tensor | None]:
-        """Return the gradients of the tensors, None for those that are None. saved: the tensors and what `forward` kept."""
+        """Return the gradients of the tensors, None for those that are None. saved: the tensors and what `forward` saved."""
         tensors = saved[: self.count]
         plain = not torch.is_grad_enabled() and not is_compiled_or_transformed(*grads)
-        if not plain:  # gradients of which derivatives are taken, or of several vectors together
+        if not plain:  # for second derivatives (`create_graph`), or for several vectors at once (`is_grads_batched`)
             return self._differentiate_generally(grads, tensors, others)
         if repeated is not None:
             found = iter(self.repeat_backward(repeated, grads, saved, others))
@@ -154,7 +155,7 @@ class PlainCall:
     ) -> list[Tensor | None]:
         create_graph = torch.is_grad_enabled()
         with torch.enable_grad():
-            given = [x if x is None else x.view_as(x) for x in tensors]  # where this gradient ends
+            given = [x if x is None else x.view_as(x) for x in tensors]  # new leaves, so that autograd stops here
             results = self._general(*given, *others)
             wanted = [x for x in given if x is not None and x.requires_grad]
             pairs = [(y, grad) for y, grad in zip(results, grads, strict=True) if grad is not None]
@@ -164,14 +165,14 @@ class PlainCall:
 
 
 class _Repeated(NamedTuple):
-    """A forward pass that was repeated: its recorded call, and the addresses of what it saved, 0 for None."""
+    """A forward pass by a recorded call: this call, and the addresses of the saved tensors, 0 for None."""
 
     call: RecordedCall
     addresses: list[int]
 
 
 class _Node(torch.autograd.Function):
-    """The node of a plain call."""
+    """The autograd node of a plain call."""
 
     @staticmethod
     def forward(ctx: Any, call: PlainCall, *args: Any) -> tuple[Tensor, Tensor]:
@@ -191,10 +192,10 @@ class _Node(torch.autograd.Function):
 
 
 def pairs_or_zeros(grad: Tensor | None, shape: Sequence[int], like: Tensor) -> Tensor:
-    """Return a gradient as the kernels take it: real numbers of the dtype of `like`, complex ones as pairs; zeros for None."""
+    """Return a gradient in the dtype of `like`, complex numbers as real pairs; zeros of this shape if it is None."""
     return like.new_zeros(shape) if grad is None else to_pairs(grad, like.dtype)
 
 
 def restore_gradients(grads: Sequence[Tensor], tensors: Sequence[Tensor | None]) -> tuple[Tensor, ...]:
-    """Return the gradients of tensors as they were given, those that are None left out, from those of their pairs or numbers."""
+    """Return gradients converted to the dtypes of their tensors, complex where these are; tensors that are None are skipped."""
     return tuple([restore_complex(grad, x).to(x.dtype) for grad, x in zip(grads, tensors, strict=True) if x is not None])

@@ -1,6 +1,6 @@
-"""Calls of Triton kernels that repeat an earlier call: its launches are recorded once, and then made again at other addresses.
+"""Repetition of calls of Triton kernels: the launches of a call are recorded once and replayed on tensors at other addresses.
 
-What an op launches depends on the shapes, dtypes and alignments of its tensors, not on their numbers. The second call on tensors
+What an op launches depends on the shapes, dtypes and alignments of its tensors, not on their values. The second call on tensors
 of some shapes is therefore recorded: kernels, grids, integers, and where in the inputs, the results or the temporary buffers each
 address lies. A later call on such tensors allocates the results and one workspace, and launches the kernels. It runs neither the
 Python code of the op nor its checks of the arguments, which the recorded call passed.
@@ -24,8 +24,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 log = logging.getLogger("longscan")
 
 ALIGNMENT = 512  # bytes, of buffers in the workspace, as the caching allocator of CUDA aligns
-MOST_CALLS = 256  # remembered of each function
-RETRY_AFTER = 100  # like calls, after one that could not be recorded, or whose buffers did not fit into the memory
+MOST_CALLS = 256  # largest number of recorded calls of a function
+RETRY_AFTER = 100  # number of calls with the same key until recording is tried again, after it failed or memory was exhausted
 ZEROS = {torch.ops.aten.zeros.default, torch.ops.aten.zeros_like.default, torch.ops.aten.new_zeros.default}
 ALLOCATIONS = {
     *ZEROS,
@@ -47,8 +47,8 @@ class _Buffer(NamedTuple):
     size: int
 
 
-class _Place(NamedTuple):
-    """Where a tensor begins: so many bytes after the beginning of a root."""
+class _Location(NamedTuple):
+    """Location of a tensor: the index of a root (input, result or buffer) and the offset from its start in bytes."""
 
     root: int
     offset: int
@@ -56,7 +56,7 @@ class _Place(NamedTuple):
 
 
 class _Launch(NamedTuple):
-    """A compiled kernel with its grid, a function that takes the addresses of its tensors from all, and its other arguments."""
+    """A launch: the kernel with its grid, a function that selects its addresses from those of all tensors, and its integers."""
 
     run: Run
     select: Callable[[Sequence[Any]], tuple[Any, ...]]
@@ -64,7 +64,7 @@ class _Launch(NamedTuple):
 
 
 class _Result(NamedTuple):
-    """Shape and dtype of a result, whether it is filled with zeros first, and the index of a like input, if there is one."""
+    """A result: shape, dtype, whether it is filled with zeros, and the index of an input of this shape and dtype, or None."""
 
     shape: torch.Size
     dtype: torch.dtype
@@ -74,20 +74,20 @@ class _Result(NamedTuple):
 
 @dataclass(slots=True)
 class RecordedCall:
-    """A recorded call.
+    """The launches of a call, which can be repeated on other tensors.
 
     Attributes:
-        launches: in their order.
-        places: where the tensors of all launches begin; first None, for arguments that are None. Roots are the inputs, the
-            results, the workspace and the zeros, counted in this order.
-        results: what is allocated and returned.
+        launches: the launches in order.
+        locations: the locations of the tensors of all launches; the first entry is None, for arguments that are None. Roots are
+            the inputs, the results, the workspace and the zeros, numbered in this order.
+        results: the tensors that a call allocates and returns.
         workspace, zeros: bytes of all temporary buffers that are not initialised, and of those that are filled with zeros.
-        device: of all tensors.
-        following: recorded calls that get the inputs and results of this one, by what else they depend on. For `PlainCall`.
+        device: the device of all tensors.
+        following: recorded backward calls after this forward call, by the alignments of the gradients. Used by `PlainCall`.
     """
 
     launches: list[_Launch]
-    places: list[_Place | None]
+    locations: list[_Location | None]
     results: list[_Result]
     workspace: int
     zeros: int
@@ -95,12 +95,12 @@ class RecordedCall:
     following: dict[Any, "RecordedCall"] = field(default_factory=dict)
 
     def repeat(self, inputs: Sequence[Any], addresses: Sequence[int]) -> tuple[Tensor, ...]:
-        """Launch the kernels on other inputs, and return new results. addresses: of the inputs, 0 for those without."""
+        """Launch the kernels on other inputs, and return new results. addresses: those of the inputs, 0 if not a tensor."""
         from longscan.ops import _gpu
 
         device, buffers = self.device, []
         for shape, dtype, zeros, like in self.results:
-            if like is not None:  # half the time of `torch.empty`
+            if like is not None:  # takes half the time of `torch.empty`
                 buffers.append(torch.empty_like(inputs[like]))
             else:
                 buffers.append((torch.zeros if zeros else torch.empty)(shape, dtype=dtype, device=device))
@@ -112,7 +112,7 @@ class RecordedCall:
             self._interpret([*inputs, *buffers])
             return results
         roots = [*addresses, *[x.data_ptr() for x in buffers]]
-        found = [None if place is None else roots[place[0]] + place[1] for place in self.places]
+        found = [None if x is None else roots[x[0]] + x[1] for x in self.locations]
         like_buffer = buffers[-1]
         with _gpu.on_device(like_buffer):
             stream = _gpu.current_stream(like_buffer)
@@ -123,7 +123,7 @@ class RecordedCall:
     def _interpret(self, roots: Sequence[Any]) -> None:
         """Launch the kernels in Triton's interpreter, which takes tensors instead of addresses."""
         flat = [x.view(-1).view(torch.uint8) if isinstance(x, Tensor) else x for x in roots]
-        found = [None if place is None else flat[place.root][place.offset :].view(place.dtype) for place in self.places]
+        found = [None if x is None else flat[x.root][x.offset :].view(x.dtype) for x in self.locations]
         for run, select, others in self.launches:
             run(*select(found), *others)
 
@@ -136,11 +136,11 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._inputs = [x if isinstance(x, Tensor) else None for x in inputs]
         self._complete = True  # whether the call did nothing but allocate, take views and launch
         self._launches: list[_Launch] = []
-        self._first_use: dict[int, int] = {}  # the number of the first launch that gets a tensor at a place
+        self._first_use: dict[int, int] = {}  # location -> index of the first launch that uses it
         self._last_use: dict[int, int] = {}
-        self._places: list[tuple[int | _Buffer, int, torch.dtype]] = []  # the index of an input or a buffer, offset, dtype
+        self._locations: list[tuple[int | _Buffer, int, torch.dtype]] = []  # the index of an input or a buffer, offset, dtype
         self._zeros: set[_Buffer] = set()
-        self._recorded_tensors: list[Tensor | None] = []  # while it records, so that two buffers never have the same address
+        self._recorded_tensors: list[Tensor | None] = []  # keeps buffers alive, so that no two have the same address
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self._complete = self._complete and (_active.interprets or func in ALLOCATIONS or func.is_view)
@@ -153,27 +153,28 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def add(self, run: Run, tensors: Sequence[Tensor | None], others: tuple[Any, ...]) -> None:
         """Record a launch, run(*tensors, *others)."""
         self._recorded_tensors.extend(tensors)
-        places = [0 if x is None else self._place(x) for x in tensors]
-        for place in places:
-            self._last_use[place] = len(self._launches)
-            self._first_use.setdefault(place, len(self._launches))
+        locations = [0 if x is None else self._locate(x) for x in tensors]
+        for location in locations:
+            self._last_use[location] = len(self._launches)
+            self._first_use.setdefault(location, len(self._launches))
         # itemgetter returns a tuple for several indices only
-        select = itemgetter(*places) if len(places) > 1 else lambda found: (found[places[0]],)
+        select = itemgetter(*locations) if len(locations) > 1 else lambda found: (found[locations[0]],)
         self._launches.append(_Launch(run, select, others))
 
-    def _place(self, x: Tensor) -> int:
-        place = *self._root(x), x.dtype
-        if place not in self._places:
-            self._places.append(place)
-        return self._places.index(place) + 1
+    def _locate(self, x: Tensor) -> int:
+        """Return the index of the location of a tensor among those of the call, counted from 1; 0 stands for None."""
+        location = *self._root(x), x.dtype
+        if location not in self._locations:
+            self._locations.append(location)
+        return self._locations.index(location) + 1
 
     def _root(self, x: Tensor) -> tuple[int | _Buffer, int]:
-        """Return the input, as its index, or the buffer in which a tensor lies, and its offset in bytes."""
+        """Return the index of the input, or the buffer, that contains a tensor, and the offset of the tensor in it in bytes."""
         address = x.data_ptr()
         found = [i for i, given in enumerate(self._inputs) if given is x]
         if not found:
             found = [i for i, given in enumerate(self._inputs) if given is not None and _contains(given, address)]
-            self._complete = self._complete and len(found) <= 1  # inputs that overlap in this call need not do so in others
+            self._complete = self._complete and len(found) <= 1  # inputs that overlap in this call may not overlap in others
         if found:
             given: Any = self._inputs[found[0]]
             return found[0], address - given.data_ptr()
@@ -197,19 +198,19 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return None
         workspace, zeros_size = len(self._inputs) + len(results), 0
         used: dict[_Buffer, tuple[int, int]] = {}  # the first and the last launch that gets a part of a buffer
-        for place, (root, _, _) in enumerate(self._places, start=1):
+        for location, (root, _, _) in enumerate(self._locations, start=1):
             if isinstance(root, _Buffer) and root not in roots:
                 first, last = used.get(root, (len(self._launches), 0))
-                used[root] = min(first, self._first_use[place]), max(last, self._last_use[place])
+                used[root] = min(first, self._first_use[location]), max(last, self._last_use[location])
         for buffer in used.keys() & self._zeros:
             roots[buffer] = workspace + 1, zeros_size
             zeros_size += _aligned(buffer.size)
         others = {buffer: (_aligned(buffer.size), *used[buffer]) for buffer in used if buffer not in self._zeros}
         offsets, size = _pack(others)
         roots |= {buffer: (workspace, offset) for buffer, offset in offsets.items()}
-        places = [_Place(roots[root][0], roots[root][1] + offset, dtype) for root, offset, dtype in self._places]
+        locations = [_Location(roots[root][0], roots[root][1] + offset, dtype) for root, offset, dtype in self._locations]
         device = next(x.device for x in self._inputs if x is not None)
-        return RecordedCall(self._launches, [None, *places], allocated, size, zeros_size, device)
+        return RecordedCall(self._launches, [None, *locations], allocated, size, zeros_size, device)
 
 
 def _aligned(size: int) -> int:
@@ -217,7 +218,7 @@ def _aligned(size: int) -> int:
 
 
 def _pack(buffers: dict[_Buffer, tuple[int, int, int]]) -> tuple[dict[_Buffer, int], int]:
-    """Return offsets of buffers in a workspace, and its size. Buffers that no two launches need together may overlap.
+    """Return offsets of buffers in a workspace, and its size. Buffers that are not in use at the same time may overlap.
 
     buffers: the size of each, and the first and the last launch that needs it. The largest are placed first, each as far to the
     beginning as possible.
@@ -252,18 +253,18 @@ class _Active(threading.local):
 
 
 _active = _Active()
-_functions: deque[dict[Any, Any]] = deque()  # the calls of all functions
+_functions: deque[dict[Any, Any]] = deque()  # the recorded calls of each function
 
 
 def record_launch(run: Run, tensors: Sequence[Tensor | None], others: tuple[Any, ...]) -> None:
-    """Record a launch if a call is being recorded. run: takes the tensors, or their addresses, and the other arguments."""
+    """Record a launch if a call is being recorded. run: function of the tensors, or their addresses, and the other arguments."""
     if _active.recorder is not None:
         _active.recorder.add(run, tensors, others)
 
 
 @contextmanager
 def interpreting() -> Iterator[None]:
-    """Do not take the operations inside the `with` statement for those of a call that is being recorded."""
+    """Exclude the operations inside the `with` statement, which are those of Triton's interpreter, from the recorded call."""
     _active.interprets = True
     try:
         yield
@@ -271,14 +272,14 @@ def interpreting() -> Iterator[None]:
         _active.interprets = False
 
 
-def forget_calls() -> None:
-    """Forget all recorded calls."""
+def clear_recorded_calls() -> None:
+    """Delete all recorded calls."""
     for calls in _functions:
         calls.clear()
 
 
 class Description(NamedTuple):
-    """The key of a call, the addresses of its tensors (0 for other arguments), and whether some of these must be copied."""
+    """The key of a call, the addresses of its tensors (0 for other arguments), and whether tensors must be made contiguous."""
 
     key: tuple[Any, ...]
     addresses: list[int]
@@ -305,17 +306,17 @@ def describe(args: Sequence[Any]) -> Description:
 
 
 class RepeatedFunction:
-    """A function that does what `function` does, which launches Triton kernels, and repeats recorded calls.
+    """A wrapper of a function that launches Triton kernels; it repeats recorded calls.
 
-    The third call and all later ones on tensors of the same shapes, dtypes, device and alignments, with the same constants, are
-    repeated: what `function` launches must not depend on anything else. After MOST_CALLS different calls each new one takes the
-    place of any other, so that a part of them is still repeated where more different calls than that take turns.
+    The third and all later calls on tensors of the same shapes, dtypes, device and alignments, with the same constants, repeat
+    the launches of the second: what `function` launches must not depend on anything else. After MOST_CALLS different calls each
+    new one replaces a random other one, so that some are still repeated if more different calls than that alternate.
     """
 
     def __init__(self, function: Function) -> None:
         update_wrapper(self, function)
         self._function = function
-        # By what a call depends on: the recorded call, or after how many like calls to record.
+        # Key of a call -> the recorded call, or the number of calls with this key until one is recorded.
         self._calls: dict[Any, RecordedCall | int] = {}
         self._choice = Random(0)
         _functions.append(self._calls)
@@ -332,7 +333,7 @@ class RepeatedFunction:
         if call is None or (isinstance(call, int) and call > 0):
             returned = self._function(*args)  # which checks the arguments, before it makes copies
             if call is None and len(calls) >= MOST_CALLS:
-                calls.pop(self._choice.choice(list(calls) or [None]), None)  # another thread may have forgotten it
+                calls.pop(self._choice.choice(list(calls) or [None]), None)  # another thread may have removed it
             calls[known] = 0 if call is None else call - 1
             return returned, None
         inputs = args
@@ -347,13 +348,13 @@ class RepeatedFunction:
                 log.info("%s is not repeated, because its buffers do not fit into the memory together", name)
                 calls[known] = RETRY_AFTER
                 return self._function(*inputs), None
-        aliases = [x.detach() if isinstance(x, Tensor) else x for x in inputs]  # told apart where one tensor is two inputs
+        aliases = [x.detach() if isinstance(x, Tensor) else x for x in inputs]  # separate objects for equal inputs
         _active.recorder = recorder = _Recorder(aliases)
         results: tuple[Tensor, ...] | None
         try:
             with recorder:
                 results = self._function(*aliases)
-        except torch.OutOfMemoryError:  # a recorder keeps all buffers
+        except torch.OutOfMemoryError:  # a recorder keeps all buffers alive alive
             results = None
         finally:
             _active.recorder = None

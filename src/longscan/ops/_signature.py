@@ -26,7 +26,7 @@ class _DeclaredTensor(NamedTuple):
 
 
 class _Form(NamedTuple):
-    """The comparisons for given numbers of axes of all tensors.
+    """The comparisons of sizes for given numbers of axes of all tensors.
 
     Attributes:
         chosen: the alternatives of the brackets.
@@ -74,9 +74,9 @@ class Signature:
         self._latest: tuple[list[Size | None], _Form | None] = [], None  # the shapes that were checked last, and their form
 
     def check(self, tensors: Sequence[Tensor | None], backend: str, traced: bool = False) -> frozenset[str]:
-        """Raise ValueError or TypeError, naming the tensor, unless all match; return the chosen alternatives of the brackets.
+        """Return the chosen alternatives of the brackets. Raise ValueError or TypeError, naming the tensor, unless all match.
 
-        traced: whether sizes may be symbols of a graph, which is then tied to the comparisons of sizes made here.
+        traced: whether sizes may be symbols of a graph. The graph is then valid only for sizes that pass these comparisons.
         """
         shapes = [None if x is None else x.shape for x in tensors]
         latest, form = self._latest
@@ -97,7 +97,7 @@ class Signature:
         return form.chosen
 
     def _check_shapes(self, tensors: Sequence[Tensor | None], shapes: list[Size | None]) -> _Form:
-        """Return the form of the tensors; TypeError or ValueError, naming the tensor, unless their shapes match."""
+        """Return the form of the tensors. Raise TypeError or ValueError, naming the tensor, unless their shapes match."""
         axes = tuple([-1 if shape is None else len(shape) for shape in shapes])
         form = self._forms.get(axes)
         if form is None:
@@ -116,9 +116,9 @@ class Signature:
         return form
 
     def check_devices(self, tensors: Sequence[Tensor | None]) -> None:
-        """Raise TypeError where a required tensor is None and ValueError unless all are on one device; name the tensor.
+        """Raise TypeError if a required tensor is None, and ValueError unless all are on one device; both name the tensor.
 
-        For fake tensors: their sizes may be symbols, which a comparison would fix.
+        This is the check of fake tensors, whose sizes may be symbols: comparisons of sizes would fix these symbols.
         """
         self._check_presence(tensors)
         device = tensors[self._like].device  # type: ignore[union-attr]

@@ -1,8 +1,8 @@
-"""The error that a result may have: the one rule of the tests and of `longscan doctor`.
+"""The largest error that a result may have, by the same rule in the tests and in `longscan doctor`.
 
 The reference is computed in float64. A fast result may have twice the error of plain arithmetic of the same precision, plus a few
 times the change of the float64 result when every input is replaced by a neighbouring number of that precision, plus the
-rounding of the result itself. So each tolerance follows from the case, and none is chosen by hand.
+rounding of the result itself. So each tolerance follows from the inputs and outputs, and none is chosen by hand.
 """
 
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-PLAIN_FACTOR = 2  # times the error of plain arithmetic
+PLAIN_FACTOR = 2  # factor of the error of plain arithmetic
 INPUT_FACTOR = 4  # an element of a scan passes about eight operations, of half an eps each, for each input that it depends on
 PERTURBED_COPIES = 2  # number of perturbed copies of the inputs
 
@@ -58,13 +58,14 @@ def allowed_error(
     """Return the largest error that a fast result of `dtype` may have.
 
     Args:
-        dtype: of the fast result.
+        dtype: the dtype of the fast result.
         plain: the same result by plain arithmetic of one precision, computed in one or more ways; the worst one counts.
         truth: the result in float64.
         perturbed: the results in float64 for perturbed inputs.
-        plain_perturbed: the plain results for the inputs of `perturbed`, so that one lucky rounding decides nothing.
-        operations: how many rounded operations the fast result needs for one of `plain`.
-        precision: that of the fast result in units of that of `plain` and `perturbed`.
+        plain_perturbed: the plain results for the inputs of `perturbed`, so that an accidentally small rounding error of `plain`
+            does not decide.
+        operations: number of rounded operations of the fast result for one of `plain`.
+        precision: machine epsilon of the fast result divided by that of `plain` and `perturbed`.
     """
     compared = [(result, truth) for result in plain] + list(zip(plain_perturbed, perturbed, strict=bool(plain_perturbed)))
     plain_error = max((largest_error(result, exact) for result, exact in compared), default=0.0)

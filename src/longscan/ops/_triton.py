@@ -153,8 +153,8 @@ def affine(a1, b1, a2, b2):
     return a1 * a2, a2 * b1 + b2
 
 
-# Packed rows: no value of a sequence may reach the next one, and 0 times NaN is NaN. So restarts are operands of the scans, which
-# never use values from before a restart, instead of multiplying them by 0.
+# Packed rows: no value of a sequence may reach the next one, and 0 times NaN is NaN. So values from before a restart are not
+# multiplied by 0: restarts are operands of the scans, whose operators do not select those values.
 @triton.jit
 def segmented_add(restart1, x1, restart2, x2):
     """Return whether one of two consecutive runs has a restart, and the sum since the latest restart."""
@@ -178,53 +178,23 @@ def segmented_affine(restart1, a1, b1, restart2, a2, b2):
 
 @triton.jit
 def row_of(x, which):
-    """Return the row of a tile (steps, lanes) where `which` (steps, 1) is True. Adding -0, unlike 0, needs no instruction."""
+    """Return the row of a tile (steps, lanes) where `which` (steps, 1) is True.
+
+    It is the sum of this row and of -0 elsewhere; the compiler removes additions of -0, but not of 0.
+    """
     return tl.sum(tl.where(which, x, -0.0), 0)
 
 
 @triton.jit
-def extended(items, item):
+def append(items, item):
     """Return a tuple with one more item."""
     return items + (item,)  # noqa: RUF005
 
 
 @triton.jit
-def where_positive(live, count):
-    """Return the mask `live` if `count` is positive, otherwise a mask that is False everywhere."""
-    return live & (tl.zeros(live.shape, tl.int32) < count)
-
-
-# ---------------------------------------------------------------------------------------------- loops over the steps of a split
-
-
-@triton.jit
-def walk(split, span, length, REVERSE: tl.constexpr, BACKWARDS: tl.constexpr, T: tl.constexpr):
-    """Return the first step of a split, its number of steps, and the step of the tensors at which a loop over it begins."""
-    first = (split * span).to(tl.int64) * T
-    steps = tl.minimum(length - first, span * T).to(tl.int32)
-    start = first + steps - 1 if BACKWARDS else first
-    if REVERSE:
-        start = length - 1 - start
-    return first, steps, start
-
-
-@triton.jit
-def next_rows(source, stride, live, T: tl.constexpr):
-    """Load the next T rows of a loop over steps."""
-    rows = ()
-    for j in tl.static_range(T):
-        rows = extended(rows, tl.load(source + j * stride, mask=live, other=0.0))
-    return rows
-
-
-@triton.jit
-def next_numbers(source, sign, T: tl.constexpr):
-    """Load one number for each of the next T steps of a loop; an empty tuple if source is None."""
-    numbers = ()
-    for j in tl.static_range(T):
-        if source is not None:
-            numbers = extended(numbers, tl.load(source + j * sign))
-    return numbers
+def where_positive(mask, count):
+    """Return the mask `mask` if `count` is positive, otherwise a mask that is False everywhere."""
+    return mask & (tl.zeros(mask.shape, tl.int32) < count)
 
 
 # ---------------------------------------------------------------------------------------------- state passing
@@ -235,7 +205,7 @@ def load_rows(source, stride, mask, count, T: tl.constexpr):
     """Return the rows at source, source + stride, ... as a tuple of T tiles, which are 0 from `count` on."""
     rows = ()
     for k in tl.static_range(T):
-        rows = extended(rows, tl.load(source + k * stride, mask=where_positive(mask, count - k), other=0.0))
+        rows = append(rows, tl.load(source + k * stride, mask=where_positive(mask, count - k), other=0.0))
     return rows
 
 
@@ -244,7 +214,7 @@ def load_numbers(source, stride, count, T: tl.constexpr):
     """Return the numbers at source, source + stride, ... as a tuple of T scalars, which are 0 from `count` on."""
     numbers = ()
     for k in tl.static_range(T):
-        numbers = extended(numbers, tl.load(source + k * stride, mask=k < count, other=0))
+        numbers = append(numbers, tl.load(source + k * stride, mask=k < count, other=0))
     return numbers
 
 
@@ -268,7 +238,7 @@ def state_passing_kernel(
     xi = xr
     if COMPLEX and first is not None:
         xi = tl.load(first + (b * size + offset) * 2 + 1, mask=mask, other=0.0)
-    AHEAD: tl.constexpr = 16  # splits whose numbers are loaded together: one after another, each load would wait for memory
+    AHEAD: tl.constexpr = 16  # splits whose numbers are loaded together, so that their loads overlap
     for i in range(0, splits + 1, AHEAD):
         split, left = splits - i - 1 if REVERSE else i, splits - i
         source = ((b * splits + split) * size + offset) * n_components

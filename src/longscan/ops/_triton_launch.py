@@ -1,4 +1,4 @@
-"""Launch parameters of the Triton kernels: one table of all numbers that a measurement may change, and the grids that follow.
+"""Launch parameters of the Triton kernels: a table of all numbers that were tuned by measurements, and the grids that follow.
 
 A program of a scan kernel computes `lanes` pairs of a channel and a state (whole channels) of one batch row, over a split of the
 time axis in tiles of `steps`. If channels and rows alone do not fill the GPU, there are several splits: a first pass computes the
@@ -24,7 +24,7 @@ class Launch:
 
     Attributes:
         steps: number of steps of a tile.
-        lanes: smallest number of pairs of channel and state of a program.
+        lanes: smallest number of (channel, state) pairs of a program.
         warps: number of warps for `lanes` pairs.
         stages: number of tiles that Triton's pipeliner loads ahead; 1 for kernels that do not use it.
     """
@@ -51,10 +51,10 @@ TABLE = {
 
 
 SCRATCH = 2**24  # bytes of partial sums of a backward pass; beyond that it runs in slices of time
-MAX_STATES = 1024  # of a channel, which one program computes
-MAX_MATRIX_STATES = 256  # N of a head's state (P, N), which one program computes; its factors are in shared memory
+MAX_STATES = 1024  # largest number of states of a channel, all of which one program computes
+MAX_MATRIX_STATES = 256  # largest N of a head's state (P, N): one program computes all N, with factors in shared memory
 MAX_WARPS = 16
-ALIGNMENT = 16  # in bytes, of the results of an op
+ALIGNMENT = 16  # alignment of the results of an op in bytes
 
 
 class Layout(NamedTuple):
@@ -105,10 +105,10 @@ def plan(op: str, length: int, programs: int, device: torch.device, most: int | 
     Args:
         op: key of TABLE.
         length: number of steps.
-        programs: number of programs of a split.
-        device: the device, which the programs should fill.
-        most: largest number of tiles of a split; None for any.
-        chunk: number of steps of a tile; None for that of the table.
+        programs: number of programs for one split.
+        device: the device that the programs should fill.
+        most: largest number of tiles of a split; None for no limit.
+        chunk: number of steps of a tile; None for the number in the table.
     """
     T = chunk or TABLE[op].steps
     tiles = ceil_div(length, T)
@@ -116,14 +116,14 @@ def plan(op: str, length: int, programs: int, device: torch.device, most: int | 
     wanted = 1 if programs * 2 > fill else smallest(tiles, ceil_div(fill, programs))
     span = ceil_div(tiles, wanted)
     span = span if most is None else largest(1, smallest(span, most))
-    parallel = wanted > 1 if isinstance(wanted, int) else True  # an open length must not decide which kernels a graph has
+    parallel = wanted > 1 if isinstance(wanted, int) else True  # a graph has the same kernels for every symbolic length
     return Plan(T, tiles, ceil_div(tiles, span), span, parallel)
 
 
 def slices(splits: int, each: int) -> Iterator[tuple[int, int]]:
     """Yield runs [start, stop) of at most `each` splits, from the last to the first.
 
-    A traced graph depends on their number only.
+    A traced graph depends only on the number of runs.
     """
     for i in range(ceil_div(splits, each)):
         stop = splits - i * each

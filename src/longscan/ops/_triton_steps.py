@@ -17,13 +17,13 @@ BLOCK_T, NUM_WARPS = 1024, 4
 
 @triton.jit
 def maximum(a, b):
-    """Return the larger integer, as the operator of a scan."""
+    """Return the larger of two integers; an operator for `tl.associative_scan`."""
     return a * (a > b) + b * (a <= b)  # arithmetic alone: Triton's interpreter is slow at scans that call functions
 
 
 @triton.jit(do_not_specialize=["L"])
 def previous_steps_kernel(flags, previous, L, REVERSE: tl.constexpr, BLOCK_T: tl.constexpr):
-    """Store for each step the last valid step before it; -1: none, -2: the state restarts, -3: the step is invalid."""
+    """Store for each step the index of the last valid step before it; -1: none, -2: the state restarts, -3: invalid step."""
     i_b = tl.program_id(0).to(tl.int64)
     last = tl.cast(-1, tl.int32)
     for t in range(0, L, BLOCK_T):
@@ -40,7 +40,7 @@ def previous_steps_kernel(flags, previous, L, REVERSE: tl.constexpr, BLOCK_T: tl
 
 @triton.jit(do_not_specialize=["L"])
 def valid_steps_kernel(flags, order, starts, counts, L, FIRST: tl.constexpr, BLOCK_T: tl.constexpr):
-    """Store for each valid step, in order, its place and the number of the valid step with which its segment starts.
+    """Store for each valid step, in order, its row and the index, among the valid steps, of the first step of its segment.
 
     FIRST is stored as the start of the segment before the first restart. counts: how many steps are valid.
     """

@@ -51,8 +51,8 @@ def _spell(shape: tuple[int, ...]) -> str:
 def step_flags(batch: int, length: int, valid: Tensor | None, seq_idx: Tensor | None, like: Tensor) -> Tensor | None:
     """Return `valid` and `seq_idx` as one uint8 tensor (B, L) of the flags INVALID and RESET; None if both are None.
 
-    RESET is set at each valid step whose seq_idx differs from that of the last valid step before it, which is in an earlier piece
-    if sequences are split over processes.
+    RESET is set at each valid step whose seq_idx differs from that of the last valid step before it. If sequences are split over
+    processes, this step may be in an earlier piece.
     """
     if valid is not None:
         check_tensor("valid", valid, (batch, length), like)
@@ -77,7 +77,7 @@ def step_flags(batch: int, length: int, valid: Tensor | None, seq_idx: Tensor | 
 
 
 def _piece_flags(valid: Tensor | None, seq_idx: Tensor, split: SequenceSplit) -> Tensor:
-    """Return the flags of a piece: those of its steps after the last valid step of the earlier pieces."""
+    """Return the flags of a piece of a split sequence, whose first valid step follows the last valid step of earlier pieces."""
     valid = torch.ones_like(seq_idx, dtype=torch.bool) if valid is None else valid
     ends = sequence_ends(valid, seq_idx, split)
     before = last_sequence(ends[: split.rank])

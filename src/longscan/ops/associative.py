@@ -1,8 +1,8 @@
 """The recurrence x_t = a_t x_{t-1} + b_t in plain torch without a loop over time.
 
-Odd-even recursion: pairs of steps are joined into one, the scan of half the length gives the states at odd steps, one more
-update gives those at even steps. About two updates an element, log2(L) deep, no division, so nothing overflows when a decays.
-(Blelloch, "Prefix sums and their applications", 1990; Martin and Cundy, arXiv:1709.04057.)
+Odd-even recursion: pairs of steps are combined into one, the scan of half the length gives the states at odd steps, and one more
+update gives those at even steps. It takes about two updates for each element and has depth log2(L). It does not divide, so
+nothing overflows when a decays. (Blelloch, "Prefix sums and their applications", 1990; Martin and Cundy, arXiv:1709.04057.)
 
 Where a sequence starts inside the row, the earlier state is dropped by a selection, not by a factor of 0 (the segmented scan of
 Blelloch, section 1.5): a NaN or an infinity of one sequence reaches neither the states nor the gradients of another one.
@@ -31,12 +31,18 @@ def affine_scan(
 ) -> Tensor:
     """Return all states x_t = a_t x_{t-1} + b_t along axis 1; there must be at least one step.
 
-    a, b: (B, L, *S), a may have size 1 in any axis, in L where it does not change in time; state: (B, *S), the x before the first
-    step; multiply: the product of two; affine: a x + b, given a, x and b, of fewer operations than `multiply` and a sum; reset:
-    bool (B, L, 1, ...) with the axes of b, where True x_t = b_t whatever x_{t-1} is. Returns (B, L, *S).
+    Args:
+        a, b: (B, L, *S). a may have size 1 in any axis; its axis of length L has size 1 if it does not change over time.
+        state: (B, *S), the x before the first step.
+        multiply: function that returns the product of two factors, or of a factor and a state.
+        affine: function that returns a x + b, given a, x and b, in fewer operations than `multiply` and a sum; None to use these.
+        reset: bool (B, L, 1, ...) with the axes of b; where True, x_t = b_t. None if the state never restarts.
+
+    Returns:
+        x (B, L, *S).
 
     Products of factors are formed in float64 and rounded where they are applied: in float32 the product of two numbers just
-    below 1 loses its last term, (1 - d)^2 = 1 - 2d + d^2, always in the same direction, and long memories drift.
+    below 1 loses its last term, (1 - d)^2 = 1 - 2d + d^2, always in the same direction, so that states that decay slowly drift.
     """
 
     def apply(a: Tensor, x: Tensor, b: Tensor, reset: OptionalTensor) -> Tensor:
@@ -72,7 +78,7 @@ def running_sum(x: Tensor, reset: Tensor | None = None) -> Tensor:
     return affine_scan(one, x, torch.zeros_like(x[:, 0]), _first, _sum, reset)
 
 
-def _first(x: Tensor, y: Tensor) -> Tensor:  # noqa: ARG001 - the factors of a sum are all 1, and never used
+def _first(x: Tensor, y: Tensor) -> Tensor:  # noqa: ARG001 - the factors of a sum are all 1 and are not used
     return x
 
 
@@ -86,7 +92,7 @@ def _zero_where(reset: Tensor | None, x: Tensor) -> Tensor:
 
 
 def _split_steps(x: Tensor, lengths: list[int]) -> tuple[Tensor, ...]:
-    """Return x (B, L, ...) split into `lengths` steps; a factor constant in time, of size 1, is returned for each part."""
+    """Return x (B, L, ...) split into parts of these lengths; a factor that is constant in time (size 1) is returned for each."""
     return (x, x) if x.shape[1] == 1 else torch.split(x, lengths, 1)
 
 

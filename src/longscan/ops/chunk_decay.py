@@ -27,10 +27,10 @@ class ChunkDecay(NamedTuple):
 
 
 def chunk_decay(log_decay: Tensor, reset: Tensor | None) -> ChunkDecay:
-    """Return the products of exp(log_decay), shape (B, H, L), over the steps of a chunk; `reset` is a mask (B, L) or None."""
+    """Return the products of the decays exp(log_decay) (B, H, L) of a chunk; `reset` is a bool mask (B, L) or None."""
     length = log_decay.shape[2]
     is_earlier = torch.ones(length, length, dtype=torch.bool, device=log_decay.device).tril(-1)
-    # Sums over just the steps between: differences of running sums would cancel, in the gradient of the decay above all.
+    # Sums over the steps between s and t only. Differences of running sums would lose digits, most of all in the gradient.
     between = torch.where(is_earlier, log_decay.unsqueeze(3), 0).cumsum(2)
     since_start = log_decay.cumsum(2)
     excluded, in_first, in_last = is_earlier.T, None, None

@@ -14,7 +14,7 @@ from longscan.ops.tracing import fix_length, in_func_transform
 
 CHUNK = 64
 CHUNK_ELEMENTS = 2**20  # elements of a tensor; with fewer, the overhead of an operation is a large share of its time
-OPEN_ROWS = 16  # assumed for a symbolic batch size, so that the number of chunks does not depend on it
+SYMBOLIC_BATCH_ROWS = 16  # batch size assumed if it is symbolic, so that the number of chunks does not depend on it
 
 Chunk = Callable[..., tuple[Tensor, Tensor]]
 T = TypeVar("T")
@@ -35,17 +35,17 @@ def run_chunk(step: Callable[..., T], inputs: Sequence[Tensor | None]) -> T:
 def long_chunk(x: Tensor, elements: int | None = None) -> int:
     """Return the chunk length for operations whose memory is a small multiple of x (B, L, ...).
 
-    CHUNK steps, or more as long as a chunk has at most `elements` numbers, CHUNK_ELEMENTS when None. For a symbolic batch it is
-    that of OPEN_ROWS rows.
+    It is CHUNK steps, or more as long as a chunk has at most `elements` numbers (CHUNK_ELEMENTS when None). For a symbolic batch
+    size it is the length for SYMBOLIC_BATCH_ROWS rows.
     """
     if any(is_symbolic(size) for size in x.shape[2:]):
         return CHUNK
-    rows = OPEN_ROWS if is_symbolic(x.shape[0]) else x.shape[0]
+    rows = SYMBOLIC_BATCH_ROWS if is_symbolic(x.shape[0]) else x.shape[0]
     return max(CHUNK, (elements or CHUNK_ELEMENTS) // max(1, rows * math.prod(x.shape[2:])))
 
 
 def chunk_of_graph(state: Tensor) -> int:
-    """Return the chunk length for an op whose chunks hold a state (B, ...) for each step.
+    """Return the chunk length for an op that stores a state (B, ...) for each step of a chunk.
 
     It is CHUNK, except in a graph that is compiled. Such a graph contains the operations of every chunk, and takes minutes to
     compile if there are many; so its chunks are long where the state is small.
@@ -73,7 +73,7 @@ def scan_chunks(
         return step(*per_step, *shared, state)
     per_step = [x if x is None else fix_length(x)[0] for x in per_step]
     count = -(-length // size)
-    # split, not slices: its backward joins the chunks' gradients once, that of a slice fills a whole tensor for every chunk
+    # split, not slices: its backward concatenates the gradients once; that of a slice fills a whole tensor for every chunk
     pieces = [(None,) * count if x is None else torch.split(x, size, 1) for x in per_step]
     outputs = []
     for chunk in zip(*pieces, strict=True):

@@ -1,8 +1,8 @@
 """Choice of the backend that runs an op.
 
-`reference` (the loop: the definition) and `eager` (vectorised torch, any device, any order of gradient) are plain torch code.
-`cpu` (C++) and `triton` are native: opaque custom ops with a hand-written backward pass. `auto` prefers a native backend; if it
-cannot take one, it logs the reason once, through the `longscan` logger.
+`reference` (a loop over time, which defines the op) and `eager` (vectorised, with derivatives of any order) are plain torch code
+for every device. `cpu` (C++) and `triton` are native: opaque custom ops with a hand-written backward pass. `auto` prefers a
+native backend; if it cannot use one, it logs the reason once, through the `longscan` logger.
 
 `auto` avoids a kernel in which `longscan doctor` found a fault on this device. The verdicts are in one JSON file, `doctor.json`
 in the cache folder: per device and versions, per op and backend, "passed" or the fault.
@@ -70,7 +70,7 @@ class Choice(NamedTuple):
         requested: the backend that the caller named.
         backend: the backend that runs; None if the requested one cannot.
         reason: the reason, as the end of a sentence.
-        by_doctor: whether a saved verdict of `longscan doctor` decided.
+        by_doctor: whether a saved verdict of `longscan doctor` determined the choice.
     """
 
     op: str
@@ -81,7 +81,10 @@ class Choice(NamedTuple):
 
 
 class Recording:
-    """The choices made inside `recorded_choices`. dry: run every op by its eager backend and raise no error."""
+    """The choices of backends made inside `recorded_choices`.
+
+    dry: whether every op runs on its eager backend and raises no error if the requested backend is unavailable.
+    """
 
     def __init__(self, *, dry: bool = False) -> None:
         self.choices: list[Choice] = []
@@ -97,7 +100,7 @@ _recording: ContextVar[Recording | None] = ContextVar("longscan_recording", defa
 
 @contextmanager
 def recorded_choices(recording: Recording | None = None) -> Iterator[Recording]:
-    """Record every choice of a backend inside the `with` statement, those made while a graph is traced included.
+    """Record every choice of a backend inside the `with` statement, including those made while a graph is traced.
 
     recording: the object that receives the choices; a new one when None.
     """
@@ -129,7 +132,7 @@ def unsupported_reason(op: str, backend: str, device: torch.device, dtype: torch
 
 
 def missing_kernel(op: str, backend: str, native: tuple[str, ...]) -> str | None:
-    """Return why `backend` cannot run `op` on this machine whatever the inputs, or None if it can run on some."""
+    """Return why `backend` cannot run `op` on this machine for any inputs, or None if it can for some."""
     if backend not in NATIVE:
         return None
     if backend not in native:
@@ -156,14 +159,14 @@ def _version(package: str) -> str:
 
 
 def read_verdicts() -> Verdicts:
-    """Return all verdicts; none if there is no file, and none, with a warning, if it is damaged."""
+    """Return all verdicts: an empty dictionary if there is no file or, with a warning, if the file is damaged."""
     path = verdicts_path()
     try:
         found = json.loads(path.read_bytes())
         for by_op in found.values():
             for by_backend in by_op.values():
                 if not all(isinstance(verdict, str) for verdict in by_backend.values()):
-                    raise ValueError("a verdict is no text")
+                    raise ValueError("a verdict is not a string")
     except FileNotFoundError:
         return {}
     except (OSError, ValueError, AttributeError, RecursionError) as error:
@@ -174,11 +177,11 @@ def read_verdicts() -> Verdicts:
 
 
 def write_verdicts(device: torch.device, verdicts: dict[str, dict[str, str]]) -> None:
-    """Store the verdicts on one device, by op and backend; those on other devices and versions stay.
+    """Store the verdicts on one device, by op and backend; those on other devices and versions are preserved.
 
-    The file is locked, so that none of several processes that store verdicts loses those of another.
+    The file is locked, so that processes that write at the same time do not overwrite each other's verdicts.
     """
-    from filelock import FileLock  # which torch needs as well
+    from filelock import FileLock  # a dependency of torch, too
 
     path = verdicts_path()
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -192,7 +195,7 @@ def write_verdicts(device: torch.device, verdicts: dict[str, dict[str, str]]) ->
 
 @cache
 def failed_doctor(op: str, backend: str, device: torch.device) -> str | None:
-    """Return the fault that `longscan doctor` found in a kernel on this device, for which `auto` avoids it, or None."""
+    """Return the fault that `longscan doctor` found in a kernel on this device, or None. `auto` avoids kernels with a fault."""
     verdicts = read_verdicts()
     verdict = verdicts.get(verdicts_key(device), {}).get(op, {}).get(backend, PASSED) if verdicts else PASSED
     return None if verdict == PASSED else f"`longscan doctor` found {verdict}"
@@ -248,8 +251,8 @@ def _decide(
     return f"!{choice.reason}" if choice.backend is None else choice.backend
 
 
-# A compiler runs this function while it traces and takes its result for a constant, so that fallbacks are logged there, too. The
-# attribute is what torch.compiler.assume_constant_result sets, which would import the compiler with this package: 1.4 s.
+# A compiler runs this function while it traces and uses its result as a constant, so that fallbacks are logged there, too. This
+# is the attribute that torch.compiler.assume_constant_result sets; calling that function would import the compiler, in 1.4 s.
 _decide._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
@@ -261,7 +264,9 @@ def resolve(
     unsuited: str | None = None,
     impossible: str | None = None,
 ) -> str:
-    """Return the backend that runs `op` on inputs of the device and real dtype of `like`. ValueError if a named one cannot.
+    """Return the backend that runs `op` on inputs of the device and real dtype of `like`.
+
+    Raises ValueError if `backend` names a backend that cannot run.
 
     native: the native backends of this op. unsuited: why `auto` should avoid native backends for these inputs. impossible: why no
     native backend can take these inputs.
@@ -270,11 +275,11 @@ def resolve(
         raise ValueError(f"`backend` must be one of auto, {', '.join(BACKENDS)}, got {backend!r}")
     decided = _decide(op, backend, like.device, like.dtype, native, impossible, unsuited)
     if decided.startswith("!"):
-        raise ValueError(refusal_message(op, backend, decided[1:]))
+        raise ValueError(unsupported_backend_message(op, backend, decided[1:]))
     return decided
 
 
-def refusal_message(op: str, backend: str, reason: str) -> str:
+def unsupported_backend_message(op: str, backend: str, reason: str) -> str:
     """Return the error message for a named backend that cannot run `op`."""
     return f"`backend` must be 'auto', 'eager' or another that can run {op} here, got {backend!r}: {reason}"
 

@@ -17,7 +17,7 @@ def masked_products(a: Tensor, b: Tensor, mask: Tensor) -> Tensor:
 
 
 def masked_sums(weights: Tensor, values: Tensor, mask: Tensor) -> Tensor:
-    """Return sum_s weights[t, s] values[s] over the s with mask[t, s]; NaN for all K if one of these values is not finite.
+    """Return sum_s weights[t, s] values[s] over the s with mask[t, s]. If one of these values is not finite, row t is NaN.
 
     weights: (..., T, S); values: (..., S, K); mask: bool, broadcast to `weights`. Returns (..., T, K).
     """
@@ -25,12 +25,12 @@ def masked_sums(weights: Tensor, values: Tensor, mask: Tensor) -> Tensor:
 
 
 def _select_function(plain: Any, with_forward_mode: Any) -> Any:
-    """Return the function with forward-mode derivatives, or inside torch.compile, which does not support them, the plain one."""
+    """Return the function with forward-mode derivatives; inside torch.compile, which does not support these, the plain one."""
     return plain if torch.compiler.is_compiling() else with_forward_mode
 
 
 class _SavesInputs(torch.autograd.Function):
-    """Base of functions whose derivatives of both kinds need all inputs."""
+    """Base class of functions whose backward and forward-mode derivatives need all inputs."""
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:  # noqa: ARG004

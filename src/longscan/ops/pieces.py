@@ -5,9 +5,10 @@ the piece from a zero state. Each process computes P and s of its piece by a sca
 and each computes the state before its piece from those of the earlier pieces. Then it scans its piece again from this state, or,
 where this takes less time, adds to the outputs of the first scan what the state before the piece contributes.
 
-Native kernels that take a `PieceExchange` compute P and s by a first pass without outputs. Their backward pass mirrors this: with
-g = dL/dh after a piece, that before it is P^H g + q, where q is its part from the outputs of the piece. A first pass finds q, all
-processes exchange it, and one backward pass from g follows. Other backends scan twice, and autograd goes back through both scans.
+Native kernels that take a `PieceExchange` compute P and s by a first pass without outputs. Their backward pass is analogous: if
+the gradient of the state after a piece is g, that of the state before it is P^H g + q, where q comes from the outputs of the
+piece. A first pass computes q, all processes exchange it, and one backward pass from g follows. Other backends scan twice, and
+autograd differentiates both scans.
 """
 
 from collections.abc import Callable, Sequence
@@ -51,30 +52,31 @@ class PieceExchange:
 
     def __init__(self, split: SequenceSplit, initial_state: Tensor, flags: Tensor | None, kind: FactorKind) -> None:
         self.split, self.initial_state, self.flags, self.kind = split, initial_state, flags, kind
-        self.factors = self.entering = initial_state  # until `exchange_state` has found them
+        self.factors = self.state_before = initial_state  # until `exchange_state` has computed them
         self._last: Tensor | None = None
         self.restarts: list[Tensor] = []
 
     def exchange_state(self, factor: Tensor, final: Tensor) -> Tensor:
         """Return the state before this piece, from its factor and its state after the piece from a zero state.
 
-        factor: of the shape of the state, or (..., 2, 2) for matrices. It need not consider restarts. `entering` becomes the
-            result.
+        The result is also stored in `state_before`.
+
+        factor: (...) like the state, or (..., 2, 2) for matrices, as if no sequence started in the piece.
         """
         restarts = [] if self.flags is None else [(self.flags == RESET).any(1).to(final.dtype)]
         finals, self.factors, *self.restarts = all_gather_coalesced([final, factor, *restarts], self.split)
         states = [self._as_numbers(self.initial_state)]
         for piece in range(self.split.size):
             factor, local = self._as_numbers(self.factors[piece]), self._as_numbers(finals[piece])
-            states.append(self._pass_on(piece, states[-1], factor, local))
-        self.entering, self._last = (self._as_pairs(states[piece]) for piece in (self.split.rank, -1))
-        return self.entering
+            states.append(self._pass_state(piece, states[-1], factor, local))
+        self.state_before, self._last = (self._as_pairs(states[piece]) for piece in (self.split.rank, -1))
+        return self.state_before
 
     def take_last(self) -> Tensor:
-        """Return the state after the last piece, once.
+        """Return the state after the last piece and remove it from this object.
 
-        It is an output of the autograd function that keeps this object: if both held each other, the tensors that the function
-        saved would stay in memory until Python's garbage collection.
+        The state is an output of the autograd function that owns this object. A reference cycle would keep the tensors that the
+        function saved in memory until Python's garbage collection.
         """
         last, self._last = self._last, None
         assert last is not None
@@ -91,21 +93,21 @@ class PieceExchange:
         for piece in range(self.split.size - 1, self.split.rank, -1):
             factor = self._as_numbers(self.factors[piece])
             adjoint = factor.mT if self.kind == "matrix" else factor.conj()
-            result = self._pass_on(piece, result, adjoint, self._as_numbers(grads[piece]))
+            result = self._pass_state(piece, result, adjoint, self._as_numbers(grads[piece]))
         return self._as_pairs(result)
 
     def _as_numbers(self, x: Tensor) -> Tensor:
-        """Return pairs as a view of complex dtype, which takes one operation where pairs take nine."""
+        """Return pairs as a complex view, for which `_pass_state` takes one operation instead of nine; others unchanged."""
         if self.kind != "complex":
             return x
         x = x.contiguous()
-        return torch.view_as_complex(x.clone() if x.storage_offset() % 2 else x)  # complex numbers begin at even places
+        return torch.view_as_complex(x.clone() if x.storage_offset() % 2 else x)  # a complex view needs an even offset
 
     def _as_pairs(self, x: Tensor) -> Tensor:
         return torch.view_as_real(x) if self.kind == "complex" else x
 
-    def _pass_on(self, piece: int, state: Tensor, factor: Tensor, local: Tensor) -> Tensor:
-        """Return the state after a piece, or in reverse the gradient before it, from that on its other side."""
+    def _pass_state(self, piece: int, state: Tensor, factor: Tensor, local: Tensor) -> Tensor:
+        """Return the state after a piece from the state before it, or the gradient before it from the gradient after it."""
         if self.kind != "matrix" and not self.restarts:
             return torch.addcmul(local, factor, state)
         carried = factor @ state if self.kind == "matrix" else factor * state
@@ -129,9 +131,9 @@ def scan_piece(
         run: function of the state before the first step of the piece that returns the outputs and the state after its last step.
         initial_state: (B, ...), the state before the first piece.
         flags: (B, L) from `step_flags`, or None.
-        make_map: function that returns the linear part of this piece's map. It need not consider restarts.
+        make_map: function that returns the linear part of this piece's map, as if no sequence started in the piece.
         local_final: function that returns the state after the piece from a zero state; None to take it from `run`.
-        native: function that returns the result by a native kernel with a `PieceExchange`, in place of all others.
+        native: function that returns the result by a native kernel with a `PieceExchange`, and is called instead of the others.
         outputs_of: function of the state before the piece that returns what it adds to the outputs, in the dtype of the state;
             None to scan again.
     """
@@ -142,11 +144,11 @@ def scan_piece(
         return native(split)
     if outputs_of is not None:
         y, final = run(torch.zeros_like(initial_state))
-        entering, last = pass_states(split, initial_state, final, make_map(), flags)
-        return y + outputs_of(entering), last  # in the wider dtype; the caller rounds
+        before, last = pass_states(split, initial_state, final, make_map(), flags)
+        return y + outputs_of(before), last  # in the wider dtype; the caller rounds
     final = run(torch.zeros_like(initial_state))[1] if local_final is None else local_final()
-    entering, last = pass_states(split, initial_state, final, make_map(), flags)
-    return run(entering)[0], last
+    before, last = pass_states(split, initial_state, final, make_map(), flags)
+    return run(before)[0], last
 
 
 def pass_states(

@@ -7,12 +7,12 @@ from torch.utils._device import DeviceContext
 
 _ORDINARY = (
     "CPU", "CUDA", "BackendSelect", "ADInplaceOrView", "AutogradCPU", "AutogradCUDA",
-    "AutocastCPU", "AutocastCUDA",  # keys of every tensor; autocast is on if they are not excluded
+    "AutocastCPU", "AutocastCUDA",  # keys of every tensor, also without autocast, which excludes them while it is off
 )  # fmt: skip
 
 
 def _bits(names: tuple[str, ...]) -> int:
-    """Return the dispatch keys of these names as the bits of one integer."""
+    """Return the set of the dispatch keys with these names as the bits of an integer."""
     bits = 0
     for name in names:
         bits |= torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, name)).raw_repr()
@@ -27,14 +27,14 @@ def is_compiled_or_transformed(*tensors: Tensor | None) -> bool:
     """Return whether operations on these tensors are compiled, exported, traced, transformed or intercepted.
 
     True under torch.compile, torch.export, torch.jit.trace, make_fx, the transforms of torch.func, torch function modes and
-    dispatch modes, and for fake tensors, other subclasses and lazily negated tensors. The rule lists the ordinary
-    dispatch keys: torch calls the kernel of an operation directly only if all tensors and this thread have keys of plain CPU and
-    CUDA tensors. Whatever a later version of torch adds has a dispatch key that is not in the list.
+    dispatch modes, and for fake tensors, other subclasses and lazily negated tensors. The test lists the dispatch keys of plain
+    CPU and CUDA tensors: torch calls the kernel of an operation directly only if all tensors and this thread have no other keys.
+    A feature that a later version of torch adds has a dispatch key that is not in the list, so the result is True for it.
 
-    Host time of selective_scan with nine tensors, B = L = 1, on one busy core, without this rule and the checks of the backward
-    and with them: 75 and 83 us forward, 400 and 470 us forward and backward, of which the rule takes about 6 us a call.
+    Host time of selective_scan with nine tensors, B = L = 1, on one busy core, without this test and the checks of the backward
+    and with them: 75 and 83 us forward, 400 and 470 us forward and backward, of which the test takes about 6 us a call.
     """
-    if torch.compiler.is_compiling():  # first, as the compiler follows this function no further
+    if torch.compiler.is_compiling():  # first, so that the compiler does not trace the rest of this function
         return True
     keys = torch._C._dispatch_tls_local_include_set().raw_repr()
     for x in tensors:

@@ -38,7 +38,9 @@ def block2_scan(
     seq_idx: Tensor | None = None,
     backend: str = "auto",
 ) -> tuple[Tensor, Tensor]:
-    """x_t = M_t x_{t-1} + f_t for t = 1..L, for every index of the axes S (Rusch and Rus 2025, LinOSS, equations 3 to 6).
+    """Run the recurrence x_t = M_t x_{t-1} + f_t with 2x2 matrices for t = 1..L, for every index of the axes S.
+
+    Rusch and Rus 2025, "LinOSS", equations 3 to 6.
 
     Args:
         M: real, `(B, L, *S, 2, 2)`, or `(*S, 2, 2)` when it does not change over time.

@@ -26,7 +26,9 @@ def delta_scan(
     seq_idx: Tensor | None = None,
     backend: str = "auto",
 ) -> tuple[Tensor, Tensor]:
-    """S_t = alpha_t S_{t-1} (I - beta_t k_t k_t^T) + beta_t v_t k_t^T,  y_t = S_t q_t,  head by head, alpha = exp(log_alpha).
+    """Run the gated delta rule over the steps, for each head separately.
+
+        S_t = alpha_t S_{t-1} (I - beta_t k_t k_t^T) + beta_t v_t k_t^T        y_t = S_t q_t        alpha_t = exp(log_alpha_t)
 
     The value that the decayed state returns for the key k_t is replaced by v_t, wholly for beta_t = 1 and |k_t| = 1. Keys longer
     than sqrt(2 / beta_t) let the state grow. Yang, Kautz and Hatamizadeh, "Gated Delta Networks: Improving Mamba2 with Delta
@@ -35,7 +37,7 @@ def delta_scan(
     Args:
         v: (B, L, H, P) values of H heads of width P; y has their dtype.
         k, q: (B, L, H, N) keys and queries.
-        log_alpha: (B, L, H) logarithms of the decays, at most 0 where the state is to decay.
+        log_alpha: (B, L, H) logarithms of the decays, at most 0 unless the state should grow.
         beta: (B, L, H) strengths of the updates.
         initial_state: (B, H, P, N); zeros when None.
         valid: (B, L) bool; where it is False, the step leaves the state unchanged and y is 0.
@@ -87,9 +89,10 @@ def _scan_piece(
 ) -> tuple[Tensor, Tensor]:
     """Return the outputs of a piece of split sequences, and the state after the last piece, by one scan.
 
-    run: function of values and a state that returns outputs and the state after the last step. Each row of a state (P, N) is
-    scanned alone. So P rows are those of v from a zero state, and N more those of no values from the identity: their states are
-    the product of the factors, and their outputs are what each entry of a state before the piece adds to the outputs.
+    run: function of values and a state that returns outputs and the state after the last step. The rows of a state (P, N) are
+    independent of each other. So one scan has P rows with the values v and a zero state, and N more rows with zero values and the
+    identity as state. The final states of the latter are the product of the factors, and their outputs are what each entry of a
+    state before the piece adds to the outputs.
     """
     batch, length, heads, width = v.shape
     states = initial_state.shape[3]
@@ -98,6 +101,6 @@ def _scan_piece(
         torch.cat([v, v.new_zeros(batch, length, heads, states)], 3), torch.cat([torch.zeros_like(initial_state), identity], 2)
     )
     factor = PieceMap([final[:, :, width:]], torch.matmul)
-    entering, last = pass_states(split, initial_state, final[:, :, :width], factor, flags)
-    carried = y[..., width:].transpose(1, 2) @ entering.mT
+    before, last = pass_states(split, initial_state, final[:, :, :width], factor, flags)
+    carried = y[..., width:].transpose(1, 2) @ before.mT
     return y[..., :width] + carried.transpose(1, 2), last

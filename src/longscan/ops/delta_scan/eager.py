@@ -1,4 +1,4 @@
-"""`delta_scan` by matrix products: the corrections of a chunk solve a triangular system, across chunks a state is carried.
+"""`delta_scan` by matrix products: the corrections of a chunk solve a triangular system; a state is passed between chunks.
 
 The algorithm is described in the README.md of this folder.
 """
@@ -16,7 +16,7 @@ from longscan.ops.chunks import CHUNK, scan_batched_chunks
 from longscan.ops.masked_products import masked_products, masked_sums
 from longscan.ops.tracing import record_length
 
-LONGEST_OPEN = 2**12  # steps of a chunk in a graph of make_fx whose length is open
+MAX_SYMBOLIC_LENGTH = 2**12  # largest number of steps of a chunk in a graph of make_fx with a symbolic length
 
 
 def _products(a: Tensor, b: Tensor, mask: Tensor | None) -> Tensor:
@@ -37,14 +37,14 @@ def _inverse(lower: Tensor, mask: Tensor | None) -> Tensor:
     if is_symbolic(length):  # the number of doublings must not depend on it
         largest = CHUNK
         if not torch.compiler.is_compiling():
-            # Graphs of make_fx hold no check that the steps are one chunk, but `narrow` raises in every graph for more.
-            largest = LONGEST_OPEN
+            # Graphs of make_fx contain no check that the steps are one chunk, but `narrow` raises in every graph for more.
+            largest = MAX_SYMBOLIC_LENGTH
             lower = lower + lower.new_zeros(1).expand(largest).narrow(0, 0, length)
     steps = torch.arange(length, device=lower.device)
     inverse = torch.eye(length, dtype=lower.dtype, device=lower.device).expand_as(lower)
-    # Two steps are in neighbouring blocks of a size that make one block of twice the size, if this is the highest bit in which
-    # they differ. The same with quotients of steps is computed wrongly for the last steps by the C++ code of inductor, torch 2.11
-    # and 2.13, where the size is 32 and gradients are wanted.
+    # Two steps are in neighbouring blocks that form one block of twice the size if the highest bit in which the steps differ is
+    # the size. Integer division by the size would be the same test, but inductor of torch 2.11 and 2.13 generates C++ code for it
+    # that is wrong for the last steps, if the size is 32 and gradients are computed.
     differing_bits = steps.unsqueeze(1) ^ steps
     size = 1  # size of the diagonal blocks whose inverses are known
     while size < largest:
@@ -56,11 +56,13 @@ def _inverse(lower: Tensor, mask: Tensor | None) -> Tensor:
 
 
 class _ChunkMaps(NamedTuple):
-    """The inputs of the states after chunks and of their corrections; H heads, L steps of a chunk, rows or (B, chunks) first.
+    """What the state after a chunk and the corrections of the chunk are computed from, besides the state before it.
+
+    H: heads. L: steps of a chunk. The first axis is the batch (rows), or the batch times the chunks.
 
     Attributes:
-        corrections: (rows, H, L, P), those of the chunk if the state before it is zero.
-        keys_of_state: (rows, H, L, N), of which the products with the state before the chunk are subtracted from the corrections.
+        corrections: (rows, H, L, P), the corrections for a zero state before the chunk.
+        keys_of_state: (rows, H, L, N), keys whose products with the state before the chunk are subtracted from the corrections.
         to_end: (rows, H, L, 1), decay from each step to the end of the chunk.
         last_keys: (rows, H, L, N), the keys; zeros outside the last sequence of the chunk.
         decay: (rows, H, 1, 1), of the state over the chunk.
@@ -158,8 +160,9 @@ def delta_scan(
 ) -> tuple[Tensor, Tensor]:
     """Compute `reference.delta_scan` chunk by chunk; memory beyond the output is bounded by a chunk.
 
-    In a graph that is compiled, all chunks are computed together, but for the loop in which each state is computed from the one
+    In a graph that is compiled, all chunks are computed together, except for the loop that computes each state from the one
     before it; memory is a multiple of that of the inputs.
+
     packed: whether `flags` may contain RESET.
     """
     per_step = (v, k, q, log_alpha, beta, flags)

@@ -13,7 +13,7 @@ from longscan.ops.tracing import fix_length
 def delta_scan(
     v: Tensor, k: Tensor, q: Tensor, log_alpha: Tensor, beta: Tensor, initial_state: Tensor, flags: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """S_t = alpha_t S_{t-1} (I - beta_t k_t k_t^T) + beta_t v_t k_t^T, y_t = S_t q_t with alpha = exp(log_alpha).
+    """Compute S_t = alpha_t S_{t-1} (I - beta_t k_t k_t^T) + beta_t v_t k_t^T and y_t = S_t q_t, with alpha = exp(log_alpha).
 
     v: (B, L, H, P); k, q: (B, L, H, N); log_alpha, beta: (B, L, H); initial_state: (B, H, P, N). Returns y (B, L, H, P) and the
     final state.

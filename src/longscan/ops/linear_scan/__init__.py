@@ -39,7 +39,7 @@ def linear_scan(
     seq_idx: Tensor | None = None,
     backend: str = "auto",
 ) -> tuple[Tensor, Tensor]:
-    """x_t = a_t x_{t-1} + b_t for t = 1..L, elementwise over the axes S.
+    """Run the linear recurrence x_t = a_t x_{t-1} + b_t for t = 1..L, elementwise over the axes S.
 
     Args:
         a: `(B, L, *S)`, or `(*S)` when it does not change over time.
@@ -65,7 +65,7 @@ def linear_scan(
         raise ValueError(f"`b` must be of shape (B, L, ...{', 2' if pairs else ''}), got {tuple(b.shape)}")
     check_tensor("a", a, a.shape if isinstance(a, Tensor) else (), b)
     batch, length, *rest = b.shape
-    # Of two shapes of different lengths a comparison would also relate an open batch of a graph to the number of states.
+    # Shapes of different numbers of axes are not compared: in a traced graph this would tie a symbolic batch size to the states.
     if a.shape != (b.shape if a.ndim == b.ndim else b.shape[2:]):
         raise ValueError(f"`a` must be of shape {tuple(b.shape)} or {tuple(rest)} like b, got {tuple(a.shape)}")
     is_complex = pairs or a.is_complex() or b.is_complex()

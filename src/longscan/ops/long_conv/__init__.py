@@ -10,7 +10,7 @@ NATIVE_BACKENDS = ()
 
 
 def long_conv(u: Tensor, k: Tensor, *, backend: str = "auto") -> Tensor:
-    """y_t = sum_{s<=t} k_{t-s} u_s, channel by channel, computed in float32 (float64 where an input is).
+    """Compute the causal convolution y_t = sum_{s<=t} k_{t-s} u_s of each channel, in float32 (float64 where an input is).
 
     Args:
         u: (B, L, D) inputs; y has their dtype.

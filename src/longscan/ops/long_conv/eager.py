@@ -23,6 +23,6 @@ def long_conv(u: Tensor, k: Tensor) -> Tensor:
     if u.numel() == 0:
         return u.clone()
     size = fft_length(2 * length)
-    # Along the last axis: of a transform along another one, torch 2.11's compiler expects other strides than it has on a CPU.
+    # Along the last axis, because the compiler of torch 2.11 expects wrong strides of a transform along another axis on a CPU.
     product = torch.fft.rfft(u.mT.contiguous(), n=size) * torch.fft.rfft(k, n=size)
     return torch.fft.irfft(product, n=size)[..., :length].mT.clone(memory_format=torch.contiguous_format)

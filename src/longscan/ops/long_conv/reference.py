@@ -7,7 +7,7 @@ from longscan.ops.tracing import fix_length
 
 
 def long_conv(u: Tensor, k: Tensor) -> Tensor:
-    """y_t = sum_{s<=t} k_{t-s} u_s. u: (B, L, D); k: (D, L); returns (B, L, D)."""
+    """Compute y_t = sum_{s<=t} k_{t-s} u_s. u: (B, L, D); k: (D, L); returns (B, L, D)."""
     u, length = fix_length(u)
     outputs = [(k[:, : t + 1].flip(1).T * u[:, : t + 1]).sum(1) for t in range(length)]
     return torch.stack(outputs, 1) if outputs else u.clone()

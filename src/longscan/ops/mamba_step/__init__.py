@@ -14,7 +14,7 @@ from longscan.ops.mamba_step import eager, reference
 from longscan.ops.tracing import is_compiled_or_transformed
 
 NATIVE_BACKENDS = probe("mamba_step", "cpu")
-MAX_ROWS = 32  # with more rows, torch's matrix products are faster than the kernel, which reads the weights once a row
+MAX_ROWS = 32  # with more rows, torch's matrix products are faster than the kernel, which reads the weights once for each row
 
 
 def mamba_step(
@@ -38,7 +38,7 @@ def mamba_step(
     selects_raw: bool = False,
     backend: str = "auto",
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The block of Gu and Dao, "Mamba" (arXiv:2312.00752), figure 3, around S6 with real A, for one token of each row.
+    """Run the block of Gu and Dao, "Mamba" (arXiv:2312.00752), figure 3, around S6 with real A, for one token of each row.
 
         (u, z) = in_proj x'      c = conv_bias + sum_k conv_weight[:, k] window[:, k]      v = silu(c)
         (q, B, C) = x_proj v     dt = softplus(dt_proj q + dt_bias) elapsed                A = -exp(A_log)
@@ -56,7 +56,7 @@ def mamba_step(
         active: (B,) bool; the states of an inactive row do not change, and its y is 0, or x with norm_weight.
         selects_raw: apply x_proj to c instead of v.
         backend: "auto", "reference", "eager" or "cpu". The first three are differentiable and run on any device. "cpu" has no
-            gradient and needs all floating-point tensors in one dtype, float32 or float64, on the CPU. "auto" takes "cpu" where
+            gradient and needs all floating-point tensors in one dtype, float32 or float64, on the CPU. "auto" chooses "cpu" where
             no graph is recorded or traced, the weights are contiguous and B is at most 32.
 
     Returns:

@@ -26,7 +26,7 @@ from longscan.ops.pieces import FactorKind, PieceMap, scan_piece, sum_steps
 from longscan.ops.selective_scan import eager, reference
 
 NATIVE_BACKENDS = probe("selective_scan", "cpu", "triton")
-REDUCED = (0, 1, 3, 4, 6, 9)  # Triton reads u, dt, B, C, z and dt_scale in half precision
+REDUCED = (0, 1, 3, 4, 6, 9)  # indices of u, dt, B, C, z and dt_scale, which the Triton kernels read in fp16 and bf16
 
 _inputs = ("u", "dt", "A", "B", "C", "D", "z", "dt_bias", "initial_state", "dt_scale")
 _native = NativeOp(
@@ -65,19 +65,21 @@ def selective_scan(
     seq_idx: Tensor | None = None,
     backend: str = "auto",
 ) -> tuple[Tensor, Tensor]:
-    """h_t = exp(s_t A) h_{t-1} + s_t B_t u_t,  y_t = (C_t h_t + D u_t) silu(z_t).
+    """Run the selective scan of S6 over the steps.
 
-    The step sizes are s = softplus(dt + dt_bias) dt_scale, each factor where asked for. Gu and Dao, "Mamba" (arXiv:2312.00752),
-    equations 1-2 and algorithm 2: zero-order hold for A, Euler for B.
+        h_t = exp(s_t A) h_{t-1} + s_t B_t u_t        y_t = (C_t h_t + D u_t) silu(z_t)
+
+    The step sizes are s = softplus(dt + dt_bias) dt_scale; bias, softplus and scale are optional. Gu and Dao, "Mamba"
+    (arXiv:2312.00752), equations 1-2 and algorithm 2: zero-order hold for A, Euler for B.
 
     Args:
         u: (B, L, D) inputs; y has their dtype.
         dt: (B, L, D) step sizes before bias, softplus and scale.
-        A: (D, N), real or complex. Complex numbers may come as real pairs, one more axis of size 2: (D, N, 2).
+        A: (D, N), real or complex. Complex numbers may be given as real pairs, with one more axis of size 2: (D, N, 2).
         B, C: (B, L, N), complex (or pairs) where A is.
         D: (D,) skip. z: (B, L, D) gate. dt_bias: (D,).
         initial_state: (B, D, N), complex (or pairs) where A is; zeros when None.
-        dt_softplus: take the softplus of dt + dt_bias.
+        dt_softplus: whether softplus is applied to dt + dt_bias.
         dt_scale: (B, L), multiplies the step sizes after bias and softplus: the elapsed time.
         paired: with complex A, y takes 2 Re(C h): N states stand for N conjugate pairs. False: Re(C h). No effect for real A.
         valid: (B, L) bool; where it is False, the step leaves the state unchanged and y is 0.
@@ -113,7 +115,7 @@ def _general_call(
     seq_idx: Tensor | None = None,
     backend: str = "triton",
 ) -> tuple[Tensor, Tensor]:
-    """Return the results of `selective_scan` by any backend, in all situations."""
+    """Return the results of `selective_scan`, for every backend and also for compiled, transformed and split calls."""
     is_complex = _check_inputs(u, dt, A, B, C, D, z, dt_bias, initial_state, dt_scale)
     batch, length = u.shape[:2]
     flags = step_flags(batch, length, valid, seq_idx, u)
@@ -128,11 +130,11 @@ def _general_call(
     initial_state = tensors[8]
     assert initial_state is not None
     factors: FactorKind = "complex" if is_complex else "real"
-    keep = keeps_chunk_states(*tensors)
+    save_states = keeps_chunk_states(*tensors)
 
     def run(state: Tensor, skip: OptionalTensor = tensors[5], gate: OptionalTensor = tensors[6]) -> tuple[Tensor, Tensor]:
         given = [*tensors[:5], skip, gate, tensors[7], state, *tensors[9:]]
-        return _run_backend(given, dt_softplus, paired, seq_idx is not None, keep, chosen)
+        return _run_backend(given, dt_softplus, paired, seq_idx is not None, save_states, chosen)
 
     def add_step_sizes(dt: Tensor, dt_bias: OptionalTensor, dt_scale: OptionalTensor) -> Tensor:
         dt, dt_scale = zero_invalid(flags, dt.to(wide), dt_scale if dt_scale is None else dt_scale.to(wide))
@@ -148,7 +150,7 @@ def _general_call(
             flags,
             make_map,
             lambda: run(torch.zeros_like(initial_state), None, None)[1],
-            _native.of_piece(*tensors, dt_softplus, paired, keep, chosen, factors=factors),
+            _native.of_piece(*tensors, dt_softplus, paired, save_states, chosen, factors=factors),
         )
     return y.to(out), restore_complex(final, form) if is_complex else final
 
@@ -197,12 +199,12 @@ def _convert(given: Sequence[Tensor | None], backend: str) -> tuple[torch.dtype,
 
 def _plain_forward(*args: Any) -> tuple[Tensor, ...]:
     """Return y, the final state and the chunk states, as `PlainCall` takes them."""
-    *given, dt_softplus, paired, keep = args
+    *given, dt_softplus, paired, save_states = args
     _check_inputs(*given)
     tensors = [x if x is None else x.contiguous() for x in _convert(given, "triton")[1]]
-    y, final, kept = _native.module("triton").forward(*tensors, None, dt_softplus, paired, keep)
+    y, final, kept = _native.module("triton").forward(*tensors, None, dt_softplus, paired, save_states)
     y, final = y.to(given[0].dtype), restore_complex(final, given[2])
-    return (y, final, kept) if keep else (y, final)
+    return (y, final, kept) if save_states else (y, final)
 
 
 def _plain_backward(grad_y: Tensor | None, grad_final: Tensor | None, *args: Any) -> tuple[Tensor, ...]:
@@ -227,12 +229,12 @@ def decay_map(time: Tensor, A: Tensor) -> PieceMap:
 
 
 def _run_backend(
-    tensors: list[Any], dt_softplus: bool, paired: bool, packed: bool, keep: bool, backend: str
+    tensors: list[Any], dt_softplus: bool, paired: bool, packed: bool, save_states: bool, backend: str
 ) -> tuple[Tensor, Tensor]:
     """Return y and the final state by one backend. tensors: u to dt_scale in the order of `selective_scan`, then flags."""
     u, A = tensors[0], tensors[2]
     if backend in NATIVE and u.numel() and A.numel():
-        y, final, _ = _native(*tensors, dt_softplus, paired, keep, backend)
+        y, final, _ = _native(*tensors, dt_softplus, paired, save_states, backend)
         return y, final
     if backend != "reference":
         return eager.selective_scan(*tensors, dt_softplus=dt_softplus, paired=paired, packed=packed)

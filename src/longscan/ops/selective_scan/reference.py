@@ -34,7 +34,7 @@ def selective_scan(
     dt_softplus: bool,
     paired: bool,
 ) -> tuple[Tensor, Tensor]:
-    """h_t = exp(dt_t A) h_{t-1} + dt_t B_t u_t, y_t = C_t h_t + D u_t, times silu(z_t).
+    """Compute h_t = exp(dt_t A) h_{t-1} + dt_t B_t u_t and y_t = (C_t h_t + D u_t) silu(z_t), with dt as `step_sizes` returns it.
 
     u, dt, z: (B, L, D); A: (D, N); B, C: (B, L, N); D, dt_bias: (D,); initial_state: (B, D, N); dt_scale: (B, L). A, B, C and
     the state are all real or all complex. Returns y (B, L, D) and the final state (B, D, N).

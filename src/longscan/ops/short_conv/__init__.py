@@ -43,7 +43,9 @@ def short_conv(
     seq_idx: Tensor | None = None,
     backend: str = "auto",
 ) -> tuple[Tensor, Tensor]:
-    """y_t = activation(bias + sum_k weight[:, k] u_{t-(K-1)+k}) with u = initial_state before the first step.
+    """Compute a causal depthwise convolution with K taps, whose state is the last K - 1 inputs.
+
+        y_t = activation(bias + sum_k weight[:, k] u_{t-(K-1)+k}),  k = 0..K-1,  with u = initial_state before the first step
 
     Args:
         u: (B, L, D) inputs; y has their dtype.
@@ -78,7 +80,7 @@ def _general_call(
     seq_idx: Tensor | None = None,
     backend: str = "triton",
 ) -> tuple[Tensor, Tensor]:
-    """Return the results of `short_conv` by any backend, in all situations."""
+    """Return the results of `short_conv`, for every backend and also for compiled, transformed and split calls."""
     _check_inputs(u, weight, bias, initial_state)
     batch, length, _ = u.shape
     taps = weight.shape[1]
@@ -109,8 +111,8 @@ def _general_call(
             local_final = None if flags is not None else lambda: _newest(u, taps).to(initial_state.dtype)
             y, final = scan_piece(run, initial_state, flags, make_map, local_final)
         else:
-            entering, final = _pass_newest(initial_state, newest, count_steps(None, length, u))
-            y = run(entering)[0]
+            before, final = _pass_newest(initial_state, newest, count_steps(None, length, u))
+            y = run(before)[0]
     return y.to(out), final
 
 
@@ -131,7 +133,7 @@ def _check_inputs(u: Tensor, weight: Tensor, bias: Tensor | None, initial_state:
 def _convert(
     u: Tensor, weight: Tensor, bias: Tensor | None, initial_state: Tensor | None, backend: str
 ) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
-    """Return the tensors in the dtype of the computation, with an initial state. Triton reads u in half precision."""
+    """Return the tensors in the dtype of the computation, with an initial state. For Triton u stays in fp16 or bf16."""
     if initial_state is None:
         initial_state = torch.zeros(u.shape[0], u.shape[2], weight.shape[1] - 1, dtype=torch.float32, device=u.device)
     wide = state_dtype(u, weight, bias, initial_state)
@@ -171,8 +173,8 @@ def _newest(u: Tensor, taps: int) -> Tensor:
 def _pass_newest(initial_state: Tensor, newest: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:
     """Return the states before this process's piece and after the last one, for pieces of at least K - 1 steps.
 
-    The state after such a piece consists of the piece's own newest inputs. `pass_states`, which serves shorter pieces and masks,
-    gathers the same numbers with more operations. `count` is the number of steps of the piece.
+    The state after such a piece consists of the last inputs of the piece. `pass_states`, which also handles shorter pieces and
+    masks, computes the same numbers with more operations. `count` is the number of steps of the piece.
     """
     split = current_split()
     assert split is not None

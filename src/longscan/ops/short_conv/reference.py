@@ -11,7 +11,7 @@ from longscan.ops.tracing import fix_length
 def short_conv(
     u: Tensor, weight: Tensor, bias: Tensor | None, initial_state: Tensor, flags: Tensor | None, *, apply_silu: bool
 ) -> tuple[Tensor, Tensor]:
-    """y_t = bias + sum_k weight[:, k] u_{t-(K-1)+k}, over valid steps of one segment.
+    """Compute y_t = bias + sum_k weight[:, k] u_{t-(K-1)+k} over the valid steps of one segment, with SiLU if `apply_silu`.
 
     u: (B, L, D); weight: (D, K); bias: (D,); initial_state: (B, D, K-1), the inputs before the first step, oldest first; flags:
     (B, L) from `step_flags`, or None. Returns y (B, L, D) and the last K-1 inputs (B, D, K-1).

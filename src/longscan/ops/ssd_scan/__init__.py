@@ -30,8 +30,8 @@ from longscan.ops.ssd_scan import eager, reference
 NATIVE_BACKENDS = probe("ssd_scan", "triton")
 # Triton's interpreter multiplies tiles of bfloat16 wrongly; tests that correct it set this to True.
 INTERPRETER_MULTIPLIES_BFLOAT16 = False
-PIECE_ELEMENTS = 2**24  # limit of the terms, added to outputs by the state before a piece, that are computed together
-AUTO_STATES = 128  # with more states than these the Triton kernel spills registers, and auto takes eager
+PIECE_ELEMENTS = 2**24  # largest number of elements of the terms that the state before a piece adds to outputs, computed together
+AUTO_STATES = 128  # with more states the Triton kernel spills registers, so "auto" chooses "eager"
 
 _inputs = ("x", "dt", "input_scale", "own_scale", "A", "B", "C", "D", "B_bias", "C_bias", "angle", "initial_state")
 
@@ -88,9 +88,11 @@ def ssd_scan(
     seq_idx: Tensor | None = None,
     backend: str = "auto",
 ) -> tuple[Tensor, Tensor]:
-    """h_t = exp(dt_t A) R(angle_t) h_{t-1} + s_t x_t B_t^T,  y_t = (h_t C_t + D x_t) silu(z_t),  head by head.
+    """Run the scan of Mamba-2 or Mamba-3 over the steps, for each head separately.
 
-    The inputs are weighed by s = dt, or by `input_scale`. Dao and Gu, "Transformers are SSMs" (arXiv:2405.21060), section 6.
+        h_t = exp(dt_t A) R(angle_t) h_{t-1} + s_t x_t B_t^T        y_t = (h_t C_t + D x_t) silu(z_t)
+
+    The inputs have the weights s = dt, or `input_scale`. Dao and Gu, "Transformers are SSMs" (arXiv:2405.21060), section 6.
     `own_scale`, o, replaces s for the input of the same step: y_t is computed from h_t + (o_t - s_t) x_t B_t^T in place of h_t.
     This makes Mamba-3's trapezoidal rule one scan: there an input has one weight in the output of its step, and in all later
     outputs the sum of this weight and the weight that the rule gives it at the next step (`longscan.layers.Mamba3`).
@@ -98,18 +100,18 @@ def ssd_scan(
     Args:
         x: (B, L, H, P) inputs of H heads of width P; y has their dtype.
         dt: (B, L, H) step sizes, already positive.
-        A: (H,), negative where the state is to decay.
+        A: (H,), negative where the state should decay.
         B, C: (B, L, G, N), G groups, a divisor of H: head h takes those of group h G // H.
         D: (H,) skip. z: (B, L, H, P) gate.
         initial_state: (B, H, P, N); zeros when None.
         input_scale: (B, L, H) weights of the inputs; dt when None.
         own_scale: (B, L, H) weights of the inputs in the outputs of the same steps; s when None.
         angle: (B, L, H, R), 2R <= N: R(angle) rotates the first R pairs of neighbouring entries of the N by these radians.
-        B_bias, C_bias: (H, N), what each head adds to what it takes of B or C.
+        B_bias, C_bias: (H, N), which each head adds to the B or C of its group.
         valid: (B, L) bool; where it is False, the step leaves the state unchanged and y is 0.
         seq_idx: (B, L) integers; where it changes from one valid step to the next, the state restarts from zero.
-        backend: "auto", "reference", "eager" or "triton", which takes up to 256 states N. auto takes eager beyond 128 states and
-            for float64, which the kernel multiplies without matrix units.
+        backend: "auto", "reference", "eager" or "triton", which supports up to 256 states N. "auto" chooses "eager" for more than
+            128 states and for float64, for which the kernel does not use tensor cores.
 
     Returns:
         y (B, L, H, P) and the final state (B, H, P, N) in float32 (float64 where an input is).

@@ -1,4 +1,4 @@
-"""`ssd_scan` by matrix products: inside a chunk of steps every output is a weighted sum over the chunk, across chunks a state.
+"""`ssd_scan` by matrix products: every output is a weighted sum over its chunk of steps; a state is passed between chunks.
 
 Dao and Gu, "Transformers are SSMs" (arXiv:2405.21060), section 6.2: with a_t = exp(dt_t A) the outputs of a chunk are
 (decay * C B^T) (s x) from its inputs, decay_ts = a_{s+1} ... a_t, plus (a_1 ... a_t) C_t h from the state h before it.

@@ -34,11 +34,12 @@ def ssd_scan(
     C_bias: Tensor | None,
     flags: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
-    """h_t = exp(dt_t A) R(angle_t) h_{t-1} + s_t x_t B_t^T, y_t = h_t C_t + D x_t, times silu(z_t); s is input_scale, or dt.
+    """Compute h_t = exp(dt_t A) R(angle_t) h_{t-1} + s_t x_t B_t^T and y_t = (h_t C_t + D x_t) silu(z_t), s = input_scale or dt.
 
     In y_t the input of the same step has the weight own_scale, if given. x, z: (B, L, H, P); dt, input_scale, own_scale:
-    (B, L, H); A, D: (H,); B, C: (B, L, G, N), each group serving H / G heads, which add their rows of the biases (H, N); angle:
-    (B, L, H, R); initial_state: (B, H, P, N). R(angle) rotates the first R pairs of the N entries. Returns y and the final state.
+    (B, L, H); A, D: (H,); B, C: (B, L, G, N), shared by the H / G heads of a group, which add their rows of the biases (H, N);
+    angle: (B, L, H, R); initial_state: (B, H, P, N). R(angle) rotates the first R pairs of the N entries. Returns y and the final
+    state.
     """
     x, dt, B, C, z, input_scale, own_scale, angle = zero_invalid(flags, x, dt, B, C, z, input_scale, own_scale, angle)
     x, length = fix_length(x)

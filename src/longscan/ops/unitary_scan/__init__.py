@@ -64,20 +64,22 @@ def unitary_scan(
     seq_idx: Tensor | None = None,
     backend: str = "auto",
 ) -> tuple[Tensor, Any]:
-    """h_t = e^{i theta_t} h_{t-1} + dt_t B silu(u_t),  y_t = (Re sum_n C h_t + D silu(u_t)) silu(z_t).
+    """Run the recurrence of AUSSM over the steps: a rotation by input-dependent angles, and a gated output.
 
-    The angles are theta_t[d, n] = sum_p W[d, n, p] u_t[p] + bias[d, n], as the code that the AUSSM paper published computes them;
-    with `phase_dt`, times dt_t[d] (the paper's equations 4 and 10-19). Phases are summed modulo 2 pi so that neither the size
-    nor the phase of h drifts over long sequences. With `phase_grid` = Q every angle is rounded to a multiple of 2 pi / Q and the
-    multiples are summed as integers: errors of an angle below pi / Q have no effect, whatever the length.
+        h_t = e^{i theta_t} h_{t-1} + dt_t B silu(u_t)        y_t = (Re sum_n C h_t + D silu(u_t)) silu(z_t)
+
+    The angles are theta_t[d, n] = sum_p W[d, n, p] u_t[p] + bias[d, n], as in the published code of the AUSSM paper. With
+    `phase_dt` they are multiplied by dt_t[d], as in the paper's equations 4 and 10-19. Phases are summed modulo 2 pi so that
+    neither the modulus nor the phase of h drifts over long sequences. With `phase_grid` = Q every angle is rounded to a multiple
+    of 2 pi / Q and the multiples are summed as integers: errors of an angle below pi / Q have no effect at any length.
 
     Args:
         u: (B, L, D) inputs; y has their dtype. In float32 the triton backend needs |u| < 2^20 and |W| < 4,094; beyond that
             angles are not finite.
         dt: (B, L, D) positive step sizes.
         W: (D, N, D) angle weights, already scaled. bias: (D, N) angles.
-        B, C: complex (N,), shared by all channels, or (D, N): the coefficients themselves. Complex numbers may come as real
-            pairs, one more axis of size 2.
+        B, C: complex coefficients, (D, N), or (N,) if all channels share them. Complex numbers may be given as real pairs, with
+            one more axis of size 2.
         D: (D,) skip. z: (B, L, D) gate.
         initial_state: (B, D, N) complex or pairs; zeros when None. With `phase_grid` a tuple (S, k), h = e^{2 pi i k / Q} S: the
             state in the rotating frame, (B, D, N, 2) pairs, and the phase of the frame, (B, D, N) int64.
@@ -116,7 +118,7 @@ def _general_call(
     seq_idx: Tensor | None = None,
     backend: str = "triton",
 ) -> tuple[Tensor, Any]:
-    """Return the results of `unitary_scan` by any backend, in all situations."""
+    """Return the results of `unitary_scan`, for every backend and also for compiled, transformed and split calls."""
     phase = None
     tensors: list[Any]
     _check_parameters(u, dt, W, bias, B, C)
@@ -145,10 +147,10 @@ def _general_call(
     for i in (4, 5):
         if tensors[i].ndim == 2:  # one coefficient for every channel
             tensors[i] = tensors[i].expand(channels, -1, 2)
-    keep = keeps_chunk_states(*tensors)
+    save_states = keeps_chunk_states(*tensors)
 
     def run(state: Tensor, skip: OptionalTensor = tensors[6], gate: OptionalTensor = tensors[7]) -> tuple[Tensor, Tensor]:
-        return _run_backend([*tensors[:6], skip, gate, state, flags], phase_dt, seq_idx is not None, keep, chosen)
+        return _run_backend([*tensors[:6], skip, gate, state, flags], phase_dt, seq_idx is not None, save_states, chosen)
 
     with without_autocast(u):
         y, final = scan_piece(
@@ -157,7 +159,7 @@ def _general_call(
             flags,
             lambda: _rotation_map(tensors, flags, phase_dt),
             lambda: run(torch.zeros_like(tensors[8]), None, None)[1],
-            _native.of_piece(*tensors, phase_dt, keep, chosen, factors="complex"),
+            _native.of_piece(*tensors, phase_dt, save_states, chosen, factors="complex"),
         )
     return y.to(out), restore_complex(final, form)
 
@@ -214,15 +216,15 @@ def _plain_forward(
     z: Tensor | None,
     initial_state: Tensor | None,
     phase_dt: bool,
-    keep: bool,
+    save_states: bool,
 ) -> tuple[Tensor, ...]:
     """Return y, the final state and the chunk states, as `PlainCall` takes them."""
     _check_parameters(u, dt, W, bias, B, C)
     _check_optional(u, bias, D, z, initial_state)
     tensors = [x if x is None else x.contiguous() for x in _convert(u, dt, W, bias, B, C, D, z, initial_state)]
-    y, final, kept = _native.module("triton").forward(*tensors, None, phase_dt, keep)
+    y, final, kept = _native.module("triton").forward(*tensors, None, phase_dt, save_states)
     y, final = y.to(u.dtype), restore_complex(final, B)
-    return (y, final, kept) if keep else (y, final)
+    return (y, final, kept) if save_states else (y, final)
 
 
 def _plain_backward(grad_y: Tensor | None, grad_final: Tensor | None, *args: Any) -> tuple[Tensor, ...]:
@@ -257,10 +259,10 @@ def _rotation_map(tensors: list[Any], flags: Tensor | None, phase_dt: bool) -> P
     return PieceMap([angle], lambda state, angle: multiply(polar(torch.ones_like(angle), angle), state))
 
 
-def _run_backend(tensors: list[Any], phase_dt: bool, packed: bool, keep: bool, backend: str) -> tuple[Tensor, Tensor]:
+def _run_backend(tensors: list[Any], phase_dt: bool, packed: bool, save_states: bool, backend: str) -> tuple[Tensor, Tensor]:
     """Return y and the final state by one backend. tensors: u to initial_state in the order of `unitary_scan`, then flags."""
     if backend in NATIVE and tensors[0].numel() and tensors[2].numel():
-        y, final, _ = _native(*tensors, phase_dt, keep, backend)
+        y, final, _ = _native(*tensors, phase_dt, save_states, backend)
         return y, final
     if backend != "reference":
         return eager.unitary_scan(*tensors, phase_dt=phase_dt, packed=packed)

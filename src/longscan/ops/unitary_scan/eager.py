@@ -1,9 +1,9 @@
 """`unitary_scan` in vectorised torch: running sums inside chunks, chunks one after another, complex numbers as real pairs.
 
 Inside a chunk that starts in state h_s, with G the sum of the angles since its start and S the sum of e^{-iG} dt silu(u):
-h_t = e^{i G_t} (h_s + B S_t). The angles are summed, and the state is carried from chunk to chunk, in float64: then nothing
-drifts, however many chunks there are. So is S where chunks are longer than CHUNK steps, in graphs that are compiled. Where a
-sequence starts inside the row, both sums restart from 0.
+h_t = e^{i G_t} (h_s + B S_t). The angles are summed in float64, and the state is passed from chunk to chunk in float64, so that
+rounding errors do not grow with the number of chunks. S is also summed in float64 where chunks are longer than CHUNK steps, in
+graphs that are compiled. Where a sequence starts inside the row, both sums restart from 0.
 """
 
 import math
@@ -53,7 +53,7 @@ def _chunk(
     u, dt, z = zero_invalid(flags, u, dt, z)
     gated = silu(u)
     weighted_input = (dt * gated).unsqueeze(-1)
-    # Wrapped, since sums of small angles have small rounding errors.
+    # Angles are wrapped before they are summed, since sums of small angles have small rounding errors.
     angles = _wrap_angle(_angles(u, dt, W, bias, flags, phase_dt).to(state.dtype))
     start_re, start_im = state.unsqueeze(1).unbind(-1)
     reset = reset_mask(flags, packed, 4)

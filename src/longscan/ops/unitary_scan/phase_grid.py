@@ -19,7 +19,7 @@ from longscan.ops.associative import running_sum
 from longscan.ops.linear_scan import linear_scan
 from longscan.ops.pieces import PieceMap, pass_states
 
-SUM = PieceMap([], lambda state: state)  # the map of a piece of a sum: the piece adds to it
+SUM = PieceMap([], lambda state: state)  # the linear part of the map of a running sum is the identity
 
 
 def unitary_scan(
@@ -58,7 +58,7 @@ def unitary_scan(
         angle = phase.to(u.dtype) * (2 * math.pi / phase_grid)
         if theta.requires_grad and theta.shape[1]:
             unrounded = running_sum(theta, reset_mask(flags, seq_idx is not None, theta.ndim))
-            if split is not None:  # the angles of earlier pieces have gradients, too
+            if split is not None:  # the gradients of angles of earlier pieces include terms of this piece
                 before, _ = pass_states(split, torch.zeros_like(theta[:, 0]), unrounded[:, -1], SUM, flags)
                 continues = torch.ones_like(theta[..., 0, 0]) if flags is None else (flags == RESET).cumsum(1) == 0
                 unrounded = unrounded + torch.where(continues[..., None, None] > 0, before.unsqueeze(1), 0)

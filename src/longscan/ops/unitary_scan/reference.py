@@ -34,7 +34,7 @@ def unitary_scan(
     *,
     phase_dt: bool,
 ) -> tuple[Tensor, Tensor]:
-    """y_t = Re sum_n C h_t + D silu(u_t), times silu(z_t).
+    """Compute y_t = (Re sum_n C h_t + D silu(u_t)) silu(z_t) from the states h_t of the recurrence above.
 
     u, dt, z: (B, L, D); W: (D, N, D); bias: (D, N); B, C: complex (D, N); D: (D,); initial_state: complex (B, D, N). Returns
     y (B, L, D) and the final state (B, D, N).

@@ -1,6 +1,6 @@
 """Backward kernels of `block2_scan`: g_t = dx_t + M_{t+1}^T g_{t+1}, df_t = g_t, dM_t = g_t x_{t-1}^T.
 
-They carry m_t = M_t^T g_t against time; m_1 is the gradient of the initial state.
+The kernels go through the steps in reverse, with m_t = M_t^T g_t in registers; m_1 is the gradient of the initial state.
 """
 
 import triton
@@ -29,7 +29,7 @@ def chunk_map_bwd_kernel(
     M, dx, flags, mult, local, restarted, first, L, S, CHUNK, rows_per_M,
     CONSTANT_M: tl.constexpr, K: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_S: tl.constexpr, NUM_STAGES: tl.constexpr,
 ):  # fmt: skip
-    """Compute the maps m -> mult m + local of chunks from number `first` on. mult is a product of many matrices, in float64."""
+    """Compute the maps m -> mult m + local of the chunks from index `first` on. mult is a product of matrices, in float64."""
     n_s, width = tl.cdiv(S, BLOCK_S), tl.cast(S, tl.int64)
     i_b, i_s, i_c = (tl.program_id(0) // n_s).to(tl.int64), tl.program_id(0) % n_s, first + tl.program_id(1)
     o_x, m_x = block_offsets(i_s, S, 2 * K, BLOCK_S)
@@ -92,7 +92,7 @@ def scan_bwd_kernel(
     else:
         p_M, p_dM = M + row * width * 4 + o_M, dM + row * width * 4 + o_M
     for i in tl.range(0, t_last + 1 - i_c * CHUNK, num_stages=NUM_STAGES, loop_unroll_factor=BLOCK_T):
-        i_h = t_last - i - 1  # the step of the state before
+        i_h = t_last - i - 1  # the step before
         if previous is not None:
             i_h = tl.load(previous + row - i)
         p_h = tl.where(i_h >= 0, x + (i_b * L + i_h) * width * (2 * K), initial_state + i_b * width * (2 * K))

@@ -24,7 +24,7 @@ def chunk_map_fwd_kernel(
     M, f, flags, mult, local, restarted, first, L, S, CHUNK, rows_per_M,
     CONSTANT_M: tl.constexpr, K: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_S: tl.constexpr, NUM_STAGES: tl.constexpr,
 ):  # fmt: skip
-    """Compute the maps x -> mult x + local of chunks from number `first` on. mult is a product of many matrices, in float64."""
+    """Compute the maps x -> mult x + local of the chunks from index `first` on. mult is a product of matrices, in float64."""
     n_s, width = tl.cdiv(S, BLOCK_S), tl.cast(S, tl.int64)
     i_b, i_s, i_c = (tl.program_id(0) // n_s).to(tl.int64), tl.program_id(0) % n_s, first + tl.program_id(1)
     o_x, m_x = block_offsets(i_s, S, 2 * K, BLOCK_S)
@@ -62,9 +62,9 @@ def all_chunk_maps_kernel(
     mult, local, restarted, state, factor, S, n_chunks,
     BACKWARD: tl.constexpr, K: tl.constexpr, BLOCK_S: tl.constexpr, NUM_STAGES: tl.constexpr,
 ):  # fmt: skip
-    """Compute the state that the maps of all chunks make of zeros, and the product of their factors unless `factor` is None.
+    """Apply the maps of all chunks to a zero state, and store the product of their factors unless `factor` is None.
 
-    BACKWARD: whether the last chunk comes first.
+    BACKWARD: whether the maps are applied from the last chunk to the first.
     """
     n_s, width = tl.cdiv(S, BLOCK_S), tl.cast(S, tl.int64)
     i_b, i_s = (tl.program_id(0) // n_s).to(tl.int64), tl.program_id(0) % n_s

@@ -13,7 +13,7 @@ from longscan.ops.block2_scan.triton.forward import all_chunk_maps_kernel, chunk
 
 
 class Blocks(NamedTuple):
-    """Steps that are loaded together, matrices of a step for each program, and blocks of steps that are loaded in advance."""
+    """Block sizes: steps of an unrolled iteration, matrices of a step in a program, and stages of the software pipeline."""
 
     BLOCK_T: int
     BLOCK_S: int
@@ -33,7 +33,7 @@ class Launch(NamedTuple):
 
 
 class ChunkMaps(NamedTuple):
-    """The map of the state, or of its gradient, by each chunk; `restarted`: whether a sequence starts in it."""
+    """The maps x -> mult x + local of the state, or of its gradient, by each chunk; `restarted`: if a sequence starts in it."""
 
     mult: Any = None
     local: Any = None
@@ -52,7 +52,7 @@ def plan(M: Tensor, f: Tensor, blocks: Blocks) -> Launch:
 
 
 def chunk_maps(kernel: Any, M: Tensor, f: Tensor, flags: Tensor | None, call: Launch, first: int, stop: int) -> ChunkMaps:
-    """Return the maps of the chunks from number `first` to `stop` - 1."""
+    """Return the maps of the chunks [first, stop)."""
     number = stop - first
     if number == 0:
         return ChunkMaps()
@@ -64,7 +64,7 @@ def chunk_maps(kernel: Any, M: Tensor, f: Tensor, flags: Tensor | None, call: La
 
 
 def apply_all(maps: ChunkMaps, call: Launch, factor: Tensor | None = None, *, backward: bool = False) -> Tensor:
-    """Return the state (B, S, 2, K) that the maps of all chunks make of zeros, and write the product of their factors."""
+    """Return the state (B, S, 2, K) after the maps of all chunks, from zero; write the product of their factors to `factor`."""
     number, size = maps.local.shape[1:3]
     state = torch.empty_like(maps.local[:, 0], memory_format=torch.contiguous_format)
     constants = {name: call.constants[name] for name in ("K", "BLOCK_S", "NUM_STAGES", "num_warps")}
@@ -74,7 +74,7 @@ def apply_all(maps: ChunkMaps, call: Launch, factor: Tensor | None = None, *, ba
 
 
 def select_chunks(maps: ChunkMaps, start: int, stop: int | None) -> ChunkMaps:
-    """Return the maps of some chunks; none if there are no others."""
+    """Return the maps of the chunks [start, stop); an empty `ChunkMaps` if there is only one chunk."""
     if maps.local.shape[1] == 1:
         return ChunkMaps()
     return ChunkMaps(*(None if x is None else x[:, start:stop].contiguous() for x in maps))
@@ -90,8 +90,8 @@ def forward(
     """Return x (B, L, S, 2, K) and the final state (B, S, 2, K), for contiguous tensors of one real dtype; K = 1 or 2.
 
     A constant M (S, 2, 2) may have a leading axis of groups: equal runs of batch rows then belong to different groups.
-    exchange_state: function that returns the initial state, given the product (B, S, 2, 2) of all factors and the state after
-    all steps from 0.
+    exchange_state: function that returns the initial state, given the product (B, S, 2, 2) of the factors of all steps and the
+    final state for an initial state of 0.
     """
     x, final_state = torch.empty_like(f), torch.empty_like(initial_state)
     call = plan(M, f, FORWARD)

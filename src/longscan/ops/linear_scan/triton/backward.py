@@ -1,6 +1,6 @@
 """Backward kernels of `linear_scan`: g_t = dx_t + conj(a_{t+1}) g_{t+1}, db_t = g_t, da_t = g_t conj(x_{t-1}).
 
-They carry m_t = conj(a_t) g_t against the scan; m_1 is the gradient of the initial state.
+The kernels go through the steps in reverse, with m_t = conj(a_t) g_t in registers; m_1 is the gradient of the initial state.
 """
 
 import triton
@@ -23,7 +23,7 @@ def chunk_map_bwd_kernel(
     CONSTANT_A: tl.constexpr, COMPLEX: tl.constexpr, REVERSE: tl.constexpr,
     BLOCK_T: tl.constexpr, BLOCK_S: tl.constexpr, NUM_STAGES: tl.constexpr,
 ):  # fmt: skip
-    """Compute the map m -> mult m + local of the last chunks, one for each program, from its first step to its last."""
+    """Compute the map m -> mult m + local of a chunk from its first step to its last. Programs have the last chunks."""
     n_s = tl.cdiv(S, BLOCK_S)
     i_b, i_s, i_c = (tl.program_id(0) // n_s).to(tl.int64), tl.program_id(0) % n_s, tl.program_id(1)
     o_s, m_s = block_offsets(i_s, S, COMPLEX, BLOCK_S)
@@ -88,7 +88,7 @@ def scan_bwd_kernel(
         p_a, p_da = a + row * width + o_s, da + row * width + o_s
     p_x = x + (row + sign) * width
     for i in tl.range(0, t_last + 1 - i_c * CHUNK, num_stages=NUM_STAGES, loop_unroll_factor=BLOCK_T):
-        i_h = t_last - i - 1  # the step of the state before
+        i_h = t_last - i - 1  # the step before
         if previous is not None:
             i_h = tl.load(previous + i_b * L + t_last - i)
             p_x = x + (i_b * L + (L - 1 - i_h if REVERSE else i_h)) * width

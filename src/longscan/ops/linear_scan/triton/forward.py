@@ -12,9 +12,9 @@ def chunk_map_fwd_kernel(
     CONSTANT_A: tl.constexpr, COMPLEX: tl.constexpr, REVERSE: tl.constexpr,
     BLOCK_T: tl.constexpr, BLOCK_S: tl.constexpr, NUM_STAGES: tl.constexpr,
 ):  # fmt: skip
-    """Compute the map x -> mult x + local of the first chunks, one for each program, from its last step to its first.
+    """Compute the map x -> mult x + local of a chunk from its last step to its first. The last chunk has no program.
 
-    In this order the L2 cache holds the first steps of the chunks, with which `scan_fwd_kernel` begins.
+    After this order of steps the L2 cache contains the first steps of the chunks, with which `scan_fwd_kernel` begins.
     """
     n_s = tl.cdiv(S, BLOCK_S)
     i_b, i_s, i_c = (tl.program_id(0) // n_s).to(tl.int64), tl.program_id(0) % n_s, tl.program_id(1)

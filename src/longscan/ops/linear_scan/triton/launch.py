@@ -14,7 +14,7 @@ from longscan.ops.linear_scan.triton.forward import chunk_map_fwd_kernel, scan_f
 
 
 class Blocks(NamedTuple):
-    """Steps that are loaded together, numbers of S for each program, and blocks of steps that are loaded in advance."""
+    """Block sizes: steps of an unrolled iteration, elements of S of a program, and stages of the software pipeline."""
 
     BLOCK_T: int
     BLOCK_S: int
@@ -35,7 +35,7 @@ class Launch(NamedTuple):
 
 
 class ChunkMaps(NamedTuple):
-    """The map of the state, or of its gradient, by each chunk; `restarted`: whether a sequence starts in it."""
+    """The maps x -> mult x + local of the state, or of its gradient, by each chunk; `restarted`: if a sequence starts in it."""
 
     mult: Any = None
     local: Any = None
@@ -58,7 +58,7 @@ def plan(a: Tensor, b: Tensor, reverse: bool, is_complex: bool, one_chunk: Block
 
 
 def chunk_maps(kernel: Any, a: Tensor, b: Tensor, flags: Tensor | None, call: Launch, number: int) -> ChunkMaps:
-    """Return the maps of so many chunks, the first ones or, in the backward pass, the last ones."""
+    """Return the maps of the first `number` chunks of each row or, in the backward pass, of the last ones."""
     if number == 0:
         return ChunkMaps()
     shape = (b.shape[0], number, *b.shape[2:])
@@ -82,7 +82,7 @@ def apply_all(maps: ChunkMaps, state: Tensor, is_complex: bool, backward: bool =
 
 
 def select_chunks(maps: ChunkMaps, start: int, stop: int | None) -> ChunkMaps:
-    """Return the maps of some chunks; none if there are no others."""
+    """Return the maps of the chunks [start, stop); an empty `ChunkMaps` if there is only one chunk."""
     if maps.local.shape[1] == 1:
         return ChunkMaps()
     return ChunkMaps(*(None if x is None else x[:, start:stop].contiguous() for x in maps))
@@ -100,7 +100,8 @@ def forward(
     """Return x (B, L, S[, 2]) and the final state (B, S[, 2]), for contiguous tensors of one real dtype.
 
     A constant a (S[, 2]) may have a leading axis of groups: equal runs of batch rows then belong to different groups.
-    exchange_state: function that returns the initial state, given the factor of all steps and the state after them from 0.
+    exchange_state: function that returns the initial state, given the product of the factors of all steps and the final state for
+    an initial state of 0.
     """
     x, final_state = torch.empty_like(b), torch.empty_like(initial_state)
     call = plan(a, b, reverse, is_complex, FORWARD, CHUNKED_FORWARD)

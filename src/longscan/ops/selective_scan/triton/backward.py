@@ -50,7 +50,7 @@ def load_next_restart(p_flags, first, tile, o_t, length):
 def scan_gradients(a_re, a_im, v_re, v_im, dh_re, dh_im, p_flags, restart, next_restart, COMPLEX: tl.constexpr):
     """Return g_t = v_t + conj(a_{t+1}) g_{t+1} and w_t = conj(a_t) g_t of a tile; dh (CR, NR, CW, NL, CL): the w after the tile.
 
-    w is 0 at steps that restart the state, and does not enter the step before them.
+    w is 0 at steps that restart the state, and is not added to g of the step before them.
     """
     T: tl.constexpr = a_re.shape[0]
     last = tl.reshape(tl.arange(0, T) == T - 1, (T, 1, 1, 1, 1, 1))
@@ -83,8 +83,8 @@ def chunk_state_bwd_kernel(
 ):  # fmt: skip
     """Store the product of the factors of a piece of `span` tiles, and the gradient of the state before it if that after it is 0.
 
-    p_maps: (2, B, pieces, D N[, 2]). The product is not conjugated, and means nothing where a sequence starts in the piece.
-    p_counters: of the programs of the backward scan, which are set to 0, or None.
+    p_maps: (2, B, pieces, D N[, 2]). The product is not conjugated; it is undefined if a sequence starts in the piece.
+    p_counters: counters of the programs of the backward scan, which are set to 0, or None.
     """
     if p_counters is not None:
         program, last = tl.program_id(1) * tl.num_programs(0) + tl.program_id(0), tl.num_programs(0) * pieces
@@ -182,20 +182,21 @@ def chunk_scan_bwd_kernel(
     FENCED: tl.constexpr, PTX: tl.constexpr, RECOMPUTE: tl.constexpr, T: tl.constexpr, CR: tl.constexpr, NR: tl.constexpr,
     CW: tl.constexpr, NL: tl.constexpr, CL: tl.constexpr, NW: tl.constexpr, MATERIALIZE: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """Gradients of a piece of `span` tiles, from its last tile to its first; README.md has the table of buffers.
+    """Compute the gradients of a piece of `span` tiles, from its last tile to its first. README.md has the table of buffers.
 
-    SEQUENTIAL: pieces follow each other in separate launches, leave the gradient of their state in p_dinitial, and add to the
-    same p_sums; p_dstates is the gradient of the final state. It is that, too, or None for zero, if p_maps has the maps of the
-    pieces, which a program then applies by itself; otherwise it has the gradients of the states before and after all pieces.
-    RECOMPUTE: tile size of `recompute_tile_states`. ORDERED: chains of `chain` programs add to the same dB and dC, in order
-    (ordered_sums.py); otherwise each program has its own part of a slice of the steps.
+    SEQUENTIAL: pieces are in separate launches, from the last to the first; each stores the gradient of the state before it in
+    p_dinitial and adds to the same p_sums. p_dstates: if SEQUENTIAL, or if p_maps is given, the gradient of the final state, or
+    None for zero; otherwise the gradients of the states before and after all pieces. p_maps: the maps of the pieces, which a
+    program applies to the gradient of the final state; or None. RECOMPUTE: tile size of `recompute_tile_states`. ORDERED: whether
+    chains of `chain` programs add to the same dB and dC, in order (ordered_sums.py); otherwise each program stores separate
+    partial sums for a slice of the steps.
     """
     P: tl.constexpr = 2 if COMPLEX else 1
     BD: tl.constexpr = CR * CW * CL
     BN: tl.constexpr = NR * NL
     blocks, tiles = tl.cdiv(channels, BD), tl.cdiv(length, T)
     program = tl.program_id(1) * tl.num_programs(0) + tl.program_id(0)
-    if ORDERED:  # number programs in the order in which they start, so that those which others wait for are running
+    if ORDERED:  # programs are numbered in the order in which they start, so that a program waits only for running ones
         program = tl.atomic_add(p_counters + tl.num_programs(0) * pieces, 1)
     i_b, batch = (program % tl.num_programs(0) // blocks).to(tl.int64), tl.num_programs(0) // blocks
     i_d, i_p = program % blocks, first_piece + program // tl.num_programs(0)
@@ -320,13 +321,13 @@ def chunk_scan_bwd_kernel(
             row = tl.arange(0, 2 * T)
             o_sum = ((first_row + tile * T + row % T) * states * P)[:, None] + o_n[None, :]
             m_sum = (o_n < states * P)[None, :] & (tile * T + row % T < length)[:, None]
-            if p_flags is not None:  # a state passes invalid steps, so its product with their zeros may be NaN
+            if p_flags is not None:  # the state at an invalid step may be infinite, and its product with 0 NaN
                 flag = tl.load(p_flags + first + row % T, mask=tile * T + row % T < length, other=1)
                 dBC = tl.where((flag != 1)[:, None], dBC, 0.0)
             added += 1
             if ORDERED:
                 spin_wait(p_previous, seen, least, FENCED, PTX)
-            if ORDERED and FENCED:  # the first program of a chain stores, so that nothing need be filled with zeros before
+            if ORDERED and FENCED:  # the first program of a chain stores, so that dB and dC need not be filled with zeros before
                 m_add = m_sum & (o_sum * 0 + i_d % chain != 0)
                 m_store = m_sum & (o_sum * 0 + i_d % chain == 0)
                 tl.store(tl.where((row < T)[:, None], p_dB + o_sum, p_dC + o_sum), dBC, mask=m_store)
@@ -339,7 +340,7 @@ def chunk_scan_bwd_kernel(
                 tl.store(tl.where((row < T)[:, None], p_dB + o_sum, p_dC + o_sum), dBC, mask=m_sum)
             of_channels = sum_over_states(stack_steps(d_input, d_step), NW)
             if ORDERED and FENCED:
-                signal(p_counters + program, added, True, PTX)  # late, so that the fence need not wait for the additions
+                signal(p_counters + program, added, True, PTX)  # late, when the additions have probably completed, so that the fence does not wait
             of_channels = tl.reshape(of_channels, (2, T, BD))
             half = (tl.arange(0, 2) == 0)[:, None, None]
             b_dinput, b_ddt = select_row(of_channels, half), select_row(of_channels, ~half)
@@ -357,10 +358,10 @@ def chunk_scan_bwd_kernel(
             if ORDERED and not FENCED:
                 token |= dependency_token(sums_before)
                 signal(p_counters + program, added | token, False, PTX)
-        tl.debug_barrier()  # before the states of the next chunk take the place of these
+        tl.debug_barrier()  # before the states of the next chunk overwrite these
     p_sums += (i_b if SEQUENTIAL else i_b * pieces + i_p) * (size * P + 2 * channels)
     p_dA, p_dchannels = p_sums + o_pair * P, p_sums + size * P + o_d
-    if SEQUENTIAL:  # later pieces, if any, have left their sums
+    if SEQUENTIAL:  # add to the sums that the launches of later pieces stored
         m_later, m_later_d = m_pair & (o_channel * 0 + i_p < pieces - 1), (o_d < channels) & (o_d * 0 + i_p < pieces - 1)
         dA_re += load_pairs(p_dA, m_later)
         if COMPLEX:

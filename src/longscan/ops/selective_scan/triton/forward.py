@@ -36,7 +36,7 @@ def chunk_state_fwd_kernel(
 ):  # fmt: skip
     """Store the product of the factors of a piece of `span` tiles, and its final state from zero.
 
-    p_maps: (2, B, pieces, D N[, 2]). The product means nothing where a sequence starts in the piece.
+    p_maps: (2, B, pieces, D N[, 2]). The product is undefined if a sequence starts in the piece.
     """
     P: tl.constexpr = 2 if COMPLEX else 1
     BD: tl.constexpr = CR * CW * CL
@@ -77,18 +77,18 @@ def chunk_state_fwd_kernel(
 
 @triton.jit(do_not_specialize=["length", "pieces", "span", "rows", "interval"])
 def chunk_scan_fwd_kernel(
-    p_u, p_dt, p_A, p_B, p_C, p_D, p_z, p_bias, p_scale, p_initial, p_entering, p_maps, p_flags, p_y, p_final,
+    p_u, p_dt, p_A, p_B, p_C, p_D, p_z, p_bias, p_scale, p_initial, p_first_states, p_maps, p_flags, p_y, p_final,
     p_checkpoints, length, channels, states, pieces, span, rows, interval,
     PAIR_FACTOR: tl.constexpr, SOFTPLUS: tl.constexpr, COMPLEX: tl.constexpr, T: tl.constexpr, CR: tl.constexpr,
     NR: tl.constexpr, CW: tl.constexpr, NL: tl.constexpr, CL: tl.constexpr, NW: tl.constexpr, MATERIALIZE: tl.constexpr,
     STAGES: tl.constexpr,
 ):  # fmt: skip
-    """Outputs of a piece of `span` tiles, the final state of a row, and checkpoints: the states before every `interval` tiles.
+    """Compute the outputs of a piece of `span` tiles, the final state of a row, and checkpoints: states before `interval` tiles.
 
-    p_entering (B, pieces + 1, D N[, 2]): states before the pieces, or None. Without it a piece starts from p_initial, after the
-    pieces before it, whose maps `chunk_state_fwd_kernel` stored to p_maps; or from zero if p_initial is None, too.
-    p_checkpoints (B, tiles / interval, [2,] N, D), or None to store none. PAIR_FACTOR: 2 if a complex state stands for a
-    conjugate pair.
+    p_first_states (B, pieces + 1, D N[, 2]): the states before the pieces, or None. If it is None, the state before the piece is
+    computed from p_initial (zero if that is None, too) and the maps of the earlier pieces, which `chunk_state_fwd_kernel` stored
+    to p_maps. p_checkpoints (B, tiles / interval, [2,] N, D), or None to store none. PAIR_FACTOR: 2 if a complex state stands for
+    a conjugate pair, otherwise 1.
     """
     P: tl.constexpr = 2 if COMPLEX else 1
     BD: tl.constexpr = CR * CW * CL
@@ -103,8 +103,8 @@ def chunk_scan_fwd_kernel(
     if COMPLEX:
         A_im = load_pairs(p_A + 1, m_pair)
     p_h = p_initial
-    if p_entering is not None:
-        p_h = p_entering + (i_b * (pieces + 1) + i_p) * size * P
+    if p_first_states is not None:
+        p_h = p_first_states + (i_b * (pieces + 1) + i_p) * size * P
     elif p_initial is not None:
         p_h = p_initial + i_b * size * P
     zero = tl.zeros(A_re.shape, A_re.dtype)

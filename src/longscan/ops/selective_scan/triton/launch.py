@@ -18,14 +18,14 @@ from longscan.ops.selective_scan.triton.backward import (
 )
 from longscan.ops.selective_scan.triton.forward import chunk_scan_fwd_kernel, chunk_state_fwd_kernel
 
-MANY_STATES = 32  # real states of a channel, above which tiles have other sizes
-MAX_PASSED_PIECES = 16  # whose maps the programs of the scans apply by themselves, if A is real
-CHECKPOINT_STEPS = 64  # between two checkpoints, at least
-MIN_RECOMPUTE_STEPS = {1: 16, 2: 4}  # number of components of A -> least tile of `recompute_tile_states`
-# Entries of the launch table -> tiles of a piece for each program of a chain, at least.
+MANY_STATES = 32  # number of real states of a channel above which tiles have other sizes
+MAX_PASSED_PIECES = 16  # largest number of pieces whose maps the programs of the scans apply themselves, if A is real
+CHECKPOINT_STEPS = 64  # smallest number of steps between two checkpoints
+MIN_RECOMPUTE_STEPS = {1: 16, 2: 4}  # number of components of A -> smallest tile of `recompute_tile_states`, in steps
+# Entries of the launch table -> smallest number of tiles of a piece for each program of a chain.
 MIN_CHAIN_TILES = {"selective_scan_wide_backward": 4, "selective_scan_pairs_backward": 12}
-# Entries of the launch table whose programs add to the same dB and dC, in order -> whether a fence orders the additions. If not,
-# a program waits until its atomic additions have returned.
+# Entries of the launch table whose programs add to the same dB and dC, in order -> whether a memory fence orders the additions.
+# If not, a program waits until its atomic additions have returned.
 ORDERED_SUMS = {"selective_scan_wide_backward": True, "selective_scan_pairs_backward": False}
 SUM_PARTIALS = {"ROWS": 64, "BLOCK": 32}  # compile-time arguments of the kernels that add partial sums
 
@@ -40,7 +40,7 @@ class Problem(NamedTuple):
         groups: number of groups of rows that have the same parameters.
         blocks: number of programs for the channels of a row.
         pairs: number of pairs of a channel and a state in a program.
-        state_warps: number of warps over which the states of a channel lie.
+        state_warps: number of warps among which the states of a channel are divided.
         interval: number of steps between two checkpoints.
         ptx: whether kernels may contain PTX.
         device: the GPU.
@@ -85,7 +85,7 @@ def table_entry(components: int, direction: str, states: int) -> str:
 
 
 def make_problem(u: Tensor, A: Tensor, B: Tensor, dt_softplus: bool, direction: str) -> Problem:
-    """Return the sizes of a call, and how channels and states lie over the threads of a program."""
+    """Return the sizes of a call, and how channels and states are divided among the threads of a program."""
     batch, length, channels = u.shape
     states, components = B.shape[2], 2 if B.ndim == 4 else 1
     entry = table_entry(components, direction, states)
@@ -130,8 +130,9 @@ def chunk_states_shape(batch: int, length: int, channels: int, states: int, *pai
 def scans_pass_states(p: Problem, split: tables.Plan, flags: Tensor | None) -> bool:
     """Return whether a program of the scans passes the state through the pieces before its own, without `state_passing_kernel`.
 
-    A traced graph with an open length has any number of pieces. With flags the maps of pieces in which a sequence starts do not
-    apply. With complex A the scans, which have more registers, would be slower (README.md).
+    Not in a traced graph with a symbolic length, which has any number of pieces; not with flags, because the map of a piece is
+    undefined if a sequence starts in it; and not for complex A, for which the scans would need more registers and be slower
+    (README.md).
     """
     return p.components == 1 and flags is None and isinstance(split.splits, int) and split.splits <= MAX_PASSED_PIECES
 
@@ -144,9 +145,10 @@ def new_maps(p: Problem, split: tables.Plan, like: Tensor) -> Tensor:
 def pass_states(
     p: Problem, split: tables.Plan, maps: Tensor, first: Tensor | None, flags: Tensor | None, out: Tensor, reverse: bool
 ) -> None:
-    """Compute the states before all pieces, and after the last, from the state `first`; reverse: gradients, from after the last.
+    """Compute the states before all pieces and after the last one, from the state `first`.
 
-    maps: (2, B, pieces, D N[, 2]) as the first kernels store them. first: None for zero. out: (B, pieces + 1, D N[, 2]).
+    maps: (2, B, pieces, D N[, 2]), as the first kernels store them. first: the state before the first piece, None for zero. out:
+    (B, pieces + 1, D N[, 2]). reverse: compute gradients of states instead, from that of the final state, `first`.
     """
     grid, restarts = (p.batch, ceil_div(p.size, 128)), tables.restarts(flags, split.span * split.T)
     constants = {"COMPLEX": p.components == 2, "REVERSE": reverse, "BLOCK": 128}
@@ -184,24 +186,24 @@ def forward(
     grid = p.programs, split.splits
     sizes = p.length, p.channels, p.states, split.splits, split.span, p.rows
     with on_device(u):
-        entering = maps = None
+        first_states = maps = None
         if exchange_state is not None or split.parallel:
             maps = new_maps(p, split, A)
             launch(chunk_state_fwd_kernel, grid, u, dt, A, B, dt_bias, dt_scale, flags, maps, *sizes, constants=p.constants)
             if exchange_state is not None or not scans_pass_states(p, split, flags):
-                entering = A.new_empty((p.batch, split.splits + 1, p.size, p.components))
+                first_states = A.new_empty((p.batch, split.splits + 1, p.size, p.components))
                 if exchange_state is not None:
                     one = torch.zeros_like(final)
                     (one if p.components == 1 else one[..., 0]).fill_(1)
                     without_inputs = torch.stack([maps[0], torch.zeros_like(maps[1])])
-                    pass_states(p, split, without_inputs, one, flags, entering, False)
-                    product = entering[:, -1].clone().view(final.shape)
-                    pass_states(p, split, maps, None, flags, entering, False)
-                    initial_state = exchange_state(product, entering[:, -1].clone().view(final.shape)).contiguous()
-                pass_states(p, split, maps, initial_state, flags, entering, False)
+                    pass_states(p, split, without_inputs, one, flags, first_states, False)
+                    product = first_states[:, -1].clone().view(final.shape)
+                    pass_states(p, split, maps, None, flags, first_states, False)
+                    initial_state = exchange_state(product, first_states[:, -1].clone().view(final.shape)).contiguous()
+                pass_states(p, split, maps, initial_state, flags, first_states, False)
                 maps = None
         launch(
-            chunk_scan_fwd_kernel, grid, u, dt, A, B, C, D, z, dt_bias, dt_scale, initial_state, entering, maps, flags, y,
+            chunk_scan_fwd_kernel, grid, u, dt, A, B, C, D, z, dt_bias, dt_scale, initial_state, first_states, maps, flags, y,
             final, checkpoints if save_states else None, *sizes, p.interval // p.constants["T"],
             constants={"PAIR_FACTOR": pair_factor(p, paired), "NW": p.state_warps, **p.constants},
         )  # fmt: skip
@@ -296,10 +298,10 @@ def backward(
 def sum_in_order(
     p: Problem, split: tables.Plan, _: int, chain_length: int, B: Tensor, C: Tensor, like: Tensor, scan: Callable[..., None]
 ) -> tuple[Tensor, Tensor]:
-    """Return dB and dC, to which the programs of a chain add in order; those of several chains are added afterwards.
+    """Return dB and dC, to which the programs of a chain add in order; the sums of several chains are added afterwards.
 
-    like: tensor of the dtype of the sums. scan: called with first, stop and two buffers, it adds the terms of the pieces [first,
-    stop).
+    like: tensor of the dtype of the sums. scan: function of first, stop and buffers for dB and dC that adds the terms of the
+    pieces [first, stop) to these.
     """
     chains, numbers = ceil_div(p.blocks, chain_length), p.states * p.components
     stored = chain_length == 1 or ORDERED_SUMS[p.entry]  # the first program of a chain stores its terms, and the others add
@@ -315,7 +317,7 @@ def sum_in_order(
 
 
 def launch_sum_partials(p: Problem, partials: Tensor, dB: Tensor, dC: Tensor, count: int, begin: int, steps: int) -> None:
-    """Add `count` partial sums of dB and dC of so many steps from the step `begin` on."""
+    """Add `count` partial sums of dB and dC over the blocks, for the steps [begin, begin + steps)."""
     numbers = p.states * p.components
     of_slice = p.batch * steps * numbers
     launch(
@@ -327,9 +329,9 @@ def launch_sum_partials(p: Problem, partials: Tensor, dB: Tensor, dC: Tensor, co
 def sum_slices(
     p: Problem, split: tables.Plan, pieces_per_launch: int, _: int, B: Tensor, C: Tensor, like: Tensor, scan: Callable[..., None]
 ) -> tuple[Tensor, Tensor]:
-    """Return dB and dC from partial sums, of which those of all programs for one slice of the steps are in memory.
+    """Return dB and dC from partial sums of the programs, which are in memory for one slice of the steps at a time.
 
-    like, scan: as in `sum_in_order`, but each program has a part of the buffers.
+    like, scan: as in `sum_in_order`, except that each program stores to a separate part of the buffers.
     """
     dB, dC = torch.empty_like(B), torch.empty_like(C)
     steps, numbers = split.span * split.T, p.states * p.components  # of a piece, of a step
@@ -344,15 +346,16 @@ def sum_slices(
 def plan_backward(p: Problem, bytes_per_number: int, piece: bool) -> tuple[tables.Plan, int, int]:
     """Return how the steps are divided into pieces, the programs of a chain, and the pieces of a launch.
 
-    piece: whether the gradient of the final state is found between two passes, so that pieces are parallel. If chains have one
-    program, slices of the steps leave the partial sums of dB and dC in `SCRATCH` bytes where possible.
+    piece: whether the call has a piece of split sequences, so that the gradient of the final state is known only after the first
+    pass and the pieces of the steps are parallel. If chains have one program, the slices of the steps are so short that the
+    partial sums of dB and dC take at most `SCRATCH` bytes, where possible.
     """
     parallel, steps = parallel_pieces(p.programs, p.constants["num_warps"], p.device), p.constants["T"]
     programs = ceil_div(programs_to_fill(p.device), parallel)
     split = tables.plan(p.entry, p.length, programs, p.device, chunk=p.interval)
     split = split._replace(parallel=split.parallel or piece)
     longest = 1
-    if p.entry in ORDERED_SUMS and isinstance(split.span, int):  # an open length must not decide which kernels a graph has
+    if p.entry in ORDERED_SUMS and isinstance(split.span, int):  # a graph has the same kernels for every symbolic length
         longest = max(1, split.span * split.T // (steps * MIN_CHAIN_TILES[p.entry]))
     chain_length = ceil_div(p.blocks, ceil_div(p.blocks, longest))
     if chain_length > 1 or p.blocks == 1:

@@ -1,8 +1,8 @@
 """Device functions of the selective scan: factors, scans over the steps of a tile, sums over states and over channels.
 
-A tile of states has the axes (T, CR, NR, CW, NL, CL): T steps, channels (CR, CW, CL) and states (NR, NL). Triton places the last
-axes over the 32 lanes of a warp and then over the warps: CL channels and NL states over lanes, CW channels and a part of NR over
-warps, and the rest, with all steps, in the registers of a thread. A scan over the steps needs no communication between threads.
+A tile of states has the axes (T, CR, NR, CW, NL, CL): T steps, channels (CR, CW, CL) and states (NR, NL). Triton distributes the
+last axes over the 32 lanes of a warp and then over the warps: CL channels and NL states over lanes, CW channels and a part of NR
+over warps. The rest, with all steps, is in the registers of a thread, so a scan over the steps needs no communication.
 Values of a channel alone are (T, BD) tiles, values of a state alone (T, BN) tiles. Complex numbers are two tensors.
 """
 
@@ -16,7 +16,7 @@ from longscan.ops._triton import affine, segmented_affine, sincos, softplus, whe
 
 @triton.jit
 def as_integers(x):
-    """Return the bits of x as integers, whose sums with 0 and differences are exact also for infinities and NaN."""
+    """Return the bits of x as integers, whose sums and differences are exact also where x is infinite or NaN."""
     return x.to(tl.int64 if x.dtype == tl.float64 else tl.int32, bitcast=True)
 
 
@@ -47,7 +47,7 @@ def stack_steps(a, b):
 
 @triton.jit
 def swap_pair(x, axis: tl.constexpr):
-    """Return x with the two elements along an axis of size 2 exchanged: as integers, their sum minus each of them."""
+    """Return x with the two elements along an axis of size 2 exchanged, computed as their sum minus each, in integers."""
     bits = as_integers(x)
     return (tl.sum(bits, axis, keep_dims=True) - bits).to(x.dtype, bitcast=True)
 
@@ -70,7 +70,7 @@ def _keep_previous(x1, previous1, has1, x2, previous2, has2):  # noqa: ARG001
 
 @triton.jit
 def shift_steps(x, first):
-    """Return a tile one step later, with `first` at its first step. Triton has no shift within registers but a scan."""
+    """Return a tile delayed by one step, with `first` at its first step. Only a scan can shift within registers in Triton."""
     first, _ = tl.broadcast(first, x)
     _, before, _ = tl.associative_scan((x, first, tl.full(x.shape, 0, tl.int1)), 0, _keep_previous)
     return before
@@ -94,7 +94,7 @@ def state_offsets(NR: tl.constexpr, NL: tl.constexpr):
 
 @triton.jit
 def load_pairs(pointers, mask):
-    """Return numbers of pairs of a channel and a state, (CR, NR, CW, NL, CL)."""
+    """Load one number for each pair of a channel and a state, (CR, NR, CW, NL, CL)."""
     x = tl.load(pointers, mask=mask, other=0.0)
     return tl.reshape(x[None], x.shape)
 
@@ -116,10 +116,10 @@ def store_map(p_maps, i_b, i_p, pieces, size, o_pair, m_pair, a_re, a_im, h_re, 
 def load_and_pass(
     p_h, p_maps, i_b, first, pieces, sign: tl.constexpr, count, size, o_pair, m_pair, blocks, zero, COMPLEX: tl.constexpr
 ):  # fmt: skip
-    """Return both parts of the state at p_h, `zero` if that is None, after `count` pieces unless p_maps is None.
+    """Load the state at p_h (`zero` if that is None) and apply the maps of `count` pieces to it unless p_maps is None.
 
-    p_maps: as `store_map` stores it, for real A. first: index of the first of these pieces. sign: 1 if they follow each other in
-    time; -1 in reversed time, for gradients.
+    Returns the real and the imaginary part. p_maps: as `store_map` stores it, for real A. first: index of the first of these
+    pieces. sign: 1 for pieces in the order of time; -1 in reversed time, for gradients.
     """
     P: tl.constexpr = 2 if COMPLEX else 1
     h_re, h_im = zero, zero
@@ -131,11 +131,11 @@ def load_and_pass(
     if p_maps is not None:
         half = (tl.num_programs(0) // blocks).to(tl.int64) * pieces * size
         p_first = p_maps + (i_b * pieces + first) * size + o_pair
-        AHEAD: tl.constexpr = 4  # pieces whose maps are loaded together: one after another, each load would wait for memory
+        AHEAD: tl.constexpr = 4  # pieces whose maps are loaded together, so that their loads overlap
         for i in range(0, count, AHEAD):
             for k in tl.static_range(AHEAD):
                 p_map, m_map = p_first + sign * (i + k) * size, where_positive(m_pair, count - i - k)
-                factor = tl.load(p_map, mask=m_map, other=1.0)  # beyond the last piece h stays as it is
+                factor = tl.load(p_map, mask=m_map, other=1.0)  # beyond the last piece the map is the identity
                 h_re = factor * h_re + tl.load(p_map + half, mask=m_map, other=0.0)
         h_im = h_re
     return tl.reshape(h_re[None], h_re.shape), tl.reshape(h_im[None], h_im.shape)
@@ -143,7 +143,7 @@ def load_and_pass(
 
 @triton.jit
 def expand_channels(x, T: tl.constexpr, CR: tl.constexpr, NR: tl.constexpr, CW: tl.constexpr, NL: tl.constexpr, CL: tl.constexpr):
-    """Return stacked (T, BD) tensors, (n T, BD), as n tiles. The new axis keeps the layout of x from reaching the scans."""
+    """Return n stacked tensors, x (n T, BD), as n tiles. The new axis keeps Triton from using the layout of x in the scans."""
     x = tl.reshape(x[:, None, :], (x.shape[0] // T, T, CR, 1, CW, 1, CL))
     return tl.broadcast_to(x, (x.shape[0], T, CR, NR, CW, NL, CL))
 
@@ -162,7 +162,7 @@ def load_states(
     p, offsets, mask, dtype: tl.constexpr, P: tl.constexpr, CR: tl.constexpr, NR: tl.constexpr, CW: tl.constexpr,
     NL: tl.constexpr, CL: tl.constexpr,
 ):  # fmt: skip
-    """Return (T, BN * P) numbers from memory as P tiles: one real, or the real and the imaginary part."""
+    """Load (T, BN * P) numbers as P tiles: P = 1 for real numbers, 2 for the real and the imaginary parts of complex ones."""
     x = tl.load(p + offsets, mask=mask, other=0.0).to(dtype)
     T: tl.constexpr = x.shape[0]
     x = tl.permute(tl.reshape(x, (T, NR * NL, P)), (2, 0, 1))
@@ -201,10 +201,10 @@ def load_step_sizes(
 
 @triton.jit
 def sum_over_lanes(x):
-    """Sum (T, M, L) over L, which lies over the lanes of a warp, for T steps in registers: (T', M * T / T'), T' the steps left.
+    """Return x (T, M, L) summed over L, an axis that is distributed over the lanes of a warp; the T steps are in registers.
 
-    In each round two lanes exchange one half of their steps and add, so that half as many are left.
-    `restore_step_order` puts the result in order.
+    In each round pairs of lanes exchange one half of their steps and add, so that each lane has half as many steps left, T' in
+    the end. The result is (T', M * T / T'); `restore_step_order` brings it into the order of the steps.
     """
     half = tl.arange(0, 2)
     for _ in tl.static_range(5):
@@ -227,7 +227,7 @@ def restore_step_order(x, T: tl.constexpr):
 
 @triton.jit
 def sum_over_states(x, NW: tl.constexpr):
-    """Return a tile summed over the states, (T, BD). NW: number of warps over which the states lie."""
+    """Return a tile summed over the states, (T, BD). NW: number of warps among which the states are divided."""
     T: tl.constexpr = x.shape[0]
     CR: tl.constexpr = x.shape[1]
     CW: tl.constexpr = x.shape[3]
@@ -289,7 +289,7 @@ def decay(dt, A_re, A_im, COMPLEX: tl.constexpr):
 
 @triton.jit
 def complex_affine(ar1, ai1, br1, bi1, ar2, ai2, br2, bi2):
-    """Compose x -> a1 x + b1 and x -> a2 x + b2 for complex numbers, with one operation for each product."""
+    """Compose x -> a1 x + b1 and x -> a2 x + b2 for complex numbers, with one multiplication or FMA for each real product."""
     return (
         ar1 * ar2 - ai1 * ai2,
         ar1 * ai2 + ai1 * ar2,
@@ -307,7 +307,7 @@ def segmented_complex_affine(restart1, ar1, ai1, br1, bi1, restart2, ar2, ai2, b
 
 @triton.jit
 def expand_restarts(restart, x):
-    """Return `restart` (T,) for all elements of a tile like x."""
+    """Return `restart` (T,) broadcast to the shape of the tile x."""
     return tl.broadcast_to(tl.reshape(restart, (x.shape[0], 1, 1, 1, 1, 1)), x.shape)
 
 

@@ -1,11 +1,11 @@
 """Sums of several programs at the same addresses in a fixed order: each program waits for the additions of the one before it.
 
-The programs of a chain add terms of the same tiles, all from the last tile to the first, each a little behind the one before it,
-so that they seldom wait. `counters` has, for each program, the number of tiles that it has added. The order makes the result
-deterministic, and no memory is needed for the terms of single programs.
+The programs of a chain add terms of the same tiles, all from the last tile to the first. Each is a few tiles behind the program
+before it, so that they seldom wait. `counters` contains, for each program, the number of tiles that it has added. The fixed order
+makes the result deterministic, and no memory is needed for the terms of single programs.
 
-Loops and barriers of Triton would keep the compiler from loading the next tile in advance, so they are PTX on NVIDIA GPUs.
-Elsewhere, and in Triton's interpreter, plain Triton code does the same (PTX = False).
+Waiting loops and barriers are written in PTX on NVIDIA GPUs, because Triton's would keep the compiler from loading the next tile
+in advance. On other GPUs and in Triton's interpreter, plain Triton code does the same (PTX = False).
 """
 
 import triton
@@ -16,7 +16,7 @@ from longscan.ops.selective_scan.triton.math import as_integers
 
 @triton.jit
 def signal(counter, count, FENCED: tl.constexpr, PTX: tl.constexpr):
-    """Store `count`, unless it is 0. FENCED: a program that sees `count` sees all earlier stores of this program, too."""
+    """Store `count` in the counter unless it is 0. FENCED: with release semantics, after all earlier stores of this program."""
     if PTX and FENCED:
         code: tl.constexpr = """{
             .reg .pred due, first;
@@ -45,7 +45,10 @@ def signal(counter, count, FENCED: tl.constexpr, PTX: tl.constexpr):
 
 @triton.jit
 def poll(counter, least, PTX: tl.constexpr):
-    """Return the counter as it is now, unless `least` is 0. The load is issued here and waited for where the value is used."""
+    """Return the present value of the counter. The load is asynchronous: the first use of the value waits for it.
+
+    With PTX nothing is loaded, and 0 returned, if `least` is 0.
+    """
     if PTX:
         code: tl.constexpr = """{
             .reg .pred due;
@@ -62,7 +65,7 @@ def poll(counter, least, PTX: tl.constexpr):
 
 @triton.jit
 def spin_wait(counter, seen, least, FENCED: tl.constexpr, PTX: tl.constexpr):
-    """Wait until the counter, last `seen`, is at least `least`."""
+    """Wait until the counter, whose last known value is `seen`, is at least `least`."""
     if PTX:
         code: tl.constexpr = """{
             .reg .pred late;

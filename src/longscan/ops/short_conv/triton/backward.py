@@ -1,9 +1,9 @@
-"""Backward kernels of `short_conv`: the gradients of u and of the initial state, and the sums that the parameters get."""
+"""Backward kernels of `short_conv`: the gradients of u and of the initial state, and the sums for those of the parameters."""
 
 import triton
 import triton.language as tl
 
-from longscan.ops._triton import extended, silu_derivative, where_positive
+from longscan.ops._triton import append, silu_derivative, where_positive
 from longscan.ops.short_conv.triton.math import (
     add_products,
     convolve,
@@ -45,14 +45,14 @@ def short_conv_bwd_kernel(
         m_t = where_positive(m_d, count - t)
         o_row = row_of_step(order, t, t < count) * D
         b_ds = tl.load(p_dy + o_row, mask=m_t, other=0.0).to(b_bias.dtype)
-        b_window = extended(b_window, tl.load(p_u + o_row, mask=m_t, other=0.0).to(b_bias.dtype))
+        b_window = append(b_window, tl.load(p_u + o_row, mask=m_t, other=0.0).to(b_bias.dtype))
         start = load_start(starts, t, t < count, K)
         if SILU:
             b_ds *= silu_derivative(convolve(b_window, b_weight, b_bias, t, start, K))
         b_ds = tl.where(m_t, b_ds, 0.0)  # 0 times the derivative at NaN is NaN
         b_own = tl.where(t < t_stop, b_ds, 0.0)
         b_dweight, b_dbias = add_products(b_dweight, b_own, b_window, t, start, K), b_dbias + b_own
-        b_du = add_products(extended(b_du, tl.zeros_like(b_bias)), b_ds, b_weight, t, start, K)
+        b_du = add_products(append(b_du, tl.zeros_like(b_bias)), b_ds, b_weight, t, start, K)
         i_input = t - (K - 1)
         i_state = i_input - (count - (K - 1))  # the entry of the final state
         m_state = where_positive(m_d, i_state + 1)

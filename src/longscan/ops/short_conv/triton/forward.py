@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from longscan.ops._triton import extended, silu
+from longscan.ops._triton import append, silu
 from longscan.ops.short_conv.triton.math import (
     convolve,
     load_parameters,
@@ -38,7 +38,7 @@ def short_conv_fwd_kernel(
     b_window = load_window(p_u, p_initial, order, t_first, D, m_d, K)
     for t in tl.range(t_first, tl.minimum(t_first + CHUNK, count), num_stages=NUM_STAGES, loop_unroll_factor=BLOCK_T):
         o_row = row_of_step(order, t, True) * D
-        b_window = extended(b_window, tl.load(p_u + o_row, mask=m_d, other=0.0).to(b_bias.dtype))
+        b_window = append(b_window, tl.load(p_u + o_row, mask=m_d, other=0.0).to(b_bias.dtype))
         b_y = convolve(b_window, b_weight, b_bias, t, load_start(starts, t, True, K), K)
         tl.store(p_y + o_row, silu(b_y) if SILU else b_y, mask=m_d)
         b_window = b_window[1:]

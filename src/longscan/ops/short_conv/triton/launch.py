@@ -13,7 +13,7 @@ from longscan.ops.short_conv.triton.forward import short_conv_fwd_kernel
 
 
 class Blocks(NamedTuple):
-    """Steps of an unrolled iteration, channels and warps of a program, pipeline stages, and the most steps of a chunk."""
+    """Steps of an unrolled iteration, channels and warps of a program, pipeline stages, and the longest chunk in steps."""
 
     BLOCK_T: int
     BLOCK_D: int
@@ -27,7 +27,7 @@ SUMS = {"ROWS": 64, "BLOCK_D": 32, "num_warps": 4}  # compile-time arguments of 
 
 
 class Launch(NamedTuple):
-    """The division of a call among programs, and the last arguments of a kernel. chunks: of a row."""
+    """The division of a call among programs, and the last arguments of a kernel. chunks: number of chunks of a row."""
 
     groups: int
     chunks: int

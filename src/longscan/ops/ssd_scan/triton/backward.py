@@ -1,7 +1,7 @@
 """Backward kernels of `ssd_scan`. Names of sizes as in README.md.
 
-Programs as in forward.py; chunks are computed from the last to the first, and so are the sequences of a chunk. d_last_states
-(B, row_states, H, P, N): the gradients of the final states, or those of the states before the splits and after the last.
+Programs are those of forward.py; chunks, and the sequences of a chunk, are computed from the last to the first. d_last_states
+(B, row_states, H, P, N): the gradients of the final states, or of the states before all splits and after the last one.
 """
 
 import triton
@@ -27,7 +27,7 @@ def chunk_state_bwd_kernel(
 ):  # fmt: skip
     """Store the gradient of the state before a split if that of the state after it is 0, and the product of its decays.
 
-    d_local_states, split_decay: (B, splits, H, P, N). The product has no meaning if a sequence starts in the split.
+    d_local_states, split_decay: (B, splits, H, P, N). The product is undefined if a sequence starts in the split.
     """
     b, head, group, _block, p, n, state_offset, state_mask = program_indices(heads, groups, P, N, PB, NB)
     A_head = tl.load(A + (b // rows) * heads + head)
@@ -63,7 +63,7 @@ def chunk_scan_bwd_kernel(
     d_end_phase, length, span, rows, row_states, stride, heads, groups, P, N, R,
     Q: tl.constexpr, PB: tl.constexpr, NB: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Store dx and the initial states' gradients, and for each block of channels terms of the other gradients.
+    """Store dx, the gradients of the initial states and, for each block of channels, the terms of the other gradients.
 
     d_steps: (3, channel blocks, B, L, H), terms for dt, for `scale` and for `own_scale`. dB, dC: (channel blocks, B, L, H, N).
     sums: (2, B, splits, channel blocks, H), terms for A and D. d_end_phase: (channel blocks, B, chunks, H, R), gradients of

@@ -1,17 +1,18 @@
 """Triton kernels that rotate the maps B and C of `ssd_scan` into the frame of the state, and add the biases of the heads.
 
-With the phase of step t, phase_t = angle_1 + ... + angle_t modulo 2 pi, the state in a frame that rotates by phase_t does not
-rotate, and B_t and C_t are replaced by B_t and C_t rotated by -phase_t, as in the code of Mamba-3's authors (Lahoti et al. 2026).
+The phase of step t is phase_t = angle_1 + ... + angle_t modulo 2 pi. In a frame that rotates by phase_t the state does not
+rotate, and B_t and C_t are rotated by -phase_t, as in the code of Mamba-3's authors (Lahoti et al. 2026).
 
 Time is divided into tiles. `tile_sums_kernel` adds up the angles of each tile, `tile_prefix_kernel` adds these sums from tile to
 tile, and `cumulative_rotation_kernel` adds the angles inside its tile, all in float64. A sequence that starts in a packed row has
 phase 0 at its first step, and sums begin again there.
 
-The gradient of an angle is the sum of the gradients of the phases of its step and of all later steps. A pair of steps that
-interact contributes to both phases with opposite signs, so that it cancels in the sums of all steps before both. Its rounding
-errors do not cancel, and would grow with the length. The sums therefore end at the end of a chunk of the scan:
-`cumulative_rotation_bwd_kernel` adds inside tiles, and `later_tiles_kernel` adds the later tiles of the chunk. What depends on
-the phase through later chunks is the gradient of a rotation of the state after the chunk, which the scan computes.
+The gradient of an angle is the sum of the gradients of the phases of its step and of all later steps. The product of C at one
+step and B at another contributes to the gradients of both phases with opposite signs, which cancel in the sums for all angles
+before both steps. Their rounding errors do not cancel, and would grow with the length. The sums therefore end at the end of a
+chunk of the scan: `cumulative_rotation_bwd_kernel` adds inside tiles, and `later_tiles_kernel` adds the later tiles of the chunk.
+The part of the gradient that comes from later chunks is the gradient of a rotation of the state after the chunk, which the scan
+computes.
 
 Shapes: B, C (B, L, G, N); angle (B, L, H, R) for the first R of the N / 2 pairs; a bias (H, N), or (models, H, N) if runs of
 batch rows belong to different models. The flags are those of `longscan.ops.arguments.step_flags`.
@@ -92,7 +93,7 @@ def _phase_sincos(angle, flags, start_phase, position, offset, tile, head, heads
 def tile_sums_kernel(x, flags, sums, length, tiles, width, T: tl.constexpr, BLOCK: tl.constexpr):
     """Store the sums of x (B, L, width) over the valid steps of each tile in `sums` (B, tiles, width), float64.
 
-    If sequences start in a tile, only the steps behind the first step of the last of them are added.
+    If sequences start in a tile, only the steps after the first step of the last of them are added.
     """
     tile = tl.program_id(0)
     _b, position, valid, in_range = _tile_steps(flags, tile, tiles, length, T)
@@ -269,8 +270,8 @@ def cumulative_rotation_bwd_kernel(
 def rotate_state_kernel(x, phase, rotated, out, d_phase, P, N, R, BACKWARD: tl.constexpr, PB: tl.constexpr, NB: tl.constexpr):
     """Store x (B, H, P, N), rotated by phase (B, H, R), in `out`.
 
-    With BACKWARD x is the gradient of `rotated`, a state that was rotated so: it is rotated by -phase, and d_phase gets the
-    gradient of phase.
+    With BACKWARD x is the gradient of `rotated`, the result of such a rotation: x is rotated by -phase, and the gradient of phase
+    is stored in d_phase.
     """
     row = tl.program_id(0).to(tl.int64)
     n, pair = tl.arange(0, NB), tl.arange(0, NB // 2)

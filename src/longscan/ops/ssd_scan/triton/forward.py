@@ -25,7 +25,7 @@ def chunk_state_fwd_kernel(
 ):  # fmt: skip
     """Store the last state of a split of `span` chunks that begins with a state of 0, and the product of its decays.
 
-    local_states, split_decay: (B, splits, H, P, N). The product has no meaning if a sequence starts in the split.
+    local_states, split_decay: (B, splits, H, P, N). The product is undefined if a sequence starts in the split.
     """
     b, head, group, _block, p, n, state_offset, state_mask = program_indices(heads, groups, P, N, PB, NB)
     A_head = tl.load(A + (b // rows) * heads + head)

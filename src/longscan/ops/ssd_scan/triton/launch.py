@@ -16,7 +16,7 @@ PASS_BLOCK = 128  # numbers of a state in a program that passes states from spli
 
 
 class ScanInputs(NamedTuple):
-    """Tensors that the kernels of the scan read, besides the initial state: arguments of `forward`, without rotations and biases.
+    """Tensors that the kernels of the scan read: the arguments of `forward` except the initial state, angles and biases.
 
     B and C are those of the groups, (B, L, G, N), or rotated ones of all heads, (B, L, H, N).
     """
@@ -35,8 +35,9 @@ class ScanInputs(NamedTuple):
 class _Problem(NamedTuple):
     """Sizes of a call.
 
-    channel_blocks: programs that share the channels of a head. models: number of models, each with as many batch rows and a
-    separate A and D. split: the division of the chunks among parallel programs. constants: compile-time arguments of all kernels.
+    channel_blocks: number of programs that share the channels of a head. models: number of models, which have equal numbers of
+    batch rows and separate A and D. split: the division of the chunks among parallel programs. constants: compile-time arguments
+    of all kernels.
     """
 
     batch: int
@@ -52,7 +53,7 @@ class _Problem(NamedTuple):
 
     @property
     def row_states(self) -> int:
-        """Number of states of a batch row with which splits begin, and that after the last; 1 if splits are not parallel."""
+        """Number of states of a batch row: one before each split and one after the last; 1 if splits are not parallel."""
         return self.split.splits + 1 if self.split.parallel else 1
 
     @property
@@ -65,8 +66,8 @@ class _Problem(NamedTuple):
     ) -> None:
         """Launch a kernel of the scan.
 
-        rows: number of states of a row and stride of the rows of the states before chunks, and n_pairs: R, for the kernels that
-        take them; otherwise empty.
+        rows: number of states of a batch row, and stride of the rows of `chunk_states`, for kernels with these arguments.
+        n_pairs: the number R of rotated pairs, for kernels with this argument. Otherwise empty.
         """
         grid = self.batch * self.heads * self.channel_blocks, self.split.splits
         steps = self.length, self.split.span, self.batch // self.models
@@ -93,12 +94,12 @@ def _problem(x: Tensor, A: Tensor, B: Tensor, op: str) -> _Problem:
 
 
 def _models(A: Tensor) -> int:
-    """Return the number of models that A ([models,] H) has."""
+    """Return the number of models of the parameters A, (H,) or (models, H)."""
     return A.shape[0] if A.ndim == 2 else 1
 
 
 def _steps(element_size: int, states: int) -> int:
-    """Return the number of steps of a chunk for elements of x of a number of bytes: tiles must fit into shared memory."""
+    """Return the number of steps of a chunk, for elements of x of this size in bytes: tiles must fit into shared memory."""
     table = tables.TABLE["ssd_scan" if element_size == 2 else "ssd_scan_exact"]
     return max(16, min(table.steps, 8192 // power_of_two(states)))
 
@@ -132,8 +133,8 @@ def forward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return y (B, L, H, P), the final state (B, H, P, N), and what `backward` needs, empty unless `save_states`.
 
-    Tensors are contiguous. x, B and C have one dtype, fp16 and bf16 among them; the others have that of the state. A, D and the
-    biases may have a leading axis of models: equal runs of batch rows then belong to different models.
+    Tensors are contiguous. x, B and C have one dtype, which may be fp16 or bf16; the others have the dtype of the state. A, D and
+    the biases may have a leading axis of models: equal runs of batch rows then belong to different models.
     """
     with on_device(x):
         maps = _group_maps(x, A, B, C, B_bias, C_bias, angle, flags)

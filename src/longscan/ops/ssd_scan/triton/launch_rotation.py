@@ -17,13 +17,14 @@ from longscan.ops.ssd_scan.triton.cumulative_rotation import (
 )
 
 PREFIX_COLUMNS = 32  # columns of a program of `tile_prefix_kernel`
-MAX_TILE_ELEMENTS = 4096  # numbers of one map in a tile; more of them do not fit into the registers
+MAX_TILE_ELEMENTS = 4096  # largest number of elements of B or C in a tile, which must fit into the registers
 
 
 class GroupMaps(NamedTuple):
-    """The maps B and C of the groups of heads, and what makes the maps of the heads from them.
+    """B and C of the groups of heads, and the biases and angles from which those of the heads are computed.
 
-    models: number of models, each with as many batch rows and a bias. chunk: steps of a chunk of the scan.
+    models: number of models, which have equal numbers of batch rows and separate biases. chunk: number of steps of a chunk of the
+    scan.
     """
 
     B: Tensor
@@ -78,7 +79,7 @@ class GroupMaps(NamedTuple):
 
     @property
     def shares_groups(self) -> bool:
-        """Whether several programs may share the heads of a group. An open length must not decide what a graph computes."""
+        """Whether several programs may share the heads of a group; a graph with a symbolic length always computes the same."""
         programs = self.programs_per_group
         return programs > 1 if isinstance(programs, int) else True
 
@@ -136,9 +137,10 @@ def rotate_maps_bwd(
 
 
 def rotate_state(state: Tensor, phase: Tensor, rotated: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Return a state (B, H, P, N), rotated by `phase` (B, H, R).
+    """Return a state (B, H, P, N), rotated by `phase` (B, H, R), and a tensor that is not initialised.
 
-    If `rotated` is such a result and `state` its gradient, return the gradients of the state before the rotation and of phase.
+    If `rotated` is given, it is the result of such a rotation and `state` is its gradient. Then the results are the gradients of
+    the state before the rotation and of phase.
     """
     batch, heads, width, states = state.shape
     out, d_phase = torch.empty_like(state), torch.empty_like(phase)
@@ -166,7 +168,10 @@ def _launch_over_heads(
 def _launch_over_columns(
     kernel: Any, maps: GroupMaps, tensors: tuple[Tensor | None, ...], sizes: tuple[int, ...], extra_constants: dict[str, int]
 ) -> None:
-    """Launch a kernel with a program for each tile of steps and block of columns. extra_constants: of this kernel alone."""
+    """Launch a kernel with a program for each tile of steps and block of columns.
+
+    extra_constants: compile-time arguments that other kernels do not have.
+    """
     batch, length, _, _ = maps.B.shape
     table = tables.TABLE["rotation"]
     block = min(table.lanes, power_of_two(sizes[-1]))

@@ -9,8 +9,9 @@ import triton.language as tl
 
 @triton.jit
 def hi_lo_cumsum(a, Q: tl.constexpr):
-    """Return running sums of a (Q,) as an exact part and a remainder, and the two parts of the sum of all."""
-    unit = tl.minimum(tl.max(tl.abs(a)) * (4.0 * Q), 1e37)  # its last place is the unit; no sum has more than 24 bits of these
+    """Return the running sums of a (Q,) as an exact part and a remainder, and both parts of the total."""
+    # The exact parts are multiples of the unit in the last place of `unit`, and their sums need at most 24 bits.
+    unit = tl.minimum(tl.max(tl.abs(a)) * (4.0 * Q), 1e37)
     hi = (a + unit) - unit
     lo = a - hi
     return tl.cumsum(hi), tl.cumsum(lo), tl.sum(hi), tl.sum(lo)
@@ -18,11 +19,11 @@ def hi_lo_cumsum(a, Q: tl.constexpr):
 
 @triton.jit
 def sequence_flags(flags, position, step, length, Q: tl.constexpr):
-    """Return for the steps of a chunk whether they exist, whether they are valid, and the number of the sequence they belong to.
+    """Return for the steps of a chunk whether they exist, whether they are valid, and the index of the sequence they belong to.
 
-    The last result is the number of sequences that start in the chunk. position: those of `step` (Q,) in (B, L). A matrix product
-    adds over steps, and 0 times NaN is NaN. So a chunk is computed once for each of its sequences (and for the one that continues
-    from before), with the steps of the others as if they were invalid.
+    The last result is the number of sequences that start in the chunk. position: indices of the steps `step` (Q,) in (B, L). A
+    matrix product sums over steps, and 0 times NaN is NaN. So a chunk is computed once for each of its sequences, including the
+    one that started before it, and treats the steps of the other sequences as invalid.
     """
     in_range = step < length
     valid, sequence, restarts = in_range, tl.zeros((Q,), tl.int32), 0
@@ -38,7 +39,7 @@ def chunk_decays(dt, scale, A, valid, position, heads, Q: tl.constexpr):
     """Return dt and the weights of the inputs of a head's steps (Q,), and the decays of the state.
 
     The decays are those between two steps (Q, Q), from the start of the chunk (Q,), to its end (Q,), and over all of it.
-    position: of the steps in (B, L).
+    position: indices of the steps in (B, L).
     """
     dt_value = tl.load(dt + position * heads, mask=valid, other=0.0)
     input_weight = dt_value
@@ -86,9 +87,9 @@ def load_rows(source, position, stride, columns, width, valid):
 
 @triton.jit
 def d_log_decays(dy_x, scores, d_decay_from_start, d_decay_to_end, zeros, dtype: tl.constexpr, PRECISION: tl.constexpr):
-    """Return the gradients of the log decays of the steps (Q,): of decays between steps, from the first and to the last step.
+    """Return the gradients of the log decays of the steps (Q,), through the decays between steps, from the start and to the end.
 
-    dy_x (Q, Q): the gradients of the decayed scores over their decays. The decay over the whole chunk is not included.
+    dy_x (Q, Q): the gradients of the decayed scores, divided by their decays. The decay over the whole chunk is not included.
     """
     Q: tl.constexpr = scores.shape[0]
     index = tl.arange(0, Q)
@@ -112,7 +113,7 @@ def d_rotation(gradient, state):
 
 @triton.jit
 def program_indices(heads, groups, P, N, PB: tl.constexpr, NB: tl.constexpr):
-    """Return what a program computes: batch row, head, group, block of channels; channels p, states n, their offsets and mask."""
+    """Return batch row, head, group and block of channels of a program, its channels p and states n, their offsets and mask."""
     channel_blocks = tl.cdiv(P, PB)
     head, channel_block = tl.program_id(0) // channel_blocks % heads, tl.program_id(0) % channel_blocks
     b = (tl.program_id(0) // (channel_blocks * heads)).to(tl.int64)
@@ -123,10 +124,10 @@ def program_indices(heads, groups, P, N, PB: tl.constexpr, NB: tl.constexpr):
 
 @triton.jit
 def state_entry(b, row_states, after):
-    """Return the index, among the states of all rows, of the state with which a split begins: before it in time, or after it.
+    """Return the index, among the states of all rows, of the state before a split in time, or, if `after` is 1, after it.
 
     row_states: number of states of a row, one before each split and one after the last; or 1, if no states were passed between
-    splits. The number of splits does not tell: graphs with an open length pass states even where there is one split.
+    splits. It is not determined by the number of splits: graphs with a symbolic length pass states even if there is one split.
     """
     entry = b * row_states
     if row_states > 1:

@@ -1,8 +1,8 @@
 """Backward kernels of `unitary_scan`. Names as in forward.py.
 
-The buffers of a slice of the steps begin with its last step, `origin`, and time goes backwards in them, so that all sums over
-the steps of a tile run in one direction. The first tile of a program is the last one in time. m is the gradient of the state in
-the rotating frame.
+The buffers of a slice of the steps are in reverse order of time and begin with the last step of the slice, `origin`, so that all
+sums over the steps of a tile run in the same direction. The first tile of a program is the last one in time. m is the gradient of
+the state in the rotating frame.
 """
 
 import triton
@@ -38,10 +38,10 @@ def preprocess_bwd_kernel(
     L, D, N, K, padded, origin, tiles, slice_programs, step_programs,
     T: tl.constexpr, BD: tl.constexpr, SLOTS: tl.constexpr, SLOTS_PER_CHANNEL: tl.constexpr,
 ):  # fmt: skip
-    """Store what the backward scans and the matrix products read: a tile of the steps, or rows of W in two fp16 parts.
+    """Store the inputs of the backward scans and of the matrix products: a tile of the steps, or rows of W in two fp16 parts.
 
-    The first `step_programs` programs have tiles (`preprocess_tile`), the others have W (`split_weights`). Tiles are of slices of
-    `padded` steps, `slice_programs` of each slice. Slices follow each other in the buffers, from the step `origin` on.
+    The first `step_programs` programs store tiles (`preprocess_tile`), the others W (`split_weights`). The tiles belong to slices
+    of `padded` steps, `slice_programs` programs for each. Slices follow each other in the buffers, from the step `origin` on.
     """
     i = tl.program_id(0)
     if i < step_programs:
@@ -57,7 +57,7 @@ def preprocess_bwd_kernel(
 
 @triton.jit
 def phases_backward(theta, phase, first, last):
-    """Return the phases of a tile in backward order, and the phase before the tile in time. phase: after the tile in time."""
+    """Return the phases of a tile in reverse order, and the phase before the tile in time. phase: that after the tile in time."""
     phases = tl.where(first, wrap(phase[None, :] - theta), -theta)
     phases, G = tl.associative_scan((phases, tl.where(first, phase[None, :], -0.0)), 0, add_wrapped_exclusive)
     return G, row_of(phases, last)
@@ -65,9 +65,9 @@ def phases_backward(theta, phase, first, last):
 
 @triton.jit
 def phases_with_restarts(theta, phase, restart, last):
-    """Return the phases of a tile in backward order, and whether the state restarts in it up to each step in time.
+    """Return the phases of a tile in reverse order, and whether the state restarts in it up to each step in time.
 
-    phase: before the tile in time. It is not found by subtraction, because a restart forgets it.
+    phase: the phase before the tile in time, which cannot be computed by subtraction if the state restarts in the tile.
     """
     theta = tl.where(restart, wrap(theta), theta)
     theta = tl.where(last & ~restart, wrap(theta + phase[None, :]), theta)
@@ -101,7 +101,9 @@ def chunk_state_bwd_kernel(
     D: tl.constexpr, N: tl.constexpr, STATE_BLOCKS: tl.constexpr, BLOCKS: tl.constexpr, T: tl.constexpr, BD: tl.constexpr,
     BN: tl.constexpr, K: tl.constexpr, FAST: tl.constexpr, STAGES: tl.constexpr, SHARED_C: tl.constexpr,
 ):  # fmt: skip
-    """Store what a chunk adds to m, p_local (B, chunks, D N, 3): both parts, and 0 if the state restarts in the chunk, else 1.
+    """Store the term that a chunk adds to m in p_local (B, chunks, D N, 3).
+
+    The three numbers are its real and imaginary part, and 0 if the state restarts in the chunk, otherwise 1.
 
     p_tile_states: as `tile_states_kernel` stores them; None without flags.
     """
@@ -150,7 +152,7 @@ def chunk_state_bwd_kernel(
 def state_passing_bwd_kernel(p_local, p_chunk_states, p_d_final, p_m, chunks, size, stride, BLOCK: tl.constexpr):
     """Store m after all chunks and before the first, p_m (B, chunks + 1, size, 2), from those of `chunk_state_bwd_kernel`.
 
-    p_d_final (B, size, 2): the gradient of the final state, which is rotated back by the last phase; zero if it is None.
+    p_d_final (B, size, 2): the gradient of the final state, which is rotated back by the last phase; None for zero.
     """
     i_b = tl.program_id(0).to(tl.int64)
     o_r = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
@@ -174,9 +176,10 @@ def state_passing_bwd_kernel(p_local, p_chunk_states, p_d_final, p_m, chunks, si
 
 @triton.jit
 def load_m(p_m, p_d_final, phase, i_b, i_c, chunks, o_r, m_r, size, SEQUENTIAL: tl.constexpr):
-    """Return m after a chunk. SEQUENTIAL: the last launch stored it to p_m (B, size, 2), or it comes from the final state.
+    """Load m after a chunk.
 
-    p_d_final: the gradient of the final state; zero if it is None.
+    SEQUENTIAL: the launch of the next chunk in time stored it to p_m (B, size, 2); after the last chunk it is computed from
+    p_d_final. p_d_final: the gradient of the final state, None for zero.
     """
     if SEQUENTIAL and i_c == chunks - 1:
         m_re, m_im = tl.zeros_like(phase), tl.zeros_like(phase)
@@ -221,7 +224,7 @@ def store_sums(
 
 @triton.jit
 def largest_of_channels(p_x, o_first, m_d, steps, MAXIMUM: tl.constexpr, BD: tl.constexpr, BN: tl.constexpr):
-    """Return for all lanes the sum, or the maximum, of |x| over `steps` steps of the channel, from p_x + o_first (BD,) on."""
+    """Return for each lane the sum, or with MAXIMUM the maximum, of |x| over `steps` steps of its channel, from o_first on."""
     COLUMNS: tl.constexpr = 512 // BD if BD < 32 else 16
     b_sum = tl.zeros((BD, COLUMNS), tl.float32)
     for begin in range(0, steps, COLUMNS):
@@ -237,10 +240,10 @@ def chunk_scale(
     p_dt, p_x, p_g, p_state, B_re, B_im, C_re, C_im, m_re, m_im, o_first, m_d, m_r, steps, size, BD: tl.constexpr, BN:
     tl.constexpr
 ):  # fmt: skip
-    """Return the power of two for the gradients of the angles of a chunk, from a bound of them, and its inverse.
+    """Return the power of two that scales the gradients of the angles of a chunk into the range of fp16, and its inverse.
 
-    |d_theta| <= |state| |gradient of the state|, both of which sums of |x| and |g| over the chunk bound. p_state: before the
-    chunk.
+    It follows from |d_theta| <= |state| |gradient of the state|, where sums of |x| and |g| over the chunk bound both factors.
+    p_state: the state before the chunk.
     """
     state = tl.abs(tl.load(p_state + size, mask=m_r, other=0.0)) + tl.abs(tl.load(p_state + 2 * size, mask=m_r, other=0.0))
     state += (tl.abs(B_re) + tl.abs(B_im)) * largest_of_channels(p_x, o_first, m_d, steps, False, BD, BN)
@@ -265,8 +268,8 @@ def chunk_scan_bwd_kernel(
 ):  # fmt: skip
     """Store the gradients of a chunk without masks: of x (STATE_BLOCKS, B, D, padded), of dt with p_dt, of the angles, and sums.
 
-    p_d_theta (B, padded, BLOCKS, R): the gradients of W u, with p_d_theta_lo in two fp16 parts times a power of two whose
-    inverse is p_inverse (B, programs of a row, BLOCKS). SEQUENTIAL: see `load_m` and `store_sums`.
+    p_d_theta (B, padded, BLOCKS, R): the gradients of W u. With p_d_theta_lo they are in two fp16 parts, times a power of two
+    whose inverse is stored in p_inverse (B, programs of a row, BLOCKS). SEQUENTIAL: see `load_m` and `store_sums`.
     """
     R: tl.constexpr = BD * BN
     size: tl.constexpr = D * N
@@ -359,7 +362,7 @@ def chunk_scan_masked_bwd_kernel(
     T: tl.constexpr, BD: tl.constexpr, BN: tl.constexpr, K: tl.constexpr, FAST: tl.constexpr, STAGES: tl.constexpr,
     SHARED_B: tl.constexpr, SHARED_C: tl.constexpr,
 ):  # fmt: skip
-    """Store the gradients of a chunk with masks, as `chunk_scan_bwd_kernel` does without; the power of two is that of a step.
+    """Store the gradients of a chunk with masks, as `chunk_scan_bwd_kernel` does without; each step has its own power of two.
 
     p_inverse: (B, padded, BLOCKS). p_tile_states: as `tile_states_kernel` stores them.
     """
@@ -487,7 +490,7 @@ def sum_states(
 ):  # fmt: skip
     """Store the gradients of the bias, B and C of BLOCK lanes: sums of the `count` sums (5, size) of a group, in fixed order.
 
-    Without those of B or C that all channels share.
+    The gradients of B with SHARED_B and of C with SHARED_C are not stored here but by `sum_channels`.
     """
     o_r, o_i = i * BLOCK + tl.arange(0, BLOCK), tl.arange(0, ROWS)
     m_r = o_r < size
@@ -513,16 +516,16 @@ def sum_states(
 
 @triton.jit
 def store_pairs(p_x, o_x, re, im, m_x):
-    """Store the sums over the first axis of both parts of numbers as pairs."""
+    """Sum the real parts `re` and the imaginary parts `im` over the first axis, and store the results as pairs."""
     tl.store(p_x + 2 * o_x, tl.sum(re, 0), mask=m_x)
     tl.store(p_x + 2 * o_x + 1, tl.sum(im, 0), mask=m_x)
 
 
 @triton.jit
 def sum_channels(p_sums, p_dx, i, first, count, D, N, ROWS: tl.constexpr, BLOCK: tl.constexpr):
-    """Store the gradient of B or C (N, 2), which all channels share, of BLOCK states, in fixed order.
+    """Store the gradient of B or C (N, 2), which all channels share, for BLOCK states.
 
-    It is the sum over channels of the `first` number, and the one after it, of `count` sums (5, D, N).
+    It is the sum over channels, in fixed order, of the entries `first` and `first` + 1 of `count` sums (5, D, N).
     """
     o_n, o_i = i * BLOCK + tl.arange(0, BLOCK), tl.arange(0, ROWS)
     m_n = o_n < N
@@ -574,8 +577,11 @@ def sum_parameter_gradients_kernel(
     STATE_ROWS: tl.constexpr, STATE_BLOCK: tl.constexpr, SKIP_ROWS: tl.constexpr, SKIP_BLOCK: tl.constexpr,
     WEIGHT_ROWS: tl.constexpr, WEIGHT_BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Store the gradients of the parameters of a group: of the bias, B and C by the first `state_programs` programs, of B, and of
-    C, that all channels share by the next `shared_programs` each, of D by the next `skip_programs`, and of W by the others.
+    """Store the gradients of the parameters of a group.
+
+    The first `state_programs` programs store those of the bias, and of B and C that belong to single channels; the next
+    `shared_programs` that of a shared B, the next `shared_programs` that of a shared C, the next `skip_programs` that of D, and
+    the others that of W.
     """
     i, i_g = tl.program_id(0), tl.program_id(1).to(tl.int64)
     first_skip = state_programs + 2 * shared_programs

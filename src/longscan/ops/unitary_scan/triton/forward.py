@@ -35,12 +35,12 @@ def preprocess_tile(
     p_u, p_dt, p_z, p_dy, p_flags, p_u_hi, p_u_lo, p_steps, p_valid, p_x, p_g, i, first_row, L, D, K, padded, origin, tiles,
     REVERSE: tl.constexpr, T: tl.constexpr, BD: tl.constexpr,
 ):  # fmt: skip
-    """Store what a scan reads of T steps and BD channels, 0 at invalid steps and from step L on.
+    """Store the inputs of a scan for T steps and BD channels, with 0 at invalid steps and from step L on.
 
-    u in two fp16 parts, or as it is without p_u_lo, (B, padded, K); the step sizes (B, D, padded), or without p_steps the mask of
-    valid steps as numbers (B, padded); x = dt silu(u) and, with p_dy, g = dy silu(z), (B, D, padded). These begin with the step
-    `origin`, in buffers with `first_row` steps of other slices before them; with REVERSE the time goes backwards. i: index of the
-    program among the tiles of all batch rows.
+    These are u (B, padded, K) in two fp16 parts, or in one part of its own dtype without p_u_lo; the step sizes (B, D, padded),
+    or, without p_steps, the mask of valid steps as floating-point numbers (B, padded); x = dt silu(u) and, with p_dy,
+    g = dy silu(z), (B, D, padded). They begin with the step `origin`, after `first_row` steps of other slices in the buffers;
+    with REVERSE the steps are in reverse order. i: index of the program among the tiles of all batch rows.
     """
     i_b, i_t = (i // tiles).to(tl.int64), i % tiles
     o_t, o_d = i_t * T + tl.arange(0, T), tl.program_id(1) * BD + tl.arange(0, BD)
@@ -87,11 +87,10 @@ def preprocess_fwd_kernel(
 
 @triton.jit
 def phases_forward(theta, phase, b_flag, first):
-    """Return the phases G of a tile, the mask of steps that restart the state, and whether it restarted at a step or before, (T,
-    R).
+    """Return for a tile (T, R) the phases G, the mask of restarts, and whether the state restarted at a step or before it.
 
-    phase: before the tile. b_flag (T,): flags of the steps; without masks it is None and the masks have no meaning. first (T, 1):
-    marks the first step.
+    phase: the phase before the tile. b_flag (T,): flags of the steps, or None without masks; then both masks are undefined. first
+    (T, 1): mask of the first step.
     """
     restart, restarted = first, first
     if b_flag is not None:
@@ -106,7 +105,7 @@ def phases_forward(theta, phase, b_flag, first):
 
 @triton.jit
 def sum_inputs(b_x, s, c, restart, b_flag):
-    """Return both parts of the sums S of x e^{-iG}, which begin anew where the state restarts."""
+    """Return the real and imaginary parts of the running sums S of x e^{-iG}, which restart from 0 where the state does."""
     if b_flag is not None:
         _, S_re, S_im = tl.associative_scan((restart, b_x * c, -(b_x * s)), 0, segmented_add_pair)
     else:

@@ -1,7 +1,7 @@
-"""Matrix products of the gradients of the angles d_theta with W, for the gradient of u, and with u, for that of W.
+"""Matrix products of the gradients of the angles, d_theta, with W (the gradient of u) and with u (the gradient of W).
 
-All factors are in two fp16 parts. d_theta has a power of two for each chunk, or with BY_STEP for each step. Rows of W are in the
-order of the lanes of the scans: SLOTS = BLOCKS R rows a group, of which SLOTS_PER_CHANNEL have the states of a channel.
+All factors are in two fp16 parts. d_theta is scaled by a power of two for each chunk, or with BY_STEP for each step. Rows of W
+are in the order of the lanes of the scans: SLOTS = BLOCKS R rows for each group, and SLOTS_PER_CHANNEL of these for a channel.
 """
 
 import triton
@@ -9,7 +9,7 @@ import triton.language as tl
 
 from longscan.ops.unitary_scan.triton.math import U_SCALE, dot_hi_lo, split_fp16_hi_lo
 
-WEIGHT_ROWS = tl.constexpr(16)  # rows of W that a program of `split_weights` has
+WEIGHT_ROWS = tl.constexpr(16)  # rows of W of a program of `split_weights`
 
 
 @triton.jit
@@ -75,7 +75,7 @@ def grad_weights_tile(
         b_lo = load_tile(p_d_theta_lo, o_row, o_slot, m_row, m_slot, BLOCKS * R, EVEN)
         u_hi = load_tile(p_u_hi, o_row, o_k, m_row, o_k < K, K, EVEN)
         u_lo = load_tile(p_u_lo, o_row, o_k, m_row, o_k < K, K, EVEN)
-        if BY_STEP:  # scaled to the largest power of the tile, exactly except for what is far below the largest gradients
+        if BY_STEP:  # rescaled to the largest power of the tile; only numbers far below the largest gradients are rounded
             E: tl.constexpr = BS // R if BS > R else 1  # blocks of the scan that have these lanes
             i_r = i_m * BS // R + tl.arange(0, E)
             m_power = m_row[:, None] & (i_r < BLOCKS)[None, :]
@@ -105,12 +105,12 @@ def d_theta_gemm_kernel(
     BLOCKS: tl.constexpr, R: tl.constexpr, K: tl.constexpr, BK: tl.constexpr, BT_U: tl.constexpr, BS: tl.constexpr,
     BT_W: tl.constexpr, STAGES: tl.constexpr, EVEN: tl.constexpr, BY_STEP: tl.constexpr,
 ):  # fmt: skip
-    """Compute parts of the gradient of u by the first `u_programs` programs, and of W by the others; for BK columns, of one
-    group.
+    """Compute partial sums of the gradient of u (the first `u_programs` programs) or W (the others), for BK columns of a group.
 
     p_d_theta (groups, chunks, steps, SLOTS), times p_inverse (groups, chunks, BLOCKS), or with BY_STEP (groups, chunks, steps,
-    BLOCKS). p_du (parts, groups, chunks, steps, K): tiles of BT_U steps, `u_tiles` a chunk. p_dW (parts, groups, SLOTS, K):
-    `W_blocks` blocks of BS rows, sums over tiles of BT_W steps, `W_tiles` a chunk. EVEN: no tile reaches beyond the buffers.
+    BLOCKS). p_du (parts, groups, chunks, steps, K): `u_tiles` tiles of BT_U steps for each chunk. p_dW (parts, groups, SLOTS, K):
+    `W_blocks` blocks of BS rows, which are sums over `W_tiles` tiles of BT_W steps for each chunk. EVEN: no tile reaches beyond
+    the buffers.
     """
     i_g, i, o_k = tl.program_id(2).to(tl.int64), tl.program_id(0), tl.program_id(1) * BK + tl.arange(0, BK)
     if i < u_programs:

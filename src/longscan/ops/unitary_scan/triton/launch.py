@@ -57,7 +57,7 @@ class ElementwiseTile(NamedTuple):
     warps: int
 
 
-# Up to so many channels. With many, tiles of u and W fill the shared memory and the registers.
+# Largest number of channels -> tile of the scans. With many channels, tiles of u and W fill shared memory and registers.
 SCAN_TILES = {32: ScanTile(32, 32, 1, 3), 128: ScanTile(32, 32, 1, 2), 2**31: ScanTile(16, 32, 1, 2)}
 # By K, the channels up to a power of two; columns beyond the last are divided among programs.
 GEMM_TILES = {
@@ -70,10 +70,10 @@ ELEMENTWISE = ElementwiseTile(16, 64, 4)
 STATE_PASSING = {"BLOCK": 128}  # lanes of a program
 SUMS = {"STATE_ROWS": 16, "STATE_BLOCK": 32, "SKIP_ROWS": 256, "SKIP_BLOCK": 8, "WEIGHT_ROWS": 8, "WEIGHT_BLOCK": 256}
 
-SLICE_BYTES = 40 * 2**20  # of the gradients of the angles of a slice of the steps
-SEQUENCE_BYTES = 8 * 2**20  # of what the scans of all slices read: if it is not more, one launch stores all of it
-MIN_SLICE_STEPS = 128  # for which a slice may take four times SLICE_BYTES
-CHUNK_UNIT = 64  # long chunks have multiples of so many steps, so that fewer tiles of the products reach beyond them
+SLICE_BYTES = 40 * 2**20  # largest size of the gradients of the angles of a slice of the steps
+SEQUENCE_BYTES = 8 * 2**20  # largest size of the inputs of the scans of all slices for which one launch stores all of them
+MIN_SLICE_STEPS = 128  # smallest number of steps of a slice, for which it may take four times SLICE_BYTES
+CHUNK_UNIT = 64  # the steps of long chunks are multiples of this, so that fewer tiles of the products reach beyond them
 
 
 class Lanes(NamedTuple):
@@ -163,8 +163,8 @@ def bytes_per_step(batch: int, channels: int, states: int) -> int:
 def divide_steps(batch: int, length: int, channels: int, states: int, device: torch.device) -> Chunks:
     """Return the division of the steps. Chunks are parallel if the programs of one chunk occupy at most half of the device.
 
-    Chunks that follow each other are slices, whose gradients of the angles are in memory at the same time. Parallel chunks are as
-    many times shorter as there are chunks in a slice.
+    Chunks that follow each other are slices: the gradients of the angles of a whole slice are in memory at the same time. A slice
+    of parallel chunks consists of several of them, which are as many times shorter.
     """
     T, row = scan_tile(channels).steps, bytes_per_step(batch, channels, states)
     programs, wanted = batch * divide_lanes(channels, states).BLOCKS, programs_to_fill(device)
@@ -191,7 +191,7 @@ def chunk_states_shape(u: Tensor, states: int) -> tuple[int, int]:
 
 
 def max_chunks(batch: int, length: int, channels: int, states: int, device: torch.device) -> int:
-    """Return an upper bound of the number of chunks, without comparisons of B and L, which would tie a traced graph to them."""
+    """Return an upper bound of the number of chunks, without comparisons of B and L, which would fix them in a traced graph."""
     row, T = bytes_per_step(batch, channels, states), scan_tile(channels).steps
     parallel_chunks, most = ceil_div(programs_to_fill(device), batch * divide_lanes(channels, states).BLOCKS), SLICE_BYTES // row
     most = largest(most, smallest(MIN_SLICE_STEPS, 4 * SLICE_BYTES // row))
@@ -247,7 +247,7 @@ class Sequences(NamedTuple):
     g: Tensor | None
 
     def skip(self, p: "Problem", steps: int) -> "Sequences":
-        """Return these buffers without so many steps at the beginning, which are whole slices."""
+        """Return views of these buffers without the first `steps` steps, which are whole slices."""
         row = p.batch * steps
         u_lo, dt, valid, g = (x if x is None else x[row * width :] for x, width in (
             (self.u_lo, p.K), (self.dt, p.D), (self.valid, 1), (self.g, p.D)
@@ -360,7 +360,7 @@ def forward(
 
 
 class Gemm:
-    """The products of the gradients of the angles with W and u, slice after slice.
+    """The matrix products of the gradients of the angles with W and with u, for one slice after another.
 
     Attributes:
         d_theta: buffers of the gradients of the angles, as the scans store them, for slices of at most `steps` steps: the
@@ -400,9 +400,9 @@ class Gemm:
         self.du = W.new_empty(self.split_k * rows * p.K)
 
     def run(self, x: Sequences, chunks: int) -> Tensor:
-        """Return parts of the gradient of u (split_k, B, steps, K) of a slice of `chunks` chunks, and add to that of W.
+        """Return partial sums of the gradient of u (split_k, B, steps, K) of a slice of `chunks` chunks; add to those of W.
 
-        x: what the scan of the slice read.
+        x: the inputs of the scan of the slice.
         """
         p, steps = self.p, self.p.chunks.steps
         if not p.single:
@@ -414,7 +414,7 @@ class Gemm:
         u_programs = chunks * u_tiles * self.split_k
         grid = u_programs + self.W_blocks * self.weight_split_k, p.K // tile.columns, p.groups
         even = bool(steps % tile.rows == steps % tile.steps == p.slots % tile.slots == 0)  # no symbol, in traced graphs
-        for is_even in (True, False) if is_compiling() else (even,):  # other lengths need the other one
+        for is_even in (True, False) if is_compiling() else (even,):  # compile both: other lengths need the other kernel
             launch(
                 d_theta_gemm_kernel, grid, *self.d_theta, self.W_hi, self.W_lo, x.u_hi, x.u_lo, self.du, self.dW,
                 chunks, steps, u_tiles, W_tiles, self.blocks_per_split, self.tiles_per_split, u_programs, self.W_blocks,

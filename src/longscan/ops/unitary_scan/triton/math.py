@@ -23,7 +23,7 @@ def add_wrapped(a, b):
 
 @triton.jit
 def add_wrapped_exclusive(a, before_a, b, before_b):  # noqa: ARG001
-    """Return the wrapped sum of two angles, and the sum without the last term."""
+    """Return the wrapped sum of two angles, and the sum before the last term; an operator for an exclusive scan."""
     return wrap(a + b), a + before_b
 
 
@@ -88,7 +88,7 @@ def fp16_scale(peak):
 def program_lanes(
     D: tl.constexpr, N: tl.constexpr, STATE_BLOCKS: tl.constexpr, BLOCKS: tl.constexpr, BD: tl.constexpr, BN: tl.constexpr
 ):
-    """Return which block of the states a program has, its first channel, the mask of its lanes and their offsets in (D, N)."""
+    """Return the block of states of a program, its first channel, the mask of its lanes and their offsets in (D, N)."""
     i_r, o_r = tl.program_id(0) % BLOCKS, tl.arange(0, BD * BN)
     i_n, first_channel = i_r % STATE_BLOCKS, (i_r // STATE_BLOCKS) * BD
     o_d, o_n = first_channel + o_r // BN, i_n * BN + o_r % BN
@@ -133,8 +133,8 @@ def load_channels(p_x, o_td, m_d, T: tl.constexpr, BD: tl.constexpr, BN: tl.cons
 def sum_over_states(x, T: tl.constexpr, BD: tl.constexpr, BN: tl.constexpr):
     """Return x (T, BD BN) summed over the states, (T, BD).
 
-    Two neighbours are added in each round. Half of the lanes then have nothing to do, so the compiler gives them other steps: a
-    sum costs each lane about one exchange instead of log2(BN).
+    Two neighbours are added in each round, after which half of the lanes would be idle. The compiler gives these lanes other
+    steps, so that a sum takes each lane about one exchange instead of log2(BN).
     """
     if BN > 1:
         even, odd = tl.split(tl.reshape(x, (T, BD, BN // 2, 2)))
@@ -149,7 +149,7 @@ def sum_over_states(x, T: tl.constexpr, BD: tl.constexpr, BN: tl.constexpr):
 
 @triton.jit
 def load_weights(p_W, o_r, m_r, D, K: tl.constexpr):
-    """Return W U_SCALE of the lanes in two fp16 parts, (K, R); with K = 0 twice the pointer, as `project` loads them itself."""
+    """Load W U_SCALE of the lanes in two fp16 parts, (K, R) each. With K = 0 return p_W twice, from which `project` loads W."""
     W_hi, W_lo = p_W, p_W
     if K:
         o_k = tl.arange(0, K)[:, None]
@@ -159,14 +159,14 @@ def load_weights(p_W, o_r, m_r, D, K: tl.constexpr):
 
 @triton.jit
 def project(p_u_hi, p_u_lo, W_hi, W_lo, o_row, o_r, m_r, D, T: tl.constexpr, R: tl.constexpr, K: tl.constexpr):
-    """Return W u (T, R) of the rows o_row of u. Float64, with K = 0, has u in p_u_hi, and W_hi points to W."""
+    """Return W u (T, R) of the rows o_row of u. In float64 (K = 0) p_u_hi points to u and W_hi to W, without parts."""
     if K:
         o_u = o_row[None, :] * K + tl.arange(0, K)[:, None]
         u_hi, u_lo = tl.trans(tl.load(p_u_hi + o_u)), tl.trans(tl.load(p_u_lo + o_u))
         low = tl.dot(u_hi, W_lo, tl.dot(u_lo, W_hi))
         b_Wu = tl.dot(u_hi, W_hi) + low * (1.0 / 2048.0)
-        # The scan over an axis of size 1 changes only the layout: a thread then has all steps of its lanes. Without it, the
-        # other operands would be converted to the layout of tensor cores, and the angles back.
+        # The scan over an axis of size 1 changes only the layout, so that a thread has all steps of its lanes. Without it, the
+        # compiler would convert the other operands to the layout of tensor cores, and the angles back.
         b_Wu = tl.reshape(tl.cumsum(tl.reshape(b_Wu, (T, R, 1)), 2), (T, R))
     else:
         b_Wu = tl.zeros((T, R), p_u_hi.dtype.element_ty)
@@ -178,7 +178,7 @@ def project(p_u_hi, p_u_lo, W_hi, W_lo, o_row, o_r, m_r, D, T: tl.constexpr, R: 
 
 @triton.jit
 def load_bias_tile(p_bias, o_r, m_r, T: tl.constexpr):
-    """Return the bias (T, R). The compiler derives the layout of the scans over time from the layout of this load."""
+    """Load the bias as a tile (T, R). The compiler derives the layout of the scans over time from the layout of this load."""
     return tl.load(p_bias + o_r[None, :] + tl.arange(0, T)[:, None] * 0, mask=m_r[None, :], other=0.0)
 
 
@@ -189,8 +189,8 @@ def load_angles(
 ):  # fmt: skip
     """Return the angles of a tile (T, R), and two factors of them.
 
-    With p_dt these are W u + bias and dt, (T, R) each. Otherwise the angles are W u + bias at valid steps, and the factors are W
-    u and the mask p_valid (T, 1). row: place of the batch row in p_u and p_valid.
+    With p_dt the factors are W u + bias and dt, (T, R) each. Otherwise the angles are W u + bias at valid steps, and the factors
+    are W u and the mask p_valid (T, 1). row: offset of the batch row in p_u and p_valid, in steps.
     """
     b_Wu = project(p_u_hi, p_u_lo, W_hi, W_lo, row + o_t, o_r, m_r, D, T, BD * BN, K)
     if p_dt is not None:
