@@ -340,7 +340,7 @@ def chunk_scan_bwd_kernel(
                 tl.store(tl.where((row < T)[:, None], p_dB + o_sum, p_dC + o_sum), dBC, mask=m_sum)
             of_channels = sum_over_states(stack_steps(d_input, d_step), NW)
             if ORDERED and FENCED:
-                signal(p_counters + program, added, True, PTX)  # late, when the additions have probably completed, so that the fence does not wait
+                signal(p_counters + program, added, True, PTX)  # late, so that the fence finds the additions completed
             of_channels = tl.reshape(of_channels, (2, T, BD))
             half = (tl.arange(0, 2) == 0)[:, None, None]
             b_dinput, b_ddt = select_row(of_channels, half), select_row(of_channels, ~half)
