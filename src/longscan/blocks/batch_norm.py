@@ -28,7 +28,7 @@ class BatchNorm(Marked):
         momentum: step size of the running mean and variance towards those of a batch.
         epsilon: added to the variance.
 
-    The running mean and variance stay float32 when the module is cast to half precision. A batch without a valid step does not
+    The running mean and variance stay float32 when the module is cast to fp16 or bf16. A batch without a valid step does not
     change them. The running variance is the unbiased one, as in torch.
     """
 

@@ -6,8 +6,8 @@ They are those of the thesis "Deep Learning with State Spaces for Efficient Sequ
 
 flip reverses the run of valid steps in time; padding stays in place. In the thesis's figure g has a separate convolution ("own").
 Its code computes one forward convolution and flips the result ("shared"), which agrees with its parameter counts. With "tied"
-both directions have the same convolution and the same layer, so that y(flip u) = flip y(u). In the placebo of a variant both
-branches read forward: a causal block of the same size.
+both directions have the same convolution and the same layer, so that y(flip u) = flip y(u). The variants with " placebo" are
+controls of the same size: both branches read forward, and the block is causal.
 
 Rotary positions rotate the input of each direction's layer, see `longscan.blocks.rotary`. The thesis does not say which positions
 the reverse direction has; here the position of a step is its index in the reading order of the direction, as in a causal model
@@ -59,9 +59,9 @@ class BidirectionalState(NamedTuple):
 class BidirectionalBlock(SequenceModule):
     """Block of in_proj, convolution, layer and gate in both directions, and out_proj of their sum.
 
-    The state is that of the forward branch alone. In a sequence that is processed in pieces the reverse branch starts at the end
-    of each piece, so the outputs differ from those of one call. The elapsed time of a step in the reverse direction is the time
-    to its successor.
+    The state is that of the forward branch only. If a sequence is processed in several calls, the reverse branch starts at the
+    end of each part, so the outputs differ from those of one call. The elapsed time of a step in the reverse direction is the
+    time until the next step.
 
     Args:
         d_model: width D of inputs and outputs.
@@ -71,8 +71,8 @@ class BidirectionalBlock(SequenceModule):
         activation: "silu" for SiLU after the convolutions; "auto" for SiLU unless the layers activate their input themselves.
         variant: "shared", "own" or "tied", see the top of the file, or one of these followed by " placebo".
         dropout: probability of dropping a channel after in_proj in training, the same channels at all steps of a sequence.
-        rotary: arguments of `longscan.blocks.Rotary` for both directions, in each of which positions count from its first step;
-            None for no rotary positions.
+        rotary: arguments of `longscan.blocks.Rotary` for both directions; in each, positions count from the first step that it
+            reads. None for no rotary positions.
         layer_options: arguments of both layers; the default of S6's dt_rank is D / 16, rounded up, with D of the block.
         backend: backend of the layers' ops and of the convolutions.
     """

@@ -134,7 +134,7 @@ def rotary_before(layer: SequenceLayer, name: str, settings: Mapping[str, Any] |
     """
     rotary = None if settings is None else Rotary(layer.d_model, **settings)
     if rotary is not None and rotary.targets != ("x",) and not isinstance(layer, S6):
-        raise ValueError(f"`rotary` must have the targets ('x',), as the layer {name!r} selects nothing, got {rotary.targets}")
+        raise ValueError(f"`rotary` must have the targets ('x',), as the layer {name!r} has no others, got {rotary.targets}")
     return rotary
 
 
@@ -148,7 +148,7 @@ def conv_parameters(width: int, d_conv: int) -> tuple[nn.Parameter | None, nn.Pa
 
 
 def carried_conv(state: GatedState, info: SequenceInfo) -> Tensor | None:
-    """Return the stored inputs of the convolution, (B, E, d_conv - 1), with zeros in rows whose first step starts a sequence."""
+    """Return the state of the convolution, (B, E, d_conv - 1), with zeros in rows whose first valid step starts a sequence."""
     if state.conv is None:
         return None
     rows, _ = restarted_rows(state.layer.last_seq_idx, info.valid, info.seq_idx)

@@ -1,4 +1,4 @@
-"""The block of LinOSS, LRU and their relatives in one comparison (Rusch and Rus 2025, section 3 and released code).
+"""The block in which LinOSS is compared with LRU and other layers (Rusch and Rus 2025, section 3 and released code).
 
 x + dropout(GLU(dropout(GELU(layer(norm(x))))))     GLU(v) = (W_1 v + b_1) * sigmoid(W_2 v + b_2)
 

@@ -26,10 +26,10 @@ def flip_valid(x: Tensor, valid: Tensor | None) -> Tensor:
 
 
 def reversed_steps(info: SequenceInfo) -> SequenceInfo:
-    """Return `info` for the sequence reversed in time, in which the elapsed time of a step is the time to its successor.
+    """Return `info` for the sequence reversed in time, in which the elapsed time of a step is the time until the next step.
 
-    It is 1 for the last step of each sequence, which has no successor. The result has no gate and requests no state, which would
-    be that before the first step.
+    It is 1 for the last step of each sequence. The result has no gate, and requests no final state, because that of the reversed
+    sequence would belong to the first step.
     """
     elapsed, valid, seq_idx = info.elapsed, info.valid, info.seq_idx
     split = current_split()

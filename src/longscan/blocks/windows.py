@@ -12,7 +12,7 @@ from torch import Tensor
 from longscan.layers.base import SequenceInfo, mask_padding
 
 Pooling = Literal["last", "mean", "time"]
-MIN_WEIGHT = 1e-6  # added to the elapsed times, so that a window of simultaneous events has a positive total weight
+MIN_WEIGHT = 1e-6  # added to the weights (elapsed times), so that a window of simultaneous events has a positive total weight
 
 
 def _windows(x: Tensor, valid: Tensor | None, stride: int) -> Tensor:

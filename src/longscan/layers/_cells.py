@@ -65,12 +65,12 @@ def run_fused_valid_steps(
     invalid: Tensor,
     hold: tuple[float, ...],
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """Run `run_fused_kernel` on the valid steps of each row alone; outputs at the other steps are 0.
+    """Run `run_fused_kernel` on the valid steps of each row only; outputs at the other steps are 0.
 
     An invalid step changes no state. So the valid steps of a row are moved to its front, in their order, the kernel runs over all
     L steps, and the outputs are moved back. The hidden state is the output of the last valid step. Other states of the kernel
-    (the cell state of an LSTM) are those after all L steps, so they must not change behind the valid steps: an additional feature
-    of the input is 1 there, whose weights `hold` open the gate of the old state and close that of the new input.
+    (the cell state of an LSTM) are those after all L steps, so they must not change after the valid steps: there an additional
+    input feature is 1, whose weights `hold` open the gate of the old state and close that of the new input.
 
     Args:
         kernel, x, state, weights: as in `run_fused_kernel`.

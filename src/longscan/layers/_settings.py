@@ -28,7 +28,7 @@ def declared_types(kind: type) -> dict[str, Any]:
 
 
 def bind_arguments(kind: type, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> inspect.BoundArguments | None:
-    """Return the arguments of a constructor by name; None if some are missing or unknown, for which Python's call raises."""
+    """Return the arguments of a constructor by name; None if some are missing or unknown, so that calling it raises TypeError."""
     try:
         return _signature(kind).bind(*args, **kwargs)
     except TypeError:
@@ -57,7 +57,7 @@ def building_parts() -> Iterator[None]:
 
 
 def check_backend(module: nn.Module, backend: str) -> None:
-    """Raise ValueError unless a native backend has a kernel for every op of `module` that has native kernels, one at least.
+    """Raise ValueError unless `backend`, if native, has kernels for all ops of `module` that have native kernels, at least one.
 
     Constructors with an argument `backend` call it last; the outermost module checks all of its parts. Operators of torch
     (matrix products, the FFT of long convolutions, GRU, LSTM, attention) have no kernels here and do not count. What depends on

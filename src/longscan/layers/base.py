@@ -279,10 +279,10 @@ class SequenceLayer(SequenceModule):
 def start_state(
     state: ScanState | PhaseState | None, batch: int, info: SequenceInfo, device: torch.device
 ) -> tuple[Tensor | None, Tensor]:
-    """Return the initial state of a scan and the `last_seq_idx` (B,) of the state after it.
+    """Return the initial state of a scan, and the `last_seq_idx` (B,) of the state after it.
 
-    The initial state is `state.ssm` with zeros in the rows whose first valid step starts a new sequence, or None, which means
-    zero, if `state` is None.
+    The initial state is `state.ssm` with zeros in the rows whose first valid step starts a new sequence; None, which stands for
+    zeros, if `state` is None.
     """
     last = no_sequence(batch, device) if state is None else state.last_seq_idx
     rows, last = restarted_rows(last, info.valid, info.seq_idx)

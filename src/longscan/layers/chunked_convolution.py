@@ -8,8 +8,8 @@ With the states s_j that a recurrence x_k = a x_{k-1} + u_k has before chunk j, 
 u: input (B, L, D). a, c, s: pairs (..., 2) of one of each conjugate pair, (D, N, 2) and (B, D, N, 2). All sums over l and n are
 products with one matrix for each channel, and the second line is `linear_scan` over L / T steps. It stores less for the backward
 pass than an FFT: six Mamba blocks with S4D, width 116, N = 8, B = 64, took 3.6 instead of 4.7 GB of an H200 and 9.1 instead of
-9.2 ms of kernels for an update at L = 1,024, and 13.1 instead of 18.1 GB and 33.5 instead of 35.2 ms at L = 4,096. Since all
-powers are computed together, updates of the former are a tenth faster (H200, bfloat16, CUDA graphs: 57 instead of 51 a second).
+9.2 ms of kernels for an update at L = 1,024, and 13.1 instead of 18.1 GB and 33.5 instead of 35.2 ms at L = 4,096. Computing all
+powers together made updates at L = 1,024 a tenth faster (H200, bfloat16, CUDA graphs: 57 instead of 51 a second).
 """
 
 import torch
@@ -21,11 +21,11 @@ from longscan.numerics.symbolic import is_symbolic
 from longscan.ops.dispatch import NATIVE, resolve
 from longscan.ops.linear_scan import NATIVE_BACKENDS, run_backend
 
-MAX_LENGTH = 2**14  # steps, beyond which chunks would have more than 256
+MAX_LENGTH = 2**14  # largest number of steps, for which chunks have at most 256
 
 
 def uses_chunks(u: Tensor, length: int, backend: str) -> bool:
-    """Return whether `chunked_convolution` takes the place of the FFT: on a GPU, outside of graphs.
+    """Return whether `chunked_convolution` replaces the FFT: on a GPU, except in compiled and traced graphs.
 
     u: (B, L, D). backend: that of the layer; "eager" and "reference" name the algorithms of `longscan.ops.long_conv`.
     """

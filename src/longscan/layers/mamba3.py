@@ -90,9 +90,10 @@ def _first_with_step(values: Tensor, has_step: Tensor) -> Tensor:
 
 
 def _weights_of_pieces(weight: Tensor, info: SequenceInfo, x: Tensor, split: SequenceSplit) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the weight of the first valid step of the sequences, that of the first valid step after this piece, both (B, H).
+    """Return weights of steps of other pieces: of the first valid step of the sequences, and of the first one after this piece.
 
-    The third result says whether the last step of this piece and the first step after it are of one sequence, (B,) bool.
+    Both have shape (B, H). The third result is whether the last step of this piece and the first step after it belong to one
+    sequence, (B,) bool.
 
     Args:
         weight: (B, H), that of the first valid step of this piece; zeros in rows without one.

@@ -4,7 +4,7 @@
     i_t = e^{w_i u_t + b_i}     f_t = sigmoid(w_f u_t + b_f)
     C_t = f_t C_{t-1} + i_t v_t k_t^T       n_t = f_t n_{t-1} + i_t k_t       y_t = o_t * C_t q_t / max(|n_t q_t|, 1)
 
-u: input (B, L, D) of H heads of width P. C: memory (B, H, P, P). n: normaliser (B, H, P). i, f: gates, one a head.
+u: input (B, L, D) of H heads of width P. C: memory (B, H, P, P). n: normaliser (B, H, P). i, f: gates, one for each head.
 
 Exponential input gates need a stabiliser, m_t = max(log f_t + m_{t-1}, log i_t) (appendix A.3): C and n are stored times e^{-m},
 which changes no output. Both are then computed by one scan with factors and weights of at most 1, in which n is one more row of

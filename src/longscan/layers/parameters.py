@@ -1,7 +1,7 @@
 """Options of a parameter for the optimiser and for casts, declared where the parameter is created.
 
 `mark` stores the options on the parameter. `Marked` modules preserve them through deepcopy, pickling and casts, and keep
-precision-sensitive parameters (eigenvalues, angles, step-size biases) in float32 when the module is cast to half precision.
+precision-sensitive parameters (eigenvalues, angles, step-size biases) in float32 when the module is cast to fp16 or bf16.
 """
 
 import inspect
@@ -24,7 +24,7 @@ class ParameterOptions(NamedTuple):
         role: the kind of parameter, by which optimiser groups can be formed.
         lr_scale: factor on the learning rate.
         decay: whether weight decay applies.
-        keep_float32: whether the parameter stays float32 when its module is cast to half precision.
+        keep_float32: whether the parameter stays float32 when its module is cast to fp16 or bf16.
     """
 
     role: Role = "dense"
@@ -40,9 +40,9 @@ def mark(parameter: P, role: Role, *, lr_scale: float = 1.0, decay: bool = True,
 
 
 def float32_parameter(values: Tensor, role: Role = "ssm", *, lr_scale: float = 1.0, decay: bool = False) -> nn.Parameter:
-    """Return a parameter with a copy of `values` in torch's default dtype.
+    """Return a parameter with a copy of `values` in torch's default dtype, which stays float32 in casts to fp16 and bf16.
 
-    It stays float32 when its module is cast to half precision.
+    See `ParameterOptions` for the other arguments.
     """
     parameter = nn.Parameter(values.to(torch.get_default_dtype()).clone())
     return mark(parameter, role, lr_scale=lr_scale, decay=decay, keep_float32=True)

@@ -49,15 +49,15 @@ def _uniform(*shape: int, inputs: int) -> Tensor:
 
 @LAYERS.register("pdssm")
 class PDSSM(SequenceLayer):
-    """One complex recurrence over all channels, whose states the input permutes or joins, scales and rotates.
+    """One complex recurrence over all channels; its input-dependent matrices permute or merge, scale and rotate the states.
 
     Args:
         d_model: channels D.
         d_state: complex states N.
         n_matrices: number K of matrices in the dictionary.
 
-    Runs step by step with a product of N x N matrices at each. Elapsed times raise ValueError. The state is `ScanState` with ssm
-    (B, N, 2), and a sequence starts from the first unit vector.
+    The layer runs step by step, with a product of an N x N matrix and the state at each. Elapsed times raise ValueError. The
+    state is `ScanState` with ssm (B, N, 2), and a sequence starts from the first unit vector.
     """
 
     irregular = False

@@ -41,7 +41,7 @@ from longscan.ops.pieces import PieceMap, count_steps, power
 from longscan.ops.tracing import record_length
 
 MAX_ELEMENTS = 2**24  # largest product of channels, states and angles of the kernel in memory
-ALIASING = 1e-7  # of a float32 kernel: what of step l + L is added to step l
+ALIASING = 1e-7  # factor with which step l + L of a float32 kernel is added to step l, see `S4.kernel`
 
 
 @LAYERS.register("s4")
@@ -125,7 +125,7 @@ class S4(ConvolutionLayer):
         return scan_chunks(chunk, (u, info.elapsed, flags), (), initial, empty=u)
 
     def recurrence_map(self, u: Tensor, info: SequenceInfo) -> PieceMap:
-        """See `ConvolutionLayer.recurrence_map`. With elapsed times a map is a dense matrix for each row: ValueError."""
+        """See `ConvolutionLayer.recurrence_map`. Raises ValueError for elapsed times: their maps are dense matrices."""
         if info.elapsed is not None:
             raise ValueError("`elapsed` must be None for S4 inside `context_parallel`, got a tensor")
         batch, length, _ = u.shape
@@ -135,13 +135,14 @@ class S4(ConvolutionLayer):
     def kernel(self, length: int, A_bar: Tensor | None = None) -> Tensor:
         """Return the kernel K_l = 2 Re(C a^l b), (D, length), in float64 where the device supports it.
 
-        A float32 layer transforms K_l e^{-sigma l} instead of the kernel that is cut off after L steps, with e^{-sigma L} =
-        `ALIASING`. The inverse transform adds ALIASING K_{l+L} to K_l, and e^{sigma l} multiplies the rounding errors of float64
-        by 1 / ALIASING at most: both are below the rounding of float32, and no power a^L is needed.
+        A float32 layer computes the transform of K_l e^{-sigma l}, with e^{-sigma L} = `ALIASING`, instead of that of the kernel
+        truncated after L steps, which needs the power a^L. The inverse transform then adds ALIASING K_{l+L} to K_l, and the
+        factor e^{sigma l} multiplies rounding errors of float64 by at most 1 / ALIASING. Both errors are below the rounding of
+        float32.
 
         A_bar: the matrices a (D, N, N) in real form, which other layers need; None to compute them.
         """
-        length, wide = int(length), carry_dtype(self.C)  # a graph is for one length: the numbers below depend on it
+        length, wide = int(length), carry_dtype(self.C)  # a traced graph has a fixed length: the numbers below depend on it
         eigenvalues, low_rank, B = self.system(wide)
         dt, C = self.log_dt.to(wide).exp(), self.C.to(wide)
         damping = 0.0
@@ -164,7 +165,7 @@ class S4(ConvolutionLayer):
         size = max(CHUNK, MAX_ELEMENTS // (self.d_model * self.d_state))
         if angles.shape[1] > size:
             values, _ = scan_chunks(chunk, (angles,), (), angles[:, 0], empty=angles, size=size)
-        else:  # the terms of the sums are many times larger than the kernel, so they are not stored either
+        else:  # recomputed in the backward pass: the terms of the sums are many times larger than the kernel
             values, _ = run_chunk(chunk, (angles, angles[:, 0]))
         kernel = torch.fft.irfft(torch.view_as_complex(values), n=length)
         return kernel * (damping * torch.arange(length, dtype=wide, device=dt.device)).exp() if damping else kernel

@@ -96,7 +96,7 @@ class S4D(ConvolutionLayer):
     def recur(self, u: Tensor, initial: Tensor, info: SequenceInfo) -> tuple[Tensor, Tensor]:
         """See `ConvolutionLayer.recur`.
 
-        The scanned variable is A x, as (A x)_k = a (A x)_{k-1} + (a - 1) u_k needs only a from each step, and x needs a and b.
+        The scan computes A x instead of x: (A x)_k = a (A x)_{k-1} + (a - 1) u_k needs only a at each step, but x needs a and b.
         """
         eigenvalues = self.eigenvalues()
         readout = divide(self.coefficients(), eigenvalues) * constant(self.C, 2.0, -2.0)
@@ -118,7 +118,7 @@ class S4D(ConvolutionLayer):
         return y, divide(final, eigenvalues)
 
     def recurrence_map(self, u: Tensor, info: SequenceInfo) -> PieceMap:
-        """See `ConvolutionLayer.recurrence_map`. The product of the factors is the state that the recurrence makes of ones."""
+        """See `ConvolutionLayer.recurrence_map`. The product of the factors is the final state from ones with zero input."""
         ones = constant(u, 1.0, 0.0).expand(len(u), self.d_model, self.d_state // 2, 2)
         _, factor = self.recur(torch.zeros_like(u), ones, info._replace(seq_idx=None))
         return PieceMap([factor], lambda state, factor: multiply(factor, state))

@@ -149,7 +149,7 @@ def _growing_axes(before: Sequence[Tensor], after: Sequence[Tensor]) -> list[dic
     """Return for each tensor of a state its dynamic axes, those whose size grows with the number of steps; None for no such axis.
 
     before, after: the tensors of the state before and after the example. Raises ValueError if a growing axis of `before` has
-    fewer than two entries: torch.export takes sizes 0 and 1 for constants.
+    fewer than two entries: torch.export treats sizes 0 and 1 as constants.
     """
     growing = torch.export.Dim("steps")
     dynamic: list[dict[int, Any] | None] = []

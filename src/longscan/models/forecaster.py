@@ -35,8 +35,8 @@ class Forecaster(PretrainedModel):
     also at the steps of the forecast.
 
     Args:
-        blocks: the stack as a list of `{"layer", "block", "options"}`, see `longscan.models.parse_spec`. All blocks are causal,
-            and in mode "queries" able to run step by step.
+        blocks: the stack as a list of `{"layer", "block", "options"}`, see `longscan.models.parse_spec`. All blocks must be
+            causal, and in mode "queries" they must be able to run step by step.
         d_model: width of the stack.
         d_input: number of channels of a series.
         horizon: number of steps of a forecast.
@@ -149,7 +149,7 @@ class Forecaster(PretrainedModel):
             parameter.requires_grad_(False)
 
     def scale_blocks(self, factor: float) -> None:
-        """Multiply what the blocks add to the linear forecast by a number; quantiles keep their distance to the forecast.
+        """Multiply what the blocks add to the linear forecast by `factor`. Quantiles keep their distances to the forecast.
 
         Raises ValueError for a model without a linear forecast.
         """
@@ -214,7 +214,7 @@ class Forecaster(PretrainedModel):
         if inputs.ndim != 3 or inputs.shape[-1] != self.d_input or not inputs.shape[1]:
             raise ValueError(f"`inputs` must have shape (batch, length >= 1, {self.d_input}), got {tuple(inputs.shape)}")
         split = current_split()
-        if split is not None:  # the series, a few numbers a step, are gathered; the blocks read pieces of them
+        if split is not None:  # the series, a few numbers for each step, are gathered; the blocks read pieces of them
             inputs = gather_steps(inputs, split)
             elapsed, valid, covariates = (
                 part if part is None else gather_steps(part, split) for part in (elapsed, valid, covariates)
@@ -255,7 +255,7 @@ class Forecaster(PretrainedModel):
         return forecast, (forecast.detach().unsqueeze(-1) + spread).sort(-1).values
 
     def _check(self, name: str, value: Tensor | None, inputs: Tensor, length: int, count: int) -> Tensor:
-        """Return covariates (B, length, count), of no columns where there are none; ValueError for another shape."""
+        """Return covariates (B, length, count), with count = 0 columns for None. Raises ValueError for another shape."""
         shape = (inputs.shape[0], length, count)
         if value is None and not count:
             return inputs.new_zeros(shape)

@@ -25,10 +25,10 @@ def sample(
 
     Args:
         logits: (B, V).
-        temperature: divisor of the logits; 0 takes the most likely token.
+        temperature: divisor of the logits; with 0 the result is the most likely token.
         top_k: sample from the k most likely tokens only.
         top_p: sample from the smallest set of most likely tokens whose probabilities, after temperature and top_k, sum to this.
-        min_p: sample from the tokens only whose probability is at least this fraction of the largest one.
+        min_p: sample only from tokens whose probability is at least this fraction of the largest one.
         generator: random number generator, on the device of the logits.
 
     Returns the tokens (B,). Raises ValueError naming an option that is out of its range.
@@ -117,8 +117,8 @@ def _decode(
 ) -> Iterator[tuple[Tensor, Tensor, ModelState]]:
     """Yield, for each of `steps` tokens, the tokens (B,), whether each row has ended (B,), and the state before the tokens.
 
-    A row ends with one of the tokens `ends`; its tokens after that are `fill`, and its state stays as it is.
-    Both are None, or neither. `choose` takes the logits (B, V) of a step and returns the tokens (B,).
+    A row ends with one of the tokens `ends`; its later tokens are `fill`, and its state does not change any more. If `ends` is
+    None, so is `fill`, and no row ends. `choose` takes the logits (B, V) of a step and returns the tokens (B,).
     """
     logits, state = model(prompt, state, valid=valid, return_state=True)
     last = torch.full_like(prompt[:, 0], prompt.shape[1] - 1)
@@ -140,10 +140,10 @@ class Streamer(Protocol):
     """An object that receives tokens as they are generated, such as `transformers.TextStreamer`."""
 
     def put(self, value: Tensor) -> None:
-        """Take the prompt (B, L) in the first call, and then the tokens (B,) of each step, on the CPU."""
+        """Receive the prompt (B, L) in the first call, and then the tokens (B,) of each step, on the CPU."""
 
     def end(self) -> None:
-        """Take note that no token follows."""
+        """Receive the end of the generation: no token follows."""
 
 
 def _new_tokens(prompt: int, max_new_tokens: int | None, max_length: int | None) -> int:
@@ -259,7 +259,7 @@ def stream(model: SequenceModel | LanguageModel, pieces: Iterable[Tensor], state
     """Yield the outputs of a model for the pieces of one sequence, with the state of the model carried from piece to piece.
 
     Args:
-        model: a model whose blocks are all able to run step by step.
+        model: a model whose blocks can all run step by step.
         pieces: consecutive pieces of the inputs, tokens (B, l) or vectors (B, l, d_input).
         state: the state before the first piece; None for the start of the sequence.
 

@@ -167,9 +167,9 @@ class LanguageModel(PretrainedModel):
         Args:
             input_ids: prompt, tokens (B, L) with L >= 1.
             max_new_tokens: largest number of tokens to generate; None for 20. The call ends earlier when every row has ended.
-            max_length: the same limit with the tokens of the prompt counted, L and more. Only one of the two can be given.
+            max_length: the same limit including the tokens of the prompt, at least L. Only one of the two can be given.
             min_new_tokens: number of tokens before which no row ends.
-            do_sample: sample the tokens; otherwise take the most probable ones.
+            do_sample: sample the tokens; otherwise choose the most probable ones.
             temperature, top_k, top_p, min_p: see `longscan.models.sample`. They need do_sample=True. In transformers, top_k is
                 50 unless it is given; here None means all tokens.
             repetition_penalty: divisor of positive logits, and factor of negative ones, of all tokens that have occurred in the

@@ -32,7 +32,7 @@ def backbone_of(model: SequenceModel | LanguageModel) -> SequenceModel:
 def with_head(
     model: SequenceModel | LanguageModel, d_output: int, *, pooling: Pooling = "mean", head: Head = "linear"
 ) -> SequenceModel:
-    """Return a `SequenceModel` with copies of the encoder, positions, blocks and last norm of `model`, and a new head.
+    """Return a `SequenceModel` with copies of the encoder, positions, blocks and final norm of `model`, and a new head.
 
     Args:
         model: the model to copy from. The vocabulary of a language model includes the rows of its padding.

@@ -17,7 +17,7 @@ class TokenTargets(NamedTuple):
 
     Attributes:
         inputs: tokens (B, L) that the model reads.
-        targets: tokens (B, L) that it is to predict.
+        targets: tokens (B, L) that it should predict.
         scored: (B, L) bool, the steps whose logits count in the loss.
         valid: (B, L) bool, False for padding; None if there is none.
         needs_causal: whether later inputs contain the targets, so that only causal models may be trained on the batch.
@@ -70,11 +70,11 @@ def masked_tokens(
         tokens: (B, L), from 0 to vocab_size - 1 where valid.
         mask_token: the token that replaces chosen tokens.
         vocab_size: number of tokens.
-        special: tokens that are never chosen, and that are random tokens only with random_special. The mask token is always one.
+        special: tokens that are never chosen, and never used as random tokens without random_special. The mask token is special.
         valid: (B, L) bool, False for padding, which is never chosen.
         share: probability that a token is chosen.
         split: probabilities that a chosen token is replaced by the mask token, and by a random token.
-        random_special: take random tokens from the whole vocabulary, as the thesis's code does.
+        random_special: sample random tokens from the whole vocabulary, as the thesis's code does.
         generator: random number generator on the CPU.
 
     Raises ValueError naming an argument that does not fit.

@@ -31,7 +31,7 @@ class Positions(Marked):
         n_blocks: number of blocks.
         length: number of rows of a table, the largest number of steps of a sequence; None for sinusoids, which need none.
 
-    Raises ValueError if `length` does not fit to the kind.
+    Raises ValueError if `length` is missing for tables or given for sinusoids.
     """
 
     def __init__(self, kind: PositionKind, d_model: int, n_blocks: int, length: int | None) -> None:

@@ -24,7 +24,7 @@ NO_DOWNLOAD = (
 
 
 def _plain_number(value: object) -> Any:
-    """Return a NumPy number as Python's, which JSON has. Raises TypeError for anything else."""
+    """Return a NumPy scalar as a Python number, which JSON can represent. Raises TypeError for anything else."""
     if isinstance(value, numpy.generic):
         return value.item()
     raise TypeError(f"the arguments of a model must be values of JSON, got {type(value).__name__}")
@@ -41,7 +41,7 @@ def write_model(folder: Path, config: dict[str, Any], tensors: dict[str, Tensor]
     values = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     text = json.dumps(config, indent=2, default=_plain_number) + "\n"
     config = json.loads(text)
-    # One entry: safetensors writes several in any order, and the same model must give the same bytes.
+    # A single entry, because safetensors writes several in arbitrary order, and the same model must give the same bytes.
     metadata = {HEADER: json.dumps({"config": config, "crc32": tensor_checksum(values)})}
     partial_config, partial_weights = (folder / f".{name}.{os.getpid()}" for name in (CONFIG, WEIGHTS))
     try:

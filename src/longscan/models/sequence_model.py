@@ -65,8 +65,8 @@ class SequenceModel(PretrainedModel):
         positions: absolute positions that are added to the input of the first block ("sinusoidal", "learned") or of every block
             ("blocks", "tied"), see `longscan.models.positions`.
         max_length: the largest number of steps for learned positions; otherwise None.
-        padding: "masked": invalid steps are ignored; "read": they are read and pooled like valid ones, as in codes that pass no
-            lengths, so that the output depends on how far a row is padded. Only with pooling.
+        padding: "masked": invalid steps are ignored; "read": they are read and pooled like valid ones, as in implementations that
+            do not pass lengths, so that the output depends on the amount of padding. "read" requires pooling.
         norm: of the residual branches, see `longscan.blocks.Residual`. The norm before the head is of the same kind; there is
             none with "batch" and "post".
         backend: backend of every op, "auto" to choose for each call.
@@ -215,7 +215,7 @@ class SequenceModel(PretrainedModel):
             inputs: tokens (B,), or vectors (B, d_input).
             state: state before the step, from `initial_state` or an earlier call.
             elapsed: (B,), time since the previous step; None for 1.
-            active: (B,) bool, False for rows without a step, whose state stays as it is; None if all rows have one.
+            active: (B,) bool, False for rows without a step, whose state does not change; None if all rows have one.
 
         Returns (y, state): y is (B, d_output), the output for all steps so far, or that of this step without pooling. Raises
         ValueError if a block needs later steps.
@@ -292,7 +292,7 @@ class SequenceModel(PretrainedModel):
     def _check_rows(self, state: ModelState, batch: int) -> None:
         """Raise ValueError unless a state has `batch` rows; not checked in compiled or transformed calls.
 
-        One tensor is compared, as `check_state` for each block takes 3 % of the time of a step of Mamba on a CPU.
+        Only one tensor is checked, because `check_state` for each block would take 3 % of the time of a step of Mamba on a CPU.
         """
         if not is_compiled_or_transformed() and (rows := state_rows(state)) not in (None, batch):
             raise ValueError(f"`state` must have {batch} rows, as many as the inputs, got {rows}")

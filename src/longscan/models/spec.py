@@ -64,17 +64,17 @@ def _parse_text(spec: str) -> list[tuple[str | None, str | None]]:
         try:
             found.append(find_block(name))
         except KeyError as error:
-            reason = _name_letters(spec, name, error.args[0])
+            reason = _explain_unknown_name(spec, name, error.args[0])
             raise ValueError(f"`spec` must be valid at position {position}, got {spec[:60]!r}: {reason}") from None
     if not found:
         raise ValueError("`spec` must have at least one block, such as 'mamba', got none")
     return found
 
 
-def _name_letters(spec: str, name: str, reason: str) -> str:
-    """Return why a name in a spec does not exist, with what to write if the spec is in the letters of version 1.
+def _explain_unknown_name(spec: str, name: str, reason: str) -> str:
+    """Return an error message for an unknown name in a spec, with a translation if the spec is in the letters of version 1.
 
-    A name that is nearly one of those that exist is a typing error.
+    A name that is similar to an existing one is treated as a typing error, not as letters.
     """
     if get_close_matches(name.lower(), {*STANDARD_BLOCKS, *LAYERS, *BLOCKS}, 1, MISTYPED):
         return reason

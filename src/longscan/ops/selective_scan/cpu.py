@@ -12,7 +12,7 @@ from longscan.ops._cpu import addresses, empty, empty_like, threads_for
 def chunk_states_shape(batch: int, length: int, channels: int, states: int, *pair: int) -> tuple[int, ...]:
     """Return the shape (B, chunks * N * [2 *] D) of the states that `forward` saves for `backward`: one before each chunk."""
     chunks = (length + _native.SELECTIVE_SCAN_CHUNK - 1) // _native.SELECTIVE_SCAN_CHUNK
-    return batch, chunks * states * math.prod(pair) * channels  # a separate axis of chunks would fix a symbolic length to one chunk
+    return batch, chunks * states * math.prod(pair) * channels  # no axis of chunks: it would fix a symbolic length
 
 
 def forward(
