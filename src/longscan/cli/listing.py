@@ -114,12 +114,12 @@ def show(
     from longscan.tasks import TASKS
     from longscan.tasks.pictures import draw_examples
     from longscan.training.parsing import parse_settings, read_yaml
-    from longscan.training.run import SETTINGS, holds_run
+    from longscan.training.run import SETTINGS, is_run_folder
 
     options = own_data.given_options(
         label=label, target=target, horizon=horizon, known=known, id=id, time=time, channels=channels, group=group
     )
-    is_run = task is not None and task not in TASKS and holds_run(Path(task))
+    is_run = task is not None and task not in TASKS and is_run_folder(Path(task))
     if task is not None and task not in TASKS and not is_run and own_data.is_path(task):
         parsed = own_data.own_settings(task, options, label_kind, settings)
         own_data.print_summary(parsed)

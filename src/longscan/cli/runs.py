@@ -239,15 +239,15 @@ def report(
 ) -> int:
     """Write the report of a run or a sweep, or a page of all results next to the published figures."""
     from longscan.report import fill_markdown, results_report, run_report, sweep_report
-    from longscan.training.run import holds_run
+    from longscan.training.run import is_run_folder
 
     path = Path(folder)
     with errors_as_lines():
-        if holds_run(path) or (path / "sweep.json").is_file():
+        if is_run_folder(path) or (path / "sweep.json").is_file():
             for option, value in (("--out", out), ("--markdown", markdown)):
                 if value is not None:
                     raise SettingError(f"`{option}` must be left out, as a run's report lies in its folder, got {value!r}")
-            page = run_report(path) if holds_run(path) else sweep_report(path)
+            page = run_report(path) if is_run_folder(path) else sweep_report(path)
         else:
             _check_results(path)
             if markdown is not None:

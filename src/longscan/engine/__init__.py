@@ -1,8 +1,8 @@
-"""The training loop of the package: gradient steps over batches, with callbacks for everything else. Needs torch alone.
+"""The training loop of the package: gradient steps over batches, with callbacks for everything else. It needs only torch.
 
 engine.py defines `Engine`, which makes the gradient steps, callbacks.py the callbacks that any training can use, and
 graphed_step.py the replay of steps as CUDA graphs. The command line (`longscan.training`), the estimators, the fitted baselines
-of tasks and the benchmarks train by this package.
+of tasks and the benchmarks train with it.
 """
 
 from longscan.engine.callbacks import EarlyStopping as EarlyStopping

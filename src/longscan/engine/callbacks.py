@@ -51,10 +51,10 @@ class TimeLimit(Callback):
 
     Args:
         seconds: the time.
-        reserve: seconds of it to keep for what follows the last step.
+        reserve: the part of it, in seconds, that is left for what follows the last step.
 
     Attributes:
-        fraction: the part of the time, without the reserve, that had passed after the last step, 0 to 1.
+        fraction: the fraction of the time, without the reserve, that had passed after the last step, 0 to 1.
     """
 
     def __init__(self, seconds: float, reserve: float = 0.0) -> None:
@@ -99,11 +99,11 @@ class Patience:
 
 
 class EarlyStopping(Callback):
-    """Evaluates a model every `every` steps and after the last one, restores its best weights at the end, and stops after
-    `patience` evaluations without a smaller error.
+    """Stops training when the error of a model no longer decreases, and restores the best weights at the end.
 
-    evaluate: returns the error, a number or a tuple of numbers, smaller is better. If it is never a number, the first weights are
-    restored. With `patience` 0 training is not stopped.
+    The model is evaluated every `every` steps and after the last one. Training stops after `patience` evaluations without a
+    smaller error; with `patience` 0 it is not stopped. evaluate: function that returns the error, a number or a tuple of numbers;
+    smaller is better. If all errors are NaN, the first weights are restored.
     """
 
     def __init__(self, model: nn.Module, evaluate: Callable[[], Any], *, every: int, patience: int) -> None:
@@ -165,7 +165,7 @@ class WeightAverage(Callback):
         self._averaged.update_parameters(self._source)
 
     def _add(self, averages: Any, parameters: Any, _: Tensor | int) -> None:
-        # The count of AveragedModel comes as a tensor on the device, and reading it would wait for the device.
+        # AveragedModel passes its count as a tensor on the device; reading it would wait for the device.
         torch._foreach_lerp_(averages, parameters, max(1 - self._decay, 1 / self.count))
 
     def restore(self, weights: dict[str, Tensor], count: int) -> None:

@@ -1,4 +1,4 @@
-"""The training loop `Engine` makes gradient steps over batches; everything else in a training is a `Callback`."""
+"""The training loop: `Engine` makes gradient steps over batches; everything else in a training is a `Callback`."""
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
@@ -12,7 +12,7 @@ from longscan.engine.graphed_step import GraphedStep, make_capturable
 
 
 class NonFiniteLossError(FloatingPointError):
-    """A loss, or the norm of its gradient, was infinite or not a number."""
+    """A loss, or the norm of its gradient, was infinite or NaN."""
 
 
 class StepResult(NamedTuple):
@@ -52,13 +52,14 @@ class Engine:
     """Minimise a loss by gradient steps, one for each batch.
 
     Args:
-        optimizer: of the parameters to train. A group may have an entry "scale", the factor on its learning rate (default 1).
+        optimizer: the optimiser of the parameters to train. A group may have an entry "scale", a factor on its learning rate
+            (default 1).
         compute_loss: maps a batch to (loss, outputs): a scalar to differentiate, and anything that callbacks need, detached.
         learning_rate: maps the number of steps made so far and the scale of a group to the group's learning rate in the next
             step, so that resuming a training needs only the number.
         clip_gradients: clips the gradients in place and returns their norm before that, a scalar or one for each of several
-            models trained together. None: gradients stay as they are.
-        backward: differentiates the loss; accelerate's for several processes.
+            models trained together. None for no clipping.
+        backward: function that differentiates the loss, such as `Accelerator.backward` for several processes.
         callbacks: called after each step and at the end, in this order.
         sum_over_processes: sums a tensor over the processes that train together; None for one process.
     """
@@ -146,7 +147,7 @@ class Engine:
         self._gradient_step = GraphedStep(self.gradient_step, device)
 
     def seconds_per_replay(self) -> float | None:
-        """Return the time of a captured step on the device, as `GraphedStep.seconds_per_replay` has it; None without one."""
+        """Return the time of a captured step on the device, see `GraphedStep.seconds_per_replay`; None without one."""
         return self._gradient_step.seconds_per_replay() if isinstance(self._gradient_step, GraphedStep) else None
 
     def release_graphs(self) -> None:

@@ -10,13 +10,13 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-WARMUP_CALLS = 3  # before a capture: kernels compile, and the optimiser creates its state
+WARMUP_CALLS = 3  # calls before a capture, in which kernels are compiled and the optimiser creates its state
 MAX_GRAPHS = 4
 TIMED_EVERY = 50  # replays between two that are timed
 
 
 class Capture(NamedTuple):
-    """A graph, the static batch that it reads and the static tensors that it writes."""
+    """A CUDA graph, the static batch that it reads and the static tensors that it writes."""
 
     graph: torch.cuda.CUDAGraph
     batch: Any
@@ -24,13 +24,14 @@ class Capture(NamedTuple):
 
 
 class GraphedStep:
-    """`step(batch)`, captured as a CUDA graph at the fourth batch of a shape and replayed for each further one of that shape.
+    """Calls `step(batch)`, which is captured as a CUDA graph at the fourth batch of a shape and replayed for later ones.
 
-    Settings of torch by which it chooses kernels, such as `torch.use_deterministic_algorithms`, count as a part of the shape.
+    A graph is replayed only if the settings by which torch chooses kernels, such as `torch.use_deterministic_algorithms`, are
+    those of its capture.
 
-    A batch is a NamedTuple of tensors or None. The step must not read values back to the host, and must read whatever changes
-    between calls (learning rates) from tensors. After four graphs, batches of other shapes run without one. Each call overwrites
-    the tensors that the call before returned. The graphs share the memory of the largest one.
+    A batch is a NamedTuple of tensors or None. The step must not read values back to the host, and must read everything that
+    changes between calls (learning rates) from tensors. After four graphs, batches of other shapes run without a graph. Each call
+    overwrites the tensors that the last call returned. The graphs share the memory of the largest one.
     """
 
     def __init__(self, step: Callable[[Any], Any], device: torch.device) -> None:
@@ -38,7 +39,7 @@ class GraphedStep:
         self._stream: torch.cuda.Stream | None = None
         self._n_calls: Counter[Any] = Counter()
         self._captures: dict[Any, Capture] = {}
-        self._pool: Any = None  # of the memory of all graphs: a replay needs nothing of it that another one has written
+        self._pool: Any = None  # memory pool of all graphs, which can share it because no replay reads results of another one
         self._n_replays = 0
         self._timed = deque[tuple[torch.cuda.Event, torch.cuda.Event]](maxlen=100)
 
@@ -63,7 +64,7 @@ class GraphedStep:
         return outputs
 
     def _replay_timed(self, graph: torch.cuda.CUDAGraph) -> None:
-        """Replay a graph between two events. Nothing waits for them here."""
+        """Replay a graph between two events, without waiting for them."""
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
         start.record()
         graph.replay()
@@ -73,8 +74,8 @@ class GraphedStep:
     def seconds_per_replay(self) -> float | None:
         """Return the median time of the latest timed replays on the device, None without one. Waits for the device.
 
-        Batches are neither made nor copied in this time, so that no training of these steps is faster. Other processes on the
-        device count.
+        The time does not include making and copying batches, so it is a lower bound of the time of a training step. It includes
+        delays by other processes on the device.
         """
         if not self._timed:
             return None
@@ -82,7 +83,7 @@ class GraphedStep:
         return median(start.elapsed_time(end) for start, end in self._timed) / 1000
 
     def release(self) -> None:
-        """Free all graphs. A process group of NCCL whose exchanges they contain cannot be destroyed before: it waits for them."""
+        """Free all graphs. A process group of NCCL waits for graphs with its exchanges, and cannot be destroyed before."""
         for capture in self._captures.values():
             capture.graph.reset()
         self._captures.clear()
@@ -105,9 +106,9 @@ class GraphedStep:
     def _capture(self, batch: Any) -> Capture:
         """Capture the step as a CUDA graph on a static copy of `batch`. The step is not executed.
 
-        The stream is that of the calls before: reference cycles (those of `torch.utils.checkpoint`) can keep an autograd graph
-        alive, and with it the nodes that accumulate gradients, which wait for the stream that they were made on. Waiting for
-        any other stream would make the capture invalid.
+        The stream is that of the earlier calls. Reference cycles, such as those of `torch.utils.checkpoint`, can keep an autograd
+        graph alive, and with it the nodes that accumulate gradients. These wait for the stream on which they were created, and
+        waiting for another stream would make the capture invalid.
         """
         static = batch._make(None if tensor is None else tensor.clone() for tensor in self._on_device(batch))
         gc.collect()  # frees such graphs, and their memory, before the graph gets its own

@@ -25,7 +25,7 @@ from longscan._files import write_text, write_user_file
 from longscan.datasets.archives import unpack_members
 from longscan.reproduce.rows import TRIES
 from longscan.training.checkpoint import find_checkpoint
-from longscan.training.run import SETTINGS, Run, build_model, holds_run
+from longscan.training.run import SETTINGS, Run, build_model, is_run_folder
 from longscan.training.settings import Settings
 
 MANIFEST = "reproduce.json"
@@ -183,7 +183,7 @@ def _unpack(content: bytes, source: Path, out: Path, new: Path) -> None:
 
 def _updates(folder: Path) -> float:
     """Return the updates of the run in a folder: -1 without a run, infinity if it is over."""
-    if not holds_run(folder):
+    if not is_run_folder(folder):
         return -1.0
     run = Run(folder)
     return run.steps_made() if run.result is None else inf

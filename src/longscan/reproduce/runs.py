@@ -35,7 +35,7 @@ from longscan.training.logs import read_rows
 from longscan.training.parsing import parse_settings
 from longscan.training.processes import GRACE, Ended, Job, run_jobs, visible_gpus
 from longscan.training.records import result_row
-from longscan.training.run import Run, check_out, holds_run
+from longscan.training.run import Run, check_out, is_run_folder
 from longscan.training.settings import Settings
 from longscan.training.trainer import MAY_CHANGE, changed_settings
 
@@ -103,7 +103,7 @@ class Process(NamedTuple):
         if len(self.runs) > 1:
             return stack_command([(one.argv, one.folder) for one in self.runs])
         (one,) = self.runs
-        resume = ["--resume"] if holds_run(one.folder) else []
+        resume = ["--resume"] if is_run_folder(one.folder) else []
         return [sys.executable, "-c", _TRAIN, "train", *one.argv, "--out", str(one.folder), *resume]
 
 
@@ -139,7 +139,7 @@ def row_settings(row: PublishedRow, seed: int = 0) -> Settings:
 
 def progress_of(folder: Path) -> Progress:
     """Return the state of the run in a folder, which need not exist."""
-    if not holds_run(folder):
+    if not is_run_folder(folder):
         return Progress(0, False)
     run = Run(folder)
     return Progress(run.steps_made(), run.result is not None)
@@ -166,7 +166,7 @@ def check_manifest(out: Path) -> None:
 
 def check_run(planned: Planned, settings: Settings) -> None:
     """Raise SettingError if a run's folder holds a run of other settings than the row's, as after a change of its recipe."""
-    if not holds_run(planned.folder):
+    if not is_run_folder(planned.folder):
         return
     may_change = MAY_CHANGE - {"training.steps"}
     for name, stored, given in changed_settings(Run(planned.folder).settings, settings, may_change):

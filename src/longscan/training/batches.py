@@ -1,6 +1,6 @@
 """The training batches of a run: the lengths of each step, prefetching, and the rows that each of several processes trains on.
 
-A batch is a pure function of its task and number, so prefetching does not change results, and resuming needs only the step.
+A batch is a pure function of its task and index, so prefetching does not change results, and resuming needs only the step.
 """
 
 from collections import deque
@@ -17,7 +17,7 @@ from longscan.tasks.classification import IGNORE_INDEX
 from longscan.training.evaluate import scored_answers
 from longscan.training.settings import Settings
 
-# What padding holds, by the parts of a batch. Masks exclude padded steps from the loss.
+# Field of a batch -> its value at padding. Masks exclude padded steps from the loss.
 _FILL = {"inputs": 0, "targets": IGNORE_INDEX, "valid": 0, "loss_mask": 0, "elapsed": 1, "seq_idx": 0}
 
 
@@ -25,7 +25,7 @@ class LengthSchedule:
     """The training lengths over the steps: the length curriculum, and another range of lengths late in training.
 
     Attributes:
-        max_length: the curriculum's longest length so far, 0 without a curriculum. Training changes nothing else of a schedule.
+        max_length: the curriculum's longest length so far, 0 without a curriculum. It is the only state that changes in training.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -36,7 +36,7 @@ class LengthSchedule:
         self.max_length = settings.training.curriculum.start
 
     def task(self, step: int) -> Task:
-        """Return the task that generates the batch of step number `step`. Steps with late lengths are spread evenly."""
+        """Return the task that generates the batch of step `step`, counted from 0. Steps with late lengths are spread evenly."""
         if self._late_task is not None and step >= self._late_start:
             share, since = self._settings.late_lengths.share, step - self._late_start
             if int((since + 1) * share) > int(since * share):
@@ -46,7 +46,7 @@ class LengthSchedule:
         return self._tasks[self.max_length]
 
     def needs_score(self, steps_made: int) -> bool:
-        """Return whether the curriculum is to be updated with the training score after this number of steps."""
+        """Return whether the curriculum must be updated with the training score after this number of steps."""
         curriculum = self._settings.curriculum
         return bool(curriculum.start) and self.max_length < curriculum.end and steps_made % curriculum.every == 0
 
@@ -70,14 +70,14 @@ def prefetch_batches(
     """Yield the training batch of each step; a thread makes those of the next `depth` steps in advance.
 
     Args:
-        task_of: returns the task of a step. It is called again when a batch is due; a batch that was made in advance for a task
-            that the step no longer has is discarded.
+        task_of: function that returns the task of a step. It is called again when the batch is needed; a batch that was made in
+            advance is discarded if the step now has another task.
         steps: consecutive numbers of steps.
         batch_size: examples in a batch.
         seed: of the data.
         depth: number of batches made in advance; 0 starts no thread.
         pin: put the tensors into page-locked memory, for copies to a CUDA device.
-        repeats: steps in a row that get the same batch, whose number is the step divided by `repeats`.
+        repeats: number of consecutive steps that get the same batch, whose index is the step divided by `repeats`.
 
     Raises whatever the task raises when it makes a batch.
     """
@@ -107,7 +107,7 @@ def prefetch_batches(
 
 
 class RowNumbers(NamedTuple):
-    """The numbers (B,) of the examples in a batch, for updates that take them from the training set on the device."""
+    """The indices (B,) of the examples in a batch, for updates that read these examples from a training set on the device."""
 
     numbers: Tensor
 
@@ -126,7 +126,7 @@ def pad_batch(batch: Batch, width: int) -> Batch:
 
 
 def widen_batches(batches: Iterable[Batch]) -> Generator[Batch, None, None]:
-    """Yield batches of sequences that end at different steps padded to the widest so far, so that few shapes occur."""
+    """Yield batches padded to the longest so far, so that few shapes occur. Batches of equally long sequences are not padded."""
     width = 0
     for batch in batches:
         if batch.valid is None or batch.valid.ndim > 2:  # of equal lengths, or pairs of sequences
@@ -137,7 +137,7 @@ def widen_batches(batches: Iterable[Batch]) -> Generator[Batch, None, None]:
 
 
 class SharedBatch(NamedTuple):
-    """The rows of a `Share` and its numbers as scalar tensors, from which a captured step can read them.
+    """A `Share` as a tuple of tensors, with weight and factor as scalar tensors, which a captured step can read.
 
     The first entries are those of a `Batch`.
     """
@@ -167,7 +167,7 @@ class Share(NamedTuple):
     Attributes:
         rows: the rows of the batch.
         weight: the number of scored answers in them, the weight of the process's mean loss and score in those of the whole batch.
-        factor: by which the process multiplies its loss.
+        factor: the factor by which the process multiplies its loss.
     """
 
     rows: Batch
@@ -180,10 +180,10 @@ class Share(NamedTuple):
 
 
 def share_of(batch: Batch, task: Task, reduction: Reduction, process: int, processes: int) -> Share:
-    """Return every n-th row of a batch, from row number `process` on, so that any number of processes sees the same data.
+    """Return every n-th row of a batch from row `process` on, for n processes, so that the data do not depend on their number.
 
     A process whose rows have no scored answer, as with fewer rows than processes, gets all rows with factor 0: the mean over no
-    answers is not a number, and all processes must take part in the exchange of gradients.
+    answers is NaN, and all processes must take part in the exchange of gradients.
     """
     if processes == 1:
         return Share(batch, 1.0, 1.0)

@@ -1,8 +1,8 @@
 """Checkpoints that remain usable when the process is killed at any moment: safetensors for tensors, JSON for the rest, no pickle.
 
 A checkpoint is a folder: model.safetensors and config.json (which `SequenceModel.from_pretrained` reads), optimizer.safetensors,
-average.safetensors if there is an average, and state.json, which holds the CRC-32 of the other files and of itself. It is written
-under another name, flushed to the disk, and renamed; between two renames the checkpoint before has the name NAME.previous.
+average.safetensors if there is an average, and state.json, which contains the CRC-32 of the other files and of itself. It is
+written under a temporary name, flushed to the disk, and renamed; until then the earlier checkpoint is renamed to NAME.previous.
 """
 
 import base64
@@ -52,13 +52,13 @@ def _checksum(state: dict[str, Any]) -> int:
 
 
 def find_checkpoint(target: Path) -> Path | None:
-    """Return `target`, or the checkpoint before it if a kill came between the two renames, or None if there is neither."""
+    """Return `target`, or the earlier checkpoint if the process was killed between the two renames; None if there is neither."""
     previous = target.with_name(target.name + ".previous")
     return next((folder for folder in (target, previous) if (folder / STATE).exists()), None)
 
 
 def read_checkpoint(folder: Path) -> dict[str, Any]:
-    """Return state.json of a checkpoint. Raises SettingError naming the first file that is not as it was written."""
+    """Return the content of state.json of a checkpoint. Raises SettingError naming the first file that is missing or damaged."""
     try:
         state: dict[str, Any] = json.loads((folder / STATE).read_text(encoding="utf-8"))
         checksum = state.pop("checksum", None)
@@ -77,7 +77,7 @@ def read_checkpoint(folder: Path) -> dict[str, Any]:
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
-    """Return the tensors of a safetensors file by name. Raises SettingError if it is none."""
+    """Return the tensors of a safetensors file by name. Raises SettingError if the file is damaged or of another format."""
     try:
         return load_file(path)
     except (OSError, SafetensorError) as error:
@@ -89,16 +89,17 @@ def write_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
     save_tensors({name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}, path)
 
 
-def whole_tensors(tensors: Mapping[str, Tensor], *, keep: bool) -> dict[str, Tensor]:
-    """Gather tensors that FSDP2 has split over the processes, one at a time; return them on the CPU, or nothing without `keep`.
+def gather_tensors(tensors: Mapping[str, Tensor], *, return_tensors: bool) -> dict[str, Tensor]:
+    """Gather tensors that FSDP2 has split over the processes, one at a time, and return them on the CPU.
 
-    All processes must call this together. Whole tensors are returned as they are.
+    All processes must call this together. Those with `return_tensors` False only take part and return no tensors. Tensors that
+    are not split are copied to the CPU.
     """
     whole = {}
     for name, tensor in tensors.items():
-        # Not isinstance(tensor, DTensor): importing DTensor takes two seconds, which only runs that are split should wait.
+        # Not isinstance(tensor, DTensor): importing DTensor takes two seconds, which only split runs should need.
         gathered = tensor.full_tensor().cpu() if hasattr(tensor, "full_tensor") else tensor
-        if keep:
+        if return_tensors:
             whole[name] = gathered
     return whole
 
@@ -143,7 +144,7 @@ def generator_states() -> dict[str, Any]:
 
 
 def restore_generators(states: dict[str, Any]) -> None:
-    """Set torch's random generators to saved states. States of devices that do not exist here are left out."""
+    """Set torch's random generators to saved states. States of devices that this machine does not have are ignored."""
     texts = (states["cpu"], *states.get("cuda", [])[: torch.cuda.device_count()])
     cpu, *cuda = (torch.frombuffer(bytearray(base64.b64decode(text)), dtype=torch.uint8) for text in texts)
     torch.set_rng_state(cpu)

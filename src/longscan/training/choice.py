@@ -6,7 +6,7 @@ from typing import Any
 from longscan.tasks import Task
 
 WIDTH, BLOCKS = 64, 2
-STEPS_READ = 12_000_000  # sequence steps that training reads: some minutes on two CPU cores
+STEPS_READ = 12_000_000  # largest number of sequence steps that training reads: a few minutes on two CPU cores
 FEWEST_UPDATES, MOST_UPDATES = 300, 3_000
 EPOCHS = 100  # passes over the training examples, within these limits
 LENGTHS_OF_BATCH = 16_384  # largest number of sequence steps in a batch
@@ -16,9 +16,10 @@ def choose_settings(task: Task, steps: int | None = None) -> dict[str, Any]:
     """Return {"model": ..., "training": ...}: settings for a task with finite splits by the number and length of its examples.
 
     Batches have an eighth of the training split, 8 to 32 examples, and at most `LENGTHS_OF_BATCH` steps. The number of updates
-    is `steps`; without it that of `EPOCHS` passes, within `FEWEST_UPDATES` and `MOST_UPDATES`, and less where `STEPS_READ` steps
-    would be exceeded. Weights are those of the smallest validation loss, of up to ten validations; three without a smaller one
-    end the training. The learning rate is smaller for forecasts, whose examples overlap.
+    is `steps`. If this is None, it is that of `EPOCHS` passes, clipped to `FEWEST_UPDATES` and `MOST_UPDATES`, and smaller if
+    more than `STEPS_READ` sequence steps would be read. There are up to ten validations; the weights with the smallest validation
+    loss are selected, and three validations without a smaller loss end the training. The learning rate is smaller for forecasts,
+    whose examples overlap.
     """
     size, length = task.size("train"), task.length
     assert size is not None

@@ -16,14 +16,14 @@ from longscan.models import SequenceModel
 from longscan.tasks import Batch
 from longscan.training.evaluate import predict
 
-TIMEOUT = timedelta(minutes=1)  # after which the processes of a group stop if one of them takes part in no exchange
+TIMEOUT = timedelta(minutes=1)  # time after which the processes of a group stop if one of them does not join an exchange
 
 
 def build_group(processes: int, context: int) -> ProcessGroup:
     """Return this process's group of `context` processes that share each sequence. All processes must call it.
 
-    Its exchanges raise an error after TIMEOUT if another process of the group takes part in none; with NCCL the process ends.
-    NCCL does not watch exchanges inside captured steps. There, too, `watch_processes` notices processes that have ended.
+    An exchange raises an error if another process of the group does not join it within TIMEOUT; with NCCL the process ends. NCCL
+    does not check exchanges inside captured steps; `watch_processes` detects ended processes there, too.
     """
     ranks = torch.arange(processes).view(-1, context).tolist()
     group: ProcessGroup = distributed.new_subgroups_by_enumeration(ranks, timeout=TIMEOUT)[0]  # type: ignore[no-untyped-call]
@@ -33,7 +33,8 @@ def build_group(processes: int, context: int) -> ProcessGroup:
 def average_gradients(parameters: Iterable[nn.Parameter], group: ProcessGroup) -> None:
     """Replace the gradients by their means over the processes of a group, by one exchange for each dtype, after a backward pass.
 
-    For steps that are captured as CUDA graphs: a step with `DistributedDataParallel` can be captured only after eleven others.
+    Used by steps that are captured as CUDA graphs: with `DistributedDataParallel` a step could be captured only after eleven
+    other steps.
     """
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
     for dtype in dict.fromkeys(grad.dtype for grad in gradients):
@@ -73,11 +74,11 @@ def pad_steps(batch: Batch, multiple: int) -> Batch:
 
 
 class PiecePredictor:
-    """A function like `longscan.training.evaluate.predict` that runs a model on this process's piece of each sequence of a batch.
+    """A callable like `longscan.training.evaluate.predict` that runs a model on this process's piece of each sequence of a batch.
 
-    All processes of the group must have the same batch. They return the same outputs, those of whole sequences, so that
-    any loss and any metric of a task can be computed from them: outputs of single steps are gathered. The mean of the gradients
-    over the processes is then that of one process.
+    All processes of the group must have the same batch. They return the same outputs, those for whole sequences, so that any loss
+    and any metric of a task can be computed from them: outputs of single steps are gathered. The mean of the gradients over the
+    processes is then the gradient of one process with the whole sequences.
 
     Args:
         group: the processes that share each sequence.
@@ -88,7 +89,7 @@ class PiecePredictor:
         self.group, self.has_steps, self.padding = group, model.pooling == "none", model.padding
 
     def __call__(self, model: nn.Module, batch: Batch) -> Tensor:
-        """Return the model's output on a batch. Raises SettingError if the model reads padding, and a batch needs more of it."""
+        """Return the model's output on a batch. Raises SettingError if the batch must be padded and the model reads padding."""
         size, length = distributed.get_world_size(self.group), batch.inputs.shape[1]
         if length % size and self.padding == "read":
             needed = f"a divisor of the length of each batch ({length}) with model.padding=read"

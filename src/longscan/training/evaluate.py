@@ -14,17 +14,17 @@ from longscan.layers import AUSSM
 from longscan.tasks import Batch, Task
 from longscan.tasks.base import Split
 
-MIN_ERRORS = 20  # examples, from whose errors quantiles are found
-# Outputs of a batch up to this size are scored on the CPU. Scoring reads a dozen values, and on a GPU each read waits for the
-# work of other processes on that GPU; a copy of the outputs waits only once.
-MAX_MOVED = 2**22  # elements
+MIN_ERRORS = 20  # smallest number of examples from whose errors quantiles are computed
+# Largest number of elements of the outputs of a batch that are scored on the CPU. Scoring reads a dozen values, and on a GPU each
+# read waits for the work of other processes on that GPU; a copy of the outputs waits only once.
+MAX_MOVED = 2**22
 
 
 class Scores(NamedTuple):
     """Loss and metrics of a model on a split.
 
-    loss: mean over the scored answers. values: the scalar metrics by name, the task's main one first, None for one without scored
-    answers (such as an empty length bucket). tables: the other metrics as nested lists ("confusion").
+    loss: mean over the scored answers. values: the scalar metrics by name, the task's main metric first; None for a metric
+    without scored answers (such as an empty length bucket). tables: the other metrics as nested lists ("confusion").
     """
 
     loss: float
@@ -33,7 +33,7 @@ class Scores(NamedTuple):
 
 
 def scored_answers(batch: Batch, task: Task) -> Tensor:
-    """Return the number of answers that the mean loss of a batch is over, up to a constant factor, as a scalar."""
+    """Return the number of answers in the mean loss of a batch, up to a constant factor, as a scalar."""
     if batch.loss_mask is not None:
         return batch.loss_mask.sum()
     if task.per_step and batch.valid is not None:
@@ -43,8 +43,8 @@ def scored_answers(batch: Batch, task: Task) -> Tensor:
 
 
 def predict(model: nn.Module, batch: Batch) -> Tensor:
-    """Return the model's output on a batch, with its elapsed times, mask and packing; for pairs of a `SiameseModel`."""
-    if batch.inputs.ndim == 3 + batch.inputs.is_floating_point():  # pairs, of tasks with `is_pair`
+    """Return the model's output on a batch with its elapsed times, mask and packing. For pairs the model is a `SiameseModel`."""
+    if batch.inputs.ndim == 3 + batch.inputs.is_floating_point():  # pairs of sequences, of tasks with `is_pair`
         parts: dict[str, Tensor] = {}
         for name, part in (("valid", batch.valid), ("elapsed", batch.elapsed)):
             if part is not None:
@@ -105,9 +105,9 @@ def evaluate(
 ) -> Scores:
     """Return loss and metrics over a split, or over `max_batches` of its batches.
 
-    The batches of a finite split are evenly spaced, because the examples are often sorted by class, so that the first batches may
-    have a single class. Those of an endless split are the first ones. The model is in evaluation mode meanwhile, and in its
-    former mode afterwards. `predict` returns the outputs of the model on a batch. Raises ValueError for an endless split without
+    Of a finite split, evenly spaced batches are scored, because examples are often sorted by class and the first batches may have
+    a single class. Of an endless split, the first batches are scored. The model is in evaluation mode meanwhile, and returns to
+    its former mode. `predict` returns the outputs of the model on a batch. Raises ValueError for an endless split without
     `max_batches`.
     """
     device = next(model.parameters()).device
@@ -129,7 +129,7 @@ def evaluate(
 
 
 def evaluated_steps(task: Task, split: Split, batch_size: int, max_batches: int) -> Sequence[int]:
-    """Return the numbers of the batches that `evaluate` scores. Raises ValueError for an endless split without `max_batches`."""
+    """Return the indices of the batches that `evaluate` scores. Raises ValueError for an endless split without `max_batches`."""
     batches = task.num_batches(split, batch_size)
     if batches is None and not max_batches:
         raise ValueError(f"`max_batches` must be a number of batches, as split {split!r} of {task.name} is endless, got 0")
@@ -139,13 +139,13 @@ def evaluated_steps(task: Task, split: Split, batch_size: int, max_batches: int)
 
 
 class Scorer:
-    """The loss and the metrics of a split, from the outputs of a model on one batch after the other."""
+    """Accumulates the loss and the metrics of a split from the outputs of a model on one batch after another."""
 
     def __init__(self, task: Task, split: Split) -> None:
         self._task, self._metrics = task, task.metrics(split)
         for metric in self._metrics.values():
-            metric.distributed_available_fn = is_not_distributed
-        self._device: torch.device | None = None  # where the first output is scored, and all others
+            metric.distributed_available_fn = distributed_available
+        self._device: torch.device | None = None  # where outputs are scored, chosen by the first one
         self._total, self._count = 0.0, 0.0
 
     def add(self, output: Tensor, batch: Batch, on_device: Batch) -> None:
@@ -158,7 +158,7 @@ class Scorer:
         else:
             output = _copy_scored_steps(output, batch)
         answers = float(scored_answers(batch, self._task))
-        if not answers:  # its mean loss is not a number
+        if not answers:  # its mean loss is NaN
             return
         self._total += float(self._task.loss(output, batch)) * answers
         self._count += answers
@@ -187,16 +187,17 @@ def _copy_scored_steps(output: Tensor, batch: Batch) -> Tensor:
     return copied
 
 
-def is_not_distributed() -> bool:
-    """Return False: the metrics of a process are those of its own outputs, and must not exchange anything.
+def distributed_available() -> bool:
+    """Return False, so that the metrics of a process are those of its own outputs and torchmetrics exchanges no states.
 
-    torchmetrics reads `sync_on_compute` only when a metric is made, and would exchange states on the CPU, which NCCL refuses.
+    This function replaces a metric's `distributed_available_fn`. The argument `sync_on_compute` could be given only when a metric
+    is constructed. An exchange would fail, because the states are on the CPU, which NCCL does not support.
     """
     return False
 
 
 def number(value: float) -> float | None:
-    """Return the value, or None if it is infinite or not a number, which JSON cannot express."""
+    """Return the value, or None if it is infinite or NaN, which JSON cannot represent."""
     return value if isfinite(value) else None
 
 

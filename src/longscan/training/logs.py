@@ -26,7 +26,9 @@ PROJECT = "longscan"  # the project of Weights & Biases, the experiment of MLflo
 
 
 def read_rows(path: Path, steps: int = 0) -> list[Row]:
-    """Return the rows of a metrics.jsonl, without a last line that a kill left incomplete. Raises SettingError for other damage.
+    """Return the rows of a metrics.jsonl. An incomplete last line is dropped, which a kill of the process leaves.
+
+    Raises SettingError for other damage.
 
     steps: the number of steps that the run has made. A run logs its first step, so the log of a run with steps must have a row.
     """
@@ -52,8 +54,8 @@ def read_rows(path: Path, steps: int = 0) -> list[Row]:
 class RunLog(Callback):
     """Appends rows to metrics.jsonl and metrics.csv; `rows` are those of an earlier part of the run, with which both start.
 
-    columns: of metrics.csv, which has no other numbers of a row; metrics.jsonl has all. The rows of training have "step", "split"
-    and "seconds" (of training); those of other callbacks may have only "step" and numbers.
+    columns: the columns of metrics.csv, which omits the other values of a row; metrics.jsonl has all. The rows of training have
+    "step", "split" and "seconds" (of training); those of other callbacks may have only "step" and numbers.
     """
 
     def __init__(self, folder: Path, columns: Sequence[str], rows: Iterable[Row] = ()) -> None:

@@ -16,7 +16,7 @@ import torch
 GRACE = 20.0  # seconds before the limit at which processes get the signal to stop
 # Exit statuses of a process that was stopped.
 _STOPPED = (128 + signal.SIGINT, -signal.SIGINT, -signal.SIGTERM, -signal.SIGKILL)
-_POLL = 0.5  # seconds between two looks at the processes
+_POLL = 0.5  # seconds between two checks of the processes
 
 
 class Job(NamedTuple):
@@ -25,7 +25,7 @@ class Job(NamedTuple):
     Attributes:
         name: name of the job.
         log: file to which the output of the process is appended.
-        command: function from the number of seconds that are left to the words of the command.
+        command: function that returns the command and its arguments, given the number of seconds that are left.
     """
 
     name: str
@@ -57,13 +57,13 @@ class Ended(NamedTuple):
 class _Started:
     """A running process."""
 
-    def __init__(self, job: Job, device: str, n_places: int, seconds: float) -> None:
+    def __init__(self, job: Job, device: str, n_slots: int, seconds: float) -> None:
         job.log.parent.mkdir(parents=True, exist_ok=True)
-        threads = str(max(1, (os.cpu_count() or 1) // n_places))
+        threads = str(max(1, (os.cpu_count() or 1) // n_slots))
         environment = {"OMP_NUM_THREADS": threads, **os.environ, "CUDA_VISIBLE_DEVICES": device}
         with job.log.open("ab") as log:
-            # A separate process group: Ctrl-C in a terminal reaches this process alone, which sends SIGINT to each job once. The
-            # pipe closes when this process ends, even if it is killed, which is how `stop_with_parent` knows.
+            # A separate process group: Ctrl-C in a terminal reaches only this process, which sends SIGINT to each job once. The
+            # pipe closes when this process ends, even if it is killed; `stop_with_parent` detects this.
             self.process = subprocess.Popen(
                 job.command(seconds),
                 stdin=subprocess.PIPE,
@@ -81,7 +81,7 @@ class _Started:
         self.process.send_signal(signal.SIGINT)
 
     def wait(self, seconds: float) -> None:
-        """Wait for the end of the process, which is killed if it does not come within a number of seconds."""
+        """Wait until the process has ended, and kill it if this takes longer than a number of seconds."""
         assert self.process.stdin is not None
         try:
             self.process.wait(timeout=seconds)
@@ -110,21 +110,21 @@ def run_jobs(
     on_end: Callable[[Ended], object] = lambda _: None,
     on_poll: Callable[[], object] = lambda: None,
 ) -> dict[str, Ended]:
-    """Run jobs in their order, at most `per_device` on each device, and return those that were started, by name.
+    """Run jobs in order, at most `per_device` at a time on each device; return how those that were started ended, by name.
 
     Args:
         jobs: the processes.
         devices: values of CUDA_VISIBLE_DEVICES; "" is the CPU.
         per_device: largest number of processes on a device.
-        limit: seconds after which all have ended. `GRACE` seconds before, running processes get SIGINT.
+        limit: time limit in seconds. `GRACE` seconds before it, running processes get SIGINT, and at the limit they are killed.
         on_end: called with each process that has ended.
         on_poll: called twice a second while processes run.
 
     Raises KeyboardInterrupt on a signal of `stop_signals`, after the processes have been stopped in the same way.
     """
     began, waiting, running, ended = time.monotonic(), list(jobs), list[_Started](), dict[str, Ended]()
-    places = [device for _ in range(per_device) for device in devices]
-    n_places = min(len(places), max(1, len(jobs)))
+    slots = [device for _ in range(per_device) for device in devices]
+    n_slots = min(len(slots), max(1, len(jobs)))
 
     last = began
 
@@ -139,7 +139,7 @@ def run_jobs(
         one.wait(seconds)
         count_seconds()
         running.remove(one)
-        places.append(one.device)
+        slots.append(one.device)
         ended[one.job.name] = one.ended()
         on_end(ended[one.job.name])
 
@@ -149,8 +149,8 @@ def run_jobs(
                 count_seconds()
                 for one in [one for one in running if one.process.poll() is not None]:
                     end(one, GRACE)
-                while waiting and places:
-                    running.append(_Started(waiting.pop(0), places.pop(0), n_places, limit - GRACE - (now - began)))
+                while waiting and slots:
+                    running.append(_Started(waiting.pop(0), slots.pop(0), n_slots, limit - GRACE - (now - began)))
                 on_poll()
                 time.sleep(_POLL)
         finally:
@@ -192,7 +192,7 @@ def terminate_as_interrupt() -> Iterator[None]:
 
 
 def stop_with_parent() -> None:
-    """Send this process SIGTERM, on which training saves a checkpoint and stops, once the process that started it is gone."""
+    """Send this process SIGTERM once its parent process has ended, so that training saves a checkpoint and stops."""
 
     def watch() -> None:
         os.read(0, 1)  # nothing is ever written: this returns when the other end is closed

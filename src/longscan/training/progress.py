@@ -1,4 +1,4 @@
-"""Progress bars of a training, of several trainings, and of methods that are fitted."""
+"""Progress bars of one training, of several trainings, and of fits of methods."""
 
 import time
 from collections.abc import Callable
@@ -28,8 +28,8 @@ class ProgressBar(Callback):
         metric: name in the rows of the log that is shown next to the loss.
         shown: False for no output.
         train_lines: without a terminal also show a line for each training row.
-        time_spent: returns the part of the available time that has passed, 0 to 1, by which the number of steps is estimated if
-            time ends the training before `steps`. None if time is not limited.
+        time_spent: function that returns the fraction of the available time that has passed, 0 to 1. From it the bar estimates
+            the number of steps if time ends the training before `steps`. None if time is not limited.
 
     Attributes:
         close: removes the bar.
@@ -77,10 +77,10 @@ class ProgressBar(Callback):
 
 
 class FitBar:
-    """Shows in a terminal a bar for each method that is fitted, with its parts and the time; elsewhere a line for each method.
+    """Shows the progress of fits on stderr: in a terminal a bar for each method with its time, elsewhere a line for each method.
 
-    It is called with the name of the method, the number of its parts that are done, and the number of its parts. The output is on
-    stderr. `close` ends the bars.
+    It is called with the name of the method, the number of its parts that are done, and the number of its parts. `close` ends the
+    bars.
     """
 
     def __init__(self) -> None:
@@ -101,9 +101,9 @@ class FitBar:
 
 
 class RunBar:
-    """Shows the updates of several trainings that run in other processes, and the time that is left, in a terminal a bar.
+    """Shows the updates of several trainings that run in other processes, and the time that is left.
 
-    Elsewhere it prints a line on stderr now and then.
+    In a terminal it shows a bar, elsewhere a line on stderr at regular times.
 
     Args:
         console: the console on stdout, on which `print` prints lines.

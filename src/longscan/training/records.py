@@ -15,9 +15,9 @@ log = logging.getLogger("longscan")
 
 
 def result_row(run: Run) -> dict[str, Any]:
-    """Return the run as a row of results/runs/*.jsonl. Raises SettingError if it is not over.
+    """Return the run as a row of results/runs/*.jsonl. Raises SettingError if the run has not ended.
 
-    A quick run names no published rows.
+    The row of a quick run has no ids of published rows.
     """
     result = run.result
     if result is None:

@@ -54,7 +54,7 @@ TrainedModel = SequenceModel | SiameseModel
 
 
 def build_model(settings: Settings) -> TrainedModel:
-    """Return the model that the settings describe, sized for their task. Raises SettingError for values that it cannot have."""
+    """Return the model that the settings describe, with the sizes of their task. Raises SettingError for invalid values."""
     task, model = settings.task, settings.model
     pooling = ("none" if task.per_step else "mean") if model.pooling == "auto" else model.pooling
     if (pooling == "none") != task.per_step:
@@ -113,8 +113,9 @@ def first_model(settings: Settings) -> TrainedModel:
 def _start_from(model: TrainedModel, given: str, reverse: str | None) -> None:
     """Copy the weights of a run or of a saved model into a new one; those of the head only if its sizes are the same.
 
-    Of a language model its stack is taken, and of an encoder with one token more, the mask token, the others. Bidirectional
-    blocks may start from causal ones, see `_bidirectional_weights`. Raises SettingError if weights do not fit this model.
+    From a language model its stack is copied. If the saved encoder has one token more, the mask token, that token is left out.
+    Bidirectional blocks may start from causal ones, see `_bidirectional_weights`. Raises SettingError if weights do not fit this
+    model.
     """
     folder = _start_folder("start_from", given)
     own, stack = model.state_dict(), "backbone." if isinstance(model, SiameseModel) else ""
@@ -145,7 +146,7 @@ def _start_from(model: TrainedModel, given: str, reverse: str | None) -> None:
 def _start_folder(setting: str, given: str) -> Path:
     """Return the folder with the weights of a run, a checkpoint or a saved model. Raises SettingError if it has none."""
     try:
-        folder = Run(given).checkpoint("selected") if holds_run(Path(given)) else Path(given)
+        folder = Run(given).checkpoint("selected") if is_run_folder(Path(given)) else Path(given)
         read_tensors(folder / WEIGHTS)
     except SettingError as error:
         raise setting_error(f"training.{setting}", given, f"a folder of a run or a saved model ({error})") from None
@@ -189,7 +190,7 @@ class Run:
 
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
-        if not holds_run(self.folder):
+        if not is_run_folder(self.folder):
             fault = f"{folder} is not the directory of a run: it has no {SETTINGS}, which `longscan train` writes"
             raise SettingError(fault + describe_runs(self.folder))
 
@@ -218,7 +219,10 @@ class Run:
         return 0 if last is None else int(read_checkpoint(last)["step"])
 
     def checkpoint(self, which: str) -> Path:
-        """Return the folder of checkpoint last, best, average or selected, with which the run ended (last, before its end)."""
+        """Return the folder of the checkpoint "last", "best", "average" or "selected".
+
+        "selected" is the one that the run ended with, or "last" if the run has not ended.
+        """
         if which == "selected":
             which = (self.result or {}).get("selected") or "last"
         folder = find_checkpoint(self.folder / "checkpoints" / which)
@@ -229,7 +233,7 @@ class Run:
     def model(self, which: str = "selected") -> TrainedModel:
         """Return the model of a checkpoint, on the CPU, in evaluation mode.
 
-        If the backend of the settings cannot run this model on the CPU, `auto` takes its place, with a warning.
+        If the backend of the settings cannot run this model on the CPU, it is replaced by `auto`, with a warning.
         """
         folder = self.checkpoint(which)
         read_checkpoint(folder)
@@ -355,7 +359,7 @@ def load_weights(model: TrainedModel, folder: Path) -> None:
         raise SettingError(f"{folder / 'model.safetensors'}: does not fit the model of {SETTINGS} ({one_line(error)})") from None
 
 
-def holds_run(folder: Path) -> bool:
+def is_run_folder(folder: Path) -> bool:
     """Return whether a folder is that of a run."""
     return os.path.exists(folder / SETTINGS)  # unlike Path.exists, False for a folder that cannot be read
 
@@ -365,7 +369,7 @@ def describe_runs(folder: Path) -> str:
     if (folder / "sweep.yaml").is_file():
         return "; it is the folder of a sweep, whose runs are in its folders trials and seeds"
     try:
-        runs = sorted(one for one in folder.iterdir() if holds_run(one))
+        runs = sorted(one for one in folder.iterdir() if is_run_folder(one))
     except OSError:  # no folder, or one that cannot be read
         return ""
     return f"; it contains the runs {', '.join(map(str, runs[:3]))}{', ...' if len(runs) > 3 else ''}" if runs else ""
@@ -391,7 +395,7 @@ def clear_run(folder: Path) -> None:
 
 
 def describe_run(settings: Settings, model: nn.Module, device: torch.device, command: str) -> dict[str, Any]:
-    """Return the part of result.json that is known before training. A spec that is a list is shown without its options."""
+    """Return the part of result.json that is known before training. A spec given as a list is written without its options."""
     task, spec = settings.task, settings.model.spec
     return {
         "task": task_title(settings),
@@ -440,8 +444,8 @@ def device_name(device: torch.device) -> str:
 def commit() -> str:
     """Return the commit of the checkout that this package runs from, marked if files have changed since, or "unknown".
 
-    The environment variable LONGSCAN_COMMIT names it for files that were copied without their history. A package that is
-    installed inside another project's checkout is not of that checkout: git must know this package's files.
+    The environment variable LONGSCAN_COMMIT gives the commit for files that were copied without their history. If the package is
+    installed inside another project's checkout, git does not track its files, and the result is "unknown".
     Raises SettingError if LONGSCAN_COMMIT is not a hash.
     """
     if given := os.environ.get("LONGSCAN_COMMIT"):

@@ -16,13 +16,13 @@ M = TypeVar("M", bound=SequenceModel | SiameseModel)
 def shard_model(model: M, mesh: "DeviceMesh | None" = None) -> M:
     """Split a model over the processes by FSDP2, in place, each block as one unit. Without a mesh, over all processes.
 
-    `fully_shard` creates new parameters, which lack the learning rate scale and weight decay that the old ones declare
-    (`longscan.layers.parameters.mark`); here the new ones declare the same. Build the optimiser afterwards.
+    `fully_shard` creates new parameters without the options of the old ones (learning rate scale, weight decay, see
+    `longscan.layers.parameters.mark`). This function copies the options. Build the optimiser afterwards.
     """
     declared = {name: parameter_options(parameter) for name, parameter in model.named_parameters()}
     stack = model.backbone if isinstance(model, SiameseModel) else model
     for unit in (*stack.blocks, model):
-        # True also for the whole model: else its own parameters would stay gathered after a forward pass without a backward pass.
+        # True also for the whole model: otherwise its parameters would stay gathered after a forward pass without a backward one.
         fully_shard(unit, mesh=mesh, reshard_after_forward=True)
     for name, parameter in model.named_parameters():
         mark(parameter, **declared[name]._asdict())

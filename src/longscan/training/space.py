@@ -56,7 +56,7 @@ _SECTIONS = ("task", "model", "training")
 
 @dataclass(frozen=True)
 class CategoricalDimension:
-    """A list of values of any type, which Optuna stores as JSON text."""
+    """A dimension of the search space with a list of values of any type, which Optuna stores as JSON text."""
 
     values: tuple[Any, ...]
 
@@ -69,7 +69,7 @@ class CategoricalDimension:
 
 @dataclass(frozen=True)
 class NumericDimension:
-    """Integers or floats from `values[0]` to `values[1]`, both included, in steps or on a logarithmic scale if asked for."""
+    """A dimension of integers or floats from `values[0]` to `values[1]`, both included, optionally in steps or logarithmic."""
 
     values: tuple[float, float]
     is_int: bool
@@ -184,7 +184,7 @@ class SweepConfig(SettingsGroup):
         return {key: parse_dimension(key, given) for key, given in self.space.items()}
 
     def check_probes(self) -> None:
-        """Build the models of `probe_points`. Raises SettingError for a value that a run would refuse."""
+        """Build the models of `probe_points`. Raises SettingError for a value that is invalid in a run."""
         for point in self.probe_points():
             try:
                 first_model(self.settings_for(point, self.settings.training.seed))
@@ -192,12 +192,12 @@ class SweepConfig(SettingsGroup):
                 raise SettingError(f"`space` must have values that runs can have: {error}") from None
 
     def probe_points(self) -> list[dict[str, Any]]:
-        """Return points that together contain every value of a list and both ends of a range; one key differs from the first."""
+        """Return points that have all values of lists and both ends of ranges; each differs from the first in one key."""
         first = {key: dimension.values[0] for key, dimension in self.dimensions.items()}
         return [first, *({**first, key: value} for key, way in self.dimensions.items() for value in way.values[1:])]
 
     def grid_points(self) -> list[dict[str, Any]]:
-        """Return the settings of each trial that are known before it starts: all for grid, none for random and tpe."""
+        """Return the points of all trials of a grid; for random and tpe, whose points are sampled later, an empty point each."""
         if not self.space or self.sampler != "grid":
             return [{} for _ in range(self.trials or 0)] if self.space else []
         return [dict(zip(self.space, values, strict=True)) for values in product(*self.space.values())]

@@ -1,18 +1,18 @@
 """Train several runs of one model in one process: their forward and backward passes run together under `torch.vmap`.
 
-Each run has its own `Trainer` with schedule, data, logs, validations and checkpoints, and its folder is that of a separate run.
-The passes of updates and validations are shared, and the optimiser steps (`longscan.training.stacked_optimizer`): the parameters
-of all runs are stacked on a leading axis, of which those of each model are views, and the losses are differentiated as one sum.
-As no model reads another one's parameters, the gradients are those of separate runs up to the rounding of batched matrix
-products. On a GPU the kernels of small models leave most of the device unused, and one call for all models takes little more
-time than one for a single model.
+Each run has its own `Trainer` with schedule, data, logs, validations and checkpoints, and its folder is like that of a separate
+run. Forward and backward passes and optimiser steps (`longscan.training.stacked_optimizer`) are computed for all runs together:
+their parameters are stacked on a leading axis, the parameters of each model are views of the stacked ones, and the sum of the
+losses is differentiated. As no model reads another one's parameters, the gradients are those of separate runs up to the rounding
+of batched matrix products. On a GPU the kernels of small models leave most of the device unused, and one call for all models
+takes little more time than one for a single model.
 
 Runs that were resumed from different updates are first trained up to the same one, those that are furthest behind first: only
 batches of the same step have the same number of examples, as the last batch of an epoch may be smaller.
 
-Where updates are captured and a task has a training set that fits (`Task.training_set`), the GPU holds the training sets of all
-runs, and an update reads the numbers of its examples: small models would otherwise wait for the host, which makes, stacks and
-copies a batch of each run. Runs with the same seed of the data read the same batches, which are made once. In float32 on a GPU,
+If updates are captured and the training set of a task fits into memory (`Task.training_set`), the training sets of all runs are
+stored on the GPU, and an update reads the indices of its examples: small models would otherwise wait for the host to make, stack
+and copy a batch of each run. Runs with the same seed of the data read the same batches, which are made once. In float32 on a GPU,
 `longscan.training.stacked_linear` computes the gradients of linear layers.
 """
 
@@ -36,7 +36,7 @@ from longscan.tasks import Batch
 from longscan.tasks.base import Split, rows_of_step
 from longscan.training.batches import pad_batch
 from longscan.training.evaluate import Scorer, Scores, evaluated_steps
-from longscan.training.run import Run, build_model, holds_run
+from longscan.training.run import Run, build_model, is_run_folder
 from longscan.training.settings import Settings
 from longscan.training.stacked_linear import SplitLinear
 from longscan.training.stacked_optimizer import StackedOptimizer
@@ -50,16 +50,16 @@ from longscan.training.trainer import (
     open_accelerator,
 )
 
-MAX_RESIDENT_BYTES = 2**27  # of the training set of a run that the GPU holds
+MAX_RESIDENT_BYTES = 2**27  # largest training set of a run that is stored on the GPU
 MAY_DIFFER = frozenset({"training.seed", "training.data_seed", "training.lr"})  # between runs that are trained together
-CHECKPOINT_SHARE = 0.01  # of the time, at most, is for checkpoints at validations that are not the best so far
+CHECKPOINT_SHARE = 0.01  # largest fraction of the time for checkpoints at validations that are not the best so far
 
 
 class StackableRun(NamedTuple):
     """One of the runs that are trained together.
 
     Attributes:
-        settings: its settings, which differ from those of the other runs in seeds and learning rates alone.
+        settings: its settings, which differ from those of the other runs only in seeds and learning rates.
         folder: its folder; a run in it is resumed.
         command: the command in its result.
     """
@@ -83,7 +83,7 @@ def unstackable_reason(settings: Settings) -> str | None:
         return "examples are pairs of sequences"
     for module in model.modules():
         if isinstance(module, nn.Dropout) and module.p:
-            return "dropout draws from one random generator for all runs of a process"
+            return "dropout uses one random generator for all runs of a process"
         if isinstance(module, BatchNorm):
             return "BatchNorm changes its statistics in the forward pass"
         if any(True for _ in module.buffers(recurse=False)):
@@ -96,10 +96,11 @@ def unstackable_reason(settings: Settings) -> str | None:
 def train_stacked(runs: Sequence[StackableRun]) -> list[Run]:
     """Train runs together, each from its last checkpoint or from the start, and test and report them; return all.
 
-    A run that stops early, or whose loss stops being finite, leaves the others. Validations that are not the best so far write a
-    checkpoint only as often as `CHECKPOINT_SHARE` allows: small models validate every few seconds, one after the other. The entry
-    "stacked" of a result is the number of runs that began together, whose time the entry "seconds" is. Raises SettingError for
-    settings that cannot be met, KeyboardInterrupt after a checkpoint of each run if the process was asked to stop.
+    A run that stops early, or whose loss is no longer finite, is closed, and the others continue. Validations that are not the
+    best so far write a checkpoint only as often as `CHECKPOINT_SHARE` allows: small models validate every few seconds, one after
+    another. The entry "stacked" of a result is the number of runs that began together, and "seconds" is the time of all of these.
+    Raises SettingError for settings that cannot be met, KeyboardInterrupt after a checkpoint of each run if the process was asked
+    to stop.
     """
     threads = torch.get_num_threads()
     with ExitStack() as exits:
@@ -110,7 +111,7 @@ def train_stacked(runs: Sequence[StackableRun]) -> list[Run]:
             for name, first, given in changed_settings(runs[0].settings, settings, MAY_DIFFER):
                 if not name.startswith("task."):  # data may be split by the seed
                     raise setting_error(name, given, f"{first!r} as in {runs[0].folder}, whose run trains in the same process")
-            resume = holds_run(folder)
+            resume = is_run_folder(folder)
             check_folder(folder, settings, resume=resume, overwrite=False)
             if not (resume and is_over(folder, settings)):
                 accelerator = exits.enter_context(open_accelerator(settings.training, folder))
@@ -181,7 +182,7 @@ def _make_idle_steps(
 
 
 class _Member:
-    """A trainer among those that train together, with its batches and all that is open while it trains."""
+    """One of the trainers that train together, with its batches and the resources that it has open."""
 
     def __init__(self, trainer: Trainer) -> None:
         self.trainer, self.exits, self.is_closed = trainer, ExitStack(), False
@@ -208,7 +209,7 @@ class _Member:
         return None if task.training_set_bytes(seed) > MAX_RESIDENT_BYTES else task.training_set(seed)
 
     def end_step(self, result: tuple[StepOutputs, Tensor, Tensor | None], signals: set[int]) -> None:
-        """Give the run the result of an update. It fails here if its loss is not finite, and saves a checkpoint on signals."""
+        """Pass the result of an update to the run, which ends as failed if its loss is not finite, and saves on signals."""
         self.trainer.received_signals = signals
         try:
             self.trainer.engine.end_step(*result)
@@ -234,10 +235,10 @@ class _Member:
 
 
 class Rows(NamedTuple):
-    """The tensors on the GPU that an update reads if the GPU holds the training sets.
+    """The tensors on the GPU that an update reads if the training sets are stored there.
 
     Attributes:
-        numbers: (K, B) int64, the numbers of the examples in the batch of each run.
+        numbers: (K, B) int64, the indices of the examples in the batch of each run.
         rates: (n_groups,), the learning rates of the parameter groups, block by block.
     """
 
@@ -246,11 +247,11 @@ class Rows(NamedTuple):
 
 
 class Epoch(NamedTuple):
-    """The orders of examples and learning rates of all updates of an epoch, copied to the GPU at once.
+    """The orders of examples and the learning rates of all updates of an epoch, copied to the GPU together.
 
     Attributes:
-        first_step: number of the epoch's first update.
-        order: (K, N) int64, the numbers of all examples of each run in the order of the epoch.
+        first_step: index of the epoch's first update.
+        order: (K, N) int64, the indices of all examples of each run in the order of the epoch.
         rates: (n_updates, n_groups), the learning rates of each update.
     """
 
@@ -327,7 +328,7 @@ class _StackedStep:
         return [self.trainers[block.rows.start].engine.learning_rate for block in self.optimizer.blocks]
 
     def next_rows(self) -> Rows:
-        """Return the numbers of the examples of the next update, as `rows_of_step` has them, and its learning rates."""
+        """Return the indices of the examples of the next update, as `rows_of_step` returns them, and its learning rates."""
         first = self.trainers[0]  # the batches of the runs have the same sizes, and differ in the order of examples
         assert self.training_sets is not None
         batch_size, repeats = first.training.batch_size, first.training.batch_repeats
@@ -351,15 +352,15 @@ class _StackedStep:
         updates = range(start, min(start + steps, first.training.steps))
         rates = torch.tensor([[rate_of(step, scale) for rate_of, scale in groups] for step in updates], dtype=self._rates.dtype)
         order = torch.from_numpy(np.stack(orders))
-        if self.device.type == "cuda":  # copies from page-locked memory wait for nothing
+        if self.device.type == "cuda":  # copies from page-locked memory are asynchronous
             order, rates = order.pin_memory(), rates.pin_memory()
         return Epoch(start, order.to(self.device, non_blocking=True), rates.to(self.device, non_blocking=True))
 
     def __call__(self, batch: Batch | Rows) -> list[tuple[StepOutputs, Tensor, Tensor | None]]:
-        """Make an update of each model with its part of a batch, and return what its engine needs of it."""
+        """Make an update of each model with its part of a batch; return outputs, loss and gradient norm for each engine."""
         if isinstance(batch, Batch):
             self._set_learning_rates()
-            # The copies of captured updates wait for nothing if they start from page-locked memory.
+            # The copies of captured updates are asynchronous if they start from page-locked memory.
             batch = batch.pin_memory() if isinstance(self._step, GraphedStep) else batch.to(self.device)
         results: list[tuple[StepOutputs, Tensor, Tensor | None]] = self._step(batch)
         return results
@@ -375,7 +376,7 @@ class _StackedStep:
 
     @torch.no_grad()
     def _score_all(self, split: Split) -> list[Scores]:
-        """Return the scores of each model on a split, as `evaluate` has them of one model."""
+        """Return the scores of each model on a split, as `evaluate` returns them for one model."""
         first = self.trainers[0]
         batch_size, model = first.training.batch_size, first.model
         scorers = [Scorer(trainer.task, split) for trainer in self.trainers]
@@ -411,7 +412,7 @@ class _StackedStep:
         with self.trainers[0].accelerator.autocast(), SplitLinear() if self.splits_products else nullcontext():
             outputs = torch.vmap(self._forward)(self.parameters, _model_inputs(batch))
         losses, steps = [], []
-        # unbind, not outputs[k]: its backward joins the gradients once, that of an index fills a whole tensor for each model
+        # unbind, not outputs[k]: its backward stacks the gradients once, that of an index fills a whole tensor for each model
         for k, (trainer, output) in enumerate(zip(self.trainers, outputs.unbind(), strict=True)):
             rows = _of_run(batch, k)
             training = trainer.training
@@ -440,7 +441,7 @@ def _of_run(batch: Batch, k: int) -> Batch:
 
 
 def stack_batches(batches: Sequence[Batch]) -> Batch:
-    """Stack batches on a leading axis; shorter ones are padded on the right by steps that are not valid."""
+    """Stack batches on a leading axis; shorter ones are padded on the right by invalid steps."""
     width = max(batch.inputs.shape[1] for batch in batches)
     if any(batch.inputs.shape[1] < width for batch in batches) or len({batch.valid is None for batch in batches}) > 1:
         batches = [pad_batch(batch, width) for batch in batches]

@@ -1,4 +1,4 @@
-"""Linear layers of several models under `torch.vmap`, whose gradients of the weights are computed by the whole GPU.
+"""Linear layers of several models under `torch.vmap`, with gradients of the weights by products that fill the GPU (split-K).
 
 The gradient of a weight is a product dy.T @ x whose inner dimension is the number of steps of a batch, 10,000 for the formal
 languages of AUSSM, and whose result has one or two tiles of 32 x 32. In a batched product cuBLAS computes a tile by a single CTA,
@@ -16,7 +16,7 @@ from torch.overrides import TorchFunctionMode
 
 TILE = 32  # rows and columns of the result that a CTA computes
 WANTED_CTAS = 264  # two for each SM of an H100 or H200
-SHORTEST_PIECE = 128  # length of a piece, below which a product takes a few microseconds anyway
+SHORTEST_PIECE = 128  # smallest length of a piece; the products of shorter ones would take no less time
 
 
 def split_k_bmm(a: Tensor, b: Tensor) -> Tensor:
@@ -79,12 +79,12 @@ class _Linear(torch.autograd.Function):
 
 
 class SplitLinear(TorchFunctionMode):
-    """Inside a `with` block, `torch.nn.functional.linear` under `torch.vmap` has the gradients of this module.
+    """A mode in which `torch.nn.functional.linear` under `torch.vmap` is computed by this module, for use in a `with` statement.
 
-    They are those of torch up to the rounding of sums. For float32 without autocast.
+    Its gradients are those of torch up to the rounding of sums. It is for float32 without autocast.
     """
 
-    only_observes = True  # for longscan.ops.tracing: ops run as without the mode
+    only_observes = True  # read by `longscan.ops.tracing`, so that ops run as without this mode
 
     def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         """Call a function; `linear` is computed by `_Linear`."""

@@ -1,4 +1,4 @@
-"""The optimiser step of several models at once, by a few kernels instead of a few for each model."""
+"""The optimiser step of several models together, by a few kernels instead of a few kernels for each model."""
 
 from collections.abc import Mapping, Sequence
 from itertools import groupby
@@ -10,12 +10,12 @@ from torch.optim import AdamW, Optimizer
 
 
 class Block(NamedTuple):
-    """Models next to each other that have the same learning rates.
+    """Consecutive models in the stack that have the same learning rates.
 
     Attributes:
-        rows: their numbers.
+        rows: their indices in the stack.
         adamw: the optimiser of their stacked parameters.
-        parameters: these by name, which are views of those of all models.
+        parameters: their stacked parameters by name, which are views of those of all models.
     """
 
     rows: slice
@@ -29,11 +29,11 @@ class StackedOptimizer:
     The optimisers of the models remain what checkpoints save: the tensors of their states become views of stacked ones.
 
     Args:
-        optimizers: AdamW of each model, after the same number of steps, with groups that differ in learning rates alone.
+        optimizers: AdamW of each model, after the same number of steps, with groups that differ only in learning rates.
         own: the parameters of each model by name, which are views of the stacked ones.
         stacked: the stacked parameters by name, (K, ...).
-        max_norm: norm that the gradient of a model may have; infinity for no limit.
-        rates: a number for each model; models next to each other with the same one have the same learning rates at every step.
+        max_norm: largest norm of the gradient of a model; infinity for no limit.
+        rates: a learning rate for each model; consecutive models with the same one have the same learning rates at every step.
 
     Attributes:
         blocks: the models by their learning rates.

@@ -42,7 +42,7 @@ from longscan.report.statistics import mean_interval
 from longscan.report.sweep import settings_text
 from longscan.training.processes import terminate_as_interrupt
 from longscan.training.records import result_row
-from longscan.training.run import Run, check_out, commit, holds_run, task_title
+from longscan.training.run import Run, check_out, commit, is_run_folder, task_title
 from longscan.training.space import CONFIG_FILE, SweepConfig, check_same_search, read_config, write_config
 from longscan.training.trainer import train
 from longscan.training.workers import run_workers
@@ -80,8 +80,13 @@ def open_storage(url: str | None, folder: Path) -> BaseStorage:
 class Stage:
     """The search, or the test of its best setting.
 
-    study: Optuna's. folder: of the runs. split: whose score is a trial's value, "validation" or "test". points: parameters known
-    before each trial starts. seeds: of each trial's runs. settings: of all trials, in addition to their parameters.
+    Attributes:
+        study: Optuna's study.
+        folder: the folder of the runs.
+        split: "validation" or "test", the split whose score is the value of a trial.
+        points: the parameters of each trial that are known before it starts.
+        seeds: the seeds of each trial's runs.
+        settings: settings of all trials, in addition to their parameters.
     """
 
     study: optuna.Study
@@ -186,7 +191,7 @@ class Sweep:
     def ask(self, worker: str) -> tuple[Stage, optuna.Trial] | None:
         """Start the next trial. Waits while others run the last ones of a study; returns None once the sweep is over."""
         while True:
-            with self.lock:  # no other worker takes a trial for interrupted before it carries the name of its worker
+            with self.lock:  # so that no other worker treats a trial as interrupted before the name of its worker is stored
                 # Asked once: other workers end trials at any time, and a search that is over now still has its test to run.
                 stage = self.search
                 if stage.is_over():
@@ -197,7 +202,7 @@ class Sweep:
                 self.enqueue_free(stage)
                 waiting = stage.study.get_trials(deepcopy=False, states=(TrialState.WAITING,))
                 if waiting:
-                    # A sampler seeded by the trial's index: what it draws does not depend on which worker asks.
+                    # A sampler seeded by the trial's index: its samples do not depend on which worker asks.
                     seed = self.config.settings.training.seed + waiting[0].user_attrs["place"]
                     tpe, random = optuna.samplers.TPESampler, optuna.samplers.RandomSampler
                     stage.study.sampler = tpe(seed=seed) if self.config.sampler == "tpe" else random(seed=seed)
@@ -231,7 +236,7 @@ class Sweep:
         for seed in stage.seeds[index]:
             folder = stage.run_folder(index, seed)
             settings = self.config.settings_for(stage.settings_of(trial), seed)
-            run = train(settings, folder, resume=holds_run(folder), command=self.config.command, test=tests)
+            run = train(settings, folder, resume=is_run_folder(folder), command=self.config.command, test=tests)
             result = run.result or {}
             score = result["value"] if tests else result["valid"].get(result["selected"])
             missing = f"no {result['metric']} on {stage.split}" if score is None else None
@@ -322,7 +327,7 @@ class Sweep:
         return content
 
     def unrecorded(self, target: str | Path) -> list[Run]:
-        """Return the tested runs that a file of records does not hold yet."""
+        """Return the tested runs that a file of records does not contain yet."""
         runs = [Run(self.folder / run["folder"]) for row in self.result()["seeds"] for run in row["runs"]]
         recorded = read_records(target) if runs and Path(target).exists() else []
         return [run for run in runs if result_row(run) not in recorded]
@@ -361,7 +366,7 @@ def run_sweep(
     Args:
         config: settings, space and seeds.
         out: folder of the sweep, created if needed; for several machines, one that all of them see.
-        resume: continue the sweep in `out`, or help with it. The configuration must be the same except for trials and seeds.
+        resume: continue the sweep in `out`, or join its workers. The configuration must be the same except for trials and seeds.
             Trials that are over are not run again, unless they raised an exception; other runs resume from their last checkpoint.
         workers: 1 runs the trials in this process; more start that many processes, which share cores and GPUs of this machine; 0
             only writes the folder, for workers that are started with `resume`.
@@ -400,7 +405,7 @@ def open_sweep(config: SweepConfig, folder: Path, *, resume: bool = False) -> Sw
     else:
         if (folder / CONFIG_FILE).exists():
             raise SettingError(f"`--out` must be a directory without a sweep, unless --resume is given, got {folder}")
-        if holds_run(folder):
+        if is_run_folder(folder):
             raise SettingError(f"`--out` must be a directory without a run, got {folder}")
         config.check_probes()
         if config.storage is not None:

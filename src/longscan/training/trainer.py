@@ -50,6 +50,7 @@ from longscan.training.batches import (
 )
 from longscan.training.checkpoint import (
     find_checkpoint,
+    gather_tensors,
     generator_states,
     optimizer_tensors,
     read_checkpoint,
@@ -57,12 +58,11 @@ from longscan.training.checkpoint import (
     restore_generators,
     restore_optimizer,
     split_like,
-    whole_tensors,
     write_checkpoint,
     write_tensors,
 )
 from longscan.training.context import PiecePredictor, average_gradients, build_group, check_model
-from longscan.training.evaluate import Scores, evaluate, is_not_distributed, number, predict, symbol_angles
+from longscan.training.evaluate import Scores, distributed_available, evaluate, number, predict, symbol_angles
 from longscan.training.examples import find_examples
 from longscan.training.logs import Row, RunLog, TrackerLog, build_trackers, read_rows
 from longscan.training.parsing import with_section
@@ -77,7 +77,7 @@ from longscan.training.run import (
     clear_run,
     describe_run,
     first_model,
-    holds_run,
+    is_run_folder,
     load_weights,
 )
 from longscan.training.settings import ModelSettings, Settings, TrainingSettings, check_same_size
@@ -108,18 +108,18 @@ def train(
     test: bool = True,
     callbacks: Sequence[Callback] = (),
 ) -> Run:
-    """Train, test and report; return the run, whose folder is `out`.
+    """Train a model, test it and write a report; return the run, whose folder is `out`.
 
     Args:
-        settings: everything that decides the result.
+        settings: everything that determines the result.
         out: folder of the run, created if needed.
         resume: continue from the last checkpoint in `out`, or from the start if the run was killed before its first. The settings
             must be those of the run, except for steps (at least the number made), checkpoint_every, device, threads, prefetch,
-            capture, shard, context and trackers. A run that is over is left as it is.
+            capture, shard, context and trackers. A run that has ended is not changed.
         overwrite: remove the run in `out`, if there is one.
         progress: show a progress bar (in a terminal) or a line for each validation on stderr.
         command: what result.json gives as the command; None: the command line of this process.
-        test: score the test split at the end. A search does not, and result.json then has the validation scores alone.
+        test: score the test split at the end. A search does not; result.json then has only the validation scores.
         callbacks: called after those of the package, after each step and at the end. Their state is not saved in checkpoints.
 
     The run's `result["status"]` is "finished", or "failed" if the loss stopped being finite. Raises SettingError for settings
@@ -144,8 +144,8 @@ def train(
             with lock_run(folder) if accelerator.is_main_process else nullcontext():
                 if accelerator.is_main_process:  # again: another process may have trained here since the first time
                     check_folder(folder, settings, resume=resume, overwrite=overwrite)
-                if overwrite and not resume:  # not before everything that can be refused has been checked
-                    if accelerator.is_main_process and holds_run(folder):
+                if overwrite and not resume:  # after all checks that may raise
+                    if accelerator.is_main_process and is_run_folder(folder):
                         clear_run(folder)
                     accelerator.wait_for_everyone()
                 trainer.run(callbacks)
@@ -175,7 +175,7 @@ def lock_run(folder: Path) -> Iterator[None]:
 
 
 def check_folder(folder: Path, settings: Settings, *, resume: bool, overwrite: bool) -> None:
-    """Raise SettingError if the folder cannot be written, has a run that is not to be overwritten, or one of other settings."""
+    """Raise SettingError if the folder cannot be written, or contains a run that may not be overwritten or has other settings."""
     check_out(folder)
     if resume:
         run = Run(folder)
@@ -186,7 +186,7 @@ def check_folder(folder: Path, settings: Settings, *, resume: bool, overwrite: b
         if settings.training.steps < made:
             needed = f"at least {made} with --resume, the steps that the run in {folder} has made"
             raise setting_error("training.steps", settings.training.steps, needed)
-    elif holds_run(folder) and not overwrite:
+    elif is_run_folder(folder) and not overwrite:
         raise SettingError(f"`--out` must be a directory without a run, unless --resume or --overwrite is given, got {folder}")
 
 
@@ -200,7 +200,7 @@ def changed_settings(stored: Settings, given: Settings, may_change: Set[str]) ->
 
 
 def is_over(folder: Path, settings: Settings) -> bool:
-    """Return whether a run has a result to which more steps would add nothing."""
+    """Return whether a run has ended, so that training it with these settings would make no more steps."""
     result = Run(folder).result
     if result is None:
         return False
@@ -209,7 +209,7 @@ def is_over(folder: Path, settings: Settings) -> bool:
 
 @contextmanager
 def open_accelerator(training: TrainingSettings, folder: Path) -> Iterator[Accelerator]:
-    """Yield accelerate's view of device, precision, processes and trackers. A single process resets its global state after it.
+    """Yield an `Accelerator` for device, precision, processes and trackers. A single process resets its global state afterwards.
 
     Several processes stop if one of them ends inside the `with` statement.
     """
@@ -218,7 +218,8 @@ def open_accelerator(training: TrainingSettings, folder: Path) -> Iterator[Accel
     if training.device == "mps" and not torch.backends.mps.is_available():
         raise setting_error("training.device", "mps", "cpu or auto, as torch finds no Apple GPU here")
     accelerator = Accelerator(
-        cpu=training.device == "cpu" or not torch.accelerator.is_available(),  # without it every process believes to be alone
+        # Without an accelerator, too: otherwise accelerate does not connect the processes.
+        cpu=training.device == "cpu" or not torch.accelerator.is_available(),
         mixed_precision="bf16" if training.precision == "bfloat16" else "no",
         step_scheduler_with_optimizer=False,
         log_with=build_trackers(training.trackers, folder) or None,
@@ -226,7 +227,7 @@ def open_accelerator(training: TrainingSettings, folder: Path) -> Iterator[Accel
     )
     is_single = accelerator.num_processes == 1
     try:
-        # Accelerate's own sharding comes after the optimiser is built, on parameters that the optimiser then does not have.
+        # Accelerate would shard after the optimiser is built, and replace the parameters that the optimiser has.
         if accelerator.distributed_type in (DistributedType.FSDP, DistributedType.DEEPSPEED, DistributedType.MEGATRON_LM):
             kind = accelerator.distributed_type.value
             raise setting_error("accelerate", kind, "launched without sharding, as `training.shard` splits the model by FSDP2")
@@ -246,7 +247,7 @@ def open_accelerator(training: TrainingSettings, folder: Path) -> Iterator[Accel
 @contextmanager
 def catch_signals() -> Iterator[set[int]]:
     """Yield a set to which `stop_signals` are added for the length of a `with` block, instead of ending the process."""
-    # Not a threading.Event: a signal that interrupts the handler of another one would wait for ever for the lock of the event.
+    # Not a threading.Event: a signal that interrupts the handler of another one would deadlock on the lock of the event.
     received: set[int] = set()
     handlers = {name: signal.signal(name, lambda number, _: received.add(number)) for name in stop_signals()}
     try:
@@ -276,7 +277,7 @@ def build_optimizer(model: nn.Module, training: TrainingSettings) -> AdamW:
 
 
 class StepOutputs(NamedTuple):
-    """The model's output on this process's rows of a batch, these rows, and the weight of their mean score in the batch's."""
+    """The model's output for the rows of this process, these rows, and the weight of their mean score in that of the batch."""
 
     output: Tensor
     rows: Batch
@@ -304,8 +305,8 @@ class Trainer(Callback):
     """One run in one process (of several, under torchrun): model, optimiser, engine, and the callback that follows each step.
 
     Attributes:
-        checkpoint_share: the share of the time that checkpoints at validations which are not the best so far may take; 1, the
-            default, writes one at every validation. Below 1 for runs that train together, for one process each.
+        checkpoint_share: largest fraction of the time for checkpoints at validations that are not the best so far; with 1, the
+            default, every validation writes one. Only runs in a single process that train together use less than 1.
     """
 
     def __init__(
@@ -376,7 +377,7 @@ class Trainer(Callback):
         self._saved_step: int | None = None
 
     def _check_data(self) -> None:
-        """Make the first batch. Raises SettingError if it, the number of batches of a split, or the backend is not possible."""
+        """Raise SettingError if the first batch, the number of batches of a split, or the backend is not possible."""
         try:
             batch = self.task.batch("train", 0, self.training.batch_size, self.settings.data_seed)
         except (ValueError, OSError) as error:
@@ -446,7 +447,7 @@ class Trainer(Callback):
                 batches = cast("Generator[Batch, None, None]", shares)
             self._start = time.perf_counter() - self._seconds_before
             try:
-                # Training from another forecast, such as that of a regression, must not end with a worse one.
+                # A run that starts from another forecast, such as that of a regression, must not end with a worse one.
                 if not self.engine.step and training.select == "best" and self.task.starts_at_zero:
                     self.validate()
                 yield batches
@@ -477,14 +478,14 @@ class Trainer(Callback):
             repeats=training.batch_repeats,
         )
         with closing(batches):
-            # A graph is for one shape. Padding that the model reads would change its output.
+            # A CUDA graph has fixed shapes. Padding that the model reads would change its output.
             widens = training.capture and pin and self.settings.model.padding == "masked"
             yield from widen_batches(batches) if widens else batches
 
     def find_training_set(self) -> Batch | None:
-        """Return the training set on the device if captured updates can take their examples from it, else None.
+        """Return the training set on the device if captured updates can read their examples from it, otherwise None.
 
-        Otherwise the host makes and copies each batch, for which small models wait.
+        Without it the host makes and copies each batch, for which small models wait.
         """
         training, device = self.training, self.accelerator.device
         if not training.capture or device.type != "cuda" or self.accelerator.num_processes > 1:
@@ -501,7 +502,7 @@ class Trainer(Callback):
         return whole.to(device)
 
     def row_numbers(self, training_set: Batch) -> Generator[RowNumbers, None, None]:
-        """Yield the numbers of the examples in the batches of the steps that are left."""
+        """Yield the indices of the examples in the batches of the steps that are left."""
         training, size = self.training, len(training_set.inputs)
         for step in range(self.engine.step, self.engine.step if self.progress.stopped_early else training.steps):
             rows = rows_of_step(size, "train", step // training.batch_repeats, training.batch_size, self.settings.data_seed)
@@ -510,10 +511,10 @@ class Trainer(Callback):
 
     @contextmanager
     def _stop_on_signals(self) -> Iterator[None]:
-        """Stop after a checkpoint on a signal of `stop_signals`, up to `on_train_end`.
+        """Make training stop after a checkpoint on a signal of `stop_signals`, until `on_train_end`.
 
-        Of several processes none catches signals: they would stop at different steps and wait for each other. Only the main
-        thread may handle signals.
+        Signals are not caught if there are several processes, which would stop at different steps and wait for each other. Only
+        the main thread may handle signals.
         """
         with self._signals:
             if self.accelerator.num_processes == 1 and threading.current_thread() is threading.main_thread():
@@ -562,13 +563,13 @@ class Trainer(Callback):
         return loss, StepOutputs(output.detach(), rows, share.weight)
 
     def on_step_end(self, engine: Engine, result: StepResult) -> None:
-        """Log, raise the training lengths, validate and save a checkpoint, each after the steps that the settings name.
+        """Log, update the curriculum, validate and save a checkpoint, each after the steps that the settings name.
 
         Raises NonFiniteLossError before anything of a loss that is not finite is logged, scored or saved, and KeyboardInterrupt
         after a checkpoint if a signal asked the process to stop.
         """
         step, training = engine.step, self.training
-        for buffer in self._statistics:  # else the processes would score, and stop, by different statistics of batches
+        for buffer in self._statistics:  # otherwise the processes would score, and stop, by different batch statistics
             distributed.broadcast(buffer, 0)
         logs = step in (1, training.steps) or step % training.log_every == 0
         validates = step == training.steps or bool(training.eval_every and step % training.eval_every == 0)
@@ -633,7 +634,7 @@ class Trainer(Callback):
         self.engine.stop_requested |= progress.stopped_early
 
     def _error(self, found: dict[str, Any] | None) -> tuple[float, float]:
-        """Return the error of a validation, smaller is better, by `training.best_by`. The second number decides between ties."""
+        """Return the error of a validation by `training.best_by`; smaller is better, and the second number breaks ties."""
         if found is None or found["value"] is None:
             return inf, inf if found is None else 0.0
         error, loss = (-1 if self.task.higher_is_better else 1) * found["value"], inf if found["loss"] is None else found["loss"]
@@ -675,13 +676,13 @@ class Trainer(Callback):
             return
         if not (self.folder / "baselines.json").exists():
             write_baselines(Run(self.folder), fitted=False)
-        if self.accelerator.num_processes == 1:  # of several processes each has a part of a split model
+        if self.accelerator.num_processes == 1:  # each of several processes may have only a part of a split model
             examples = find_examples(self.model, self.task, self.training.batch_size, self.settings.data_seed)
             if examples is not None:
                 write_text(self.folder / "examples.json", json.dumps(examples))
 
     def save(self, name: str) -> None:
-        """Write a checkpoint of the model, and if it is "last" of all that the rest of the run depends on.
+        """Write a checkpoint of the model; the checkpoint "last" also contains everything that the rest of the run depends on.
 
         The logs are flushed before "last", so that they have no row that a resumed run would write again.
         """
@@ -689,13 +690,13 @@ class Trainer(Callback):
         state: dict[str, Any] = {"step": engine.step, "best": self.progress.best}
         if resumable:
             self._saved_step = engine.step
-        weights = whole_tensors(self.model.state_dict(), keep=self.is_main)
+        weights = gather_tensors(self.model.state_dict(), return_tensors=self.is_main)
         files: dict[str, dict[str, Tensor]] = {}
         if resumable:
             generators = gather_object([generator_states()])
-            files["optimizer"] = whole_tensors(optimizer_tensors(engine.optimizer, self.model), keep=self.is_main)
+            files["optimizer"] = gather_tensors(optimizer_tensors(engine.optimizer, self.model), return_tensors=self.is_main)
             if average is not None and average.count:
-                files["average"] = whole_tensors(average.weights, keep=self.is_main)
+                files["average"] = gather_tensors(average.weights, return_tensors=self.is_main)
             state |= {**vars(self.progress), "patience_used": self.patience.used, "max_length": self.lengths.max_length}
             state |= {"n_averaged": 0 if average is None else average.count, "lr": float(engine.optimizer.param_groups[0]["lr"])}
             state |= {
@@ -762,7 +763,7 @@ class Trainer(Callback):
         if self._batch_scores[0] != self.engine.step:
             output, rows, weight = result.outputs
             main = {self.task.metric: self.task.metrics("train")[self.task.metric].to(output.device)}
-            main[self.task.metric].distributed_available_fn = is_not_distributed
+            main[self.task.metric].distributed_available_fn = distributed_available
             self.task.update(main, output, rows)
             loss, score = self.task.loss(output, rows).item(), float(main[self.task.metric].compute())
             if self.accelerator.num_processes > 1:  # weighted by the numbers of scored answers

@@ -20,14 +20,14 @@ try:
 except KeyboardInterrupt:
     sys.exit(130)
 """
-_PATIENCE = 60  # seconds that a worker has for its last checkpoint
+_PATIENCE = 60  # seconds in which a worker must write its last checkpoint
 
 
 def run_workers(folder: Path, n_workers: int, echo: Callable[[str], None]) -> None:
-    """Run processes that work on a sweep until all have ended. A KeyboardInterrupt has them save checkpoints and end first."""
+    """Run processes that work on a sweep until all have ended. On KeyboardInterrupt they save checkpoints and end first."""
     command = [sys.executable, "-c", _PROGRAM, str(folder)]
     environments = [worker_environment(i, n_workers) for i in range(n_workers)]
-    # The pipe closes when this process ends, even if it is killed, which is how `stop_with_parent` knows.
+    # The pipe closes when this process ends, even if it is killed; `stop_with_parent` detects this.
     processes = [subprocess.Popen(command, env=environment, stdin=subprocess.PIPE) for environment in environments]
     try:
         for process in processes:
