@@ -15,7 +15,7 @@ QUANTILE_COLUMN = re.compile(r"q(0\.\d+)")
 
 
 def find_cutoffs(collection: Collection, start: Any, stride: int, horizon: int) -> np.ndarray:
-    """Return the number of each series, and of the steps that are known at each of its cutoffs, (n, 2).
+    """Return the cutoffs of all series, (n, 2): the index of the series, and the number of steps that are known.
 
     start: the number of steps known at the first cutoff, or the time stamp of the first step that is forecast.
     """

@@ -33,17 +33,18 @@ from longscan.estimators.streams import ClassifierStream
 
 
 class SSMClassifier(ClassifierMixin, SeriesEstimator):
-    """A classifier of series: state space systems and a linear map of what their outputs are over time.
+    """A classifier of series: state space systems and a linear map of features of their outputs.
 
-    By default the systems are two layers of random, untrained systems, whose number depends on the data, and the map is a ridge
-    regression with the penalty of lowest leave-one-out cross-entropy: see `longscan.estimators.features` and `ridge`. If a
-    setting of a stack or of training is given (`spec` to `weight_decay`, `validation_fraction` or `callbacks`), a stack of state
-    space blocks is trained instead, and its outputs are pooled over time.
+    By default the systems are two layers of random, untrained systems, whose number depends on the data. Their outputs are
+    summarised over time, and the map is a ridge regression with the penalty of lowest leave-one-out cross-entropy: see
+    `longscan.estimators.features` and `longscan.estimators.ridge`. If a setting of a stack or of training is given (`spec` to
+    `weight_decay`, `validation_fraction` or `callbacks`), a stack of state space blocks is trained instead, and its outputs are
+    pooled over time.
 
     X is a table (n, L) of equally long series of one channel (an array or a frame), an array (n, L, C), a list of arrays or
     frames (L_i,) or (L_i, C) of any lengths, a Series of these, indexed by case, or a frame indexed by (case, time), whose rows
-    are sorted by case and time. Other frames and Series are refused if their index decreases or has duplicates. Labels, and times
-    that are a frame, are matched with their series by the index if both have one; channels are matched by name.
+    are sorted by case and time. Other frames and Series raise ValueError if their index decreases or has duplicates. Labels, and
+    times that are a frame, are matched with their series by the index if both have one; channels are matched by name.
 
     `times`, given to `fit` and to `predict`, are the times of the steps: (n, L), a list of one array for each series, or "index"
     for the index of frames; at uneven times the layers forget more over a longer step. Channels are standardised with the mean
@@ -75,7 +76,7 @@ class SSMClassifier(ClassifierMixin, SeriesEstimator):
         random_state: a number, a `numpy.random.RandomState` or None; the same number gives the same model.
         layout: the axes of arrays: "nlc", (cases, steps, channels) and (steps, channels), or "ncl", (cases, channels, steps) and
             (channels, steps), as in aeon and PyTorch's convolutions. None: "nlc", but an array with more channels than steps
-            is refused, as it may be "ncl". Rows of frames are steps for every layout.
+            raises ValueError, as it may be "ncl". Rows of frames are steps for every layout.
         output: "numpy", predictions as arrays; "pandas", as a Series or a frame indexed by case; "auto", the latter for frames
             indexed by (case, time), the former for all other input, as in scikit-learn.
         callbacks: `longscan.engine.Callback`s, called after each update and at the end. Each epoch logs a row of split "train"

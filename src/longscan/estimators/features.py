@@ -27,9 +27,9 @@ Classifiers have further features where these lower the leave-one-out error beyo
 as means over equal parts of a series, each step of a series of up to `MOST_VALUES` steps. They find classes that depend on a
 linear function of all steps, or on one of them.
 
-Groups with long time constants are summarised at every k-th step, with `SAMPLES` of them in the shortest time constant. A
-step counts by a ramp from 0 to 1 around the threshold, `RAMP` deviations wide, so that rounding errors do not change
-features.
+Groups with long time constants are summarised at every k-th step, with `SAMPLES` of these steps in the shortest time constant.
+The weight of a step in a share rises linearly from 0 to 1 around the threshold, over `RAMP` standard deviations, so that rounding
+errors do not change features.
 """
 
 import math
@@ -46,28 +46,31 @@ from longscan.estimators.ridge import RidgeFit, regression_seconds
 from longscan.estimators.series import StandardisedSeries
 from longscan.ops.linear_scan import linear_scan
 
-FIRST, SECOND = 8, 4  # groups of a layer, of which the first has no memory
-STATES = 16  # of a group
+FIRST, SECOND = 8, 4  # number of groups of the first and the second layer; the first group of each has no memory
+STATES = 16  # number of states of a group
 THRESHOLDS = 6
 TAIL = 0.002  # smallest share of steps above or below a threshold in the tails of the outputs
 INTERVALS = (2, 4, 8)
 SHORTEST, LONGEST = 0.5, 2.0
 MOST = 600.0
-FASTEST = 2.0  # half turns in a time constant, at most
-MIXED = 8  # columns at most that a state reads, and states that an output reads
+FASTEST = 2.0  # largest number of half turns of an eigenvalue in its time constant
+MIXED = 8  # largest number of columns that a state reads, and of states that an output reads
 RAMP = 0.05
-SAMPLES = 4.0  # of outputs in the shortest time constant of a group
-OUTPUTS = 640  # of the first layer
-FEWEST_SERIES = 300  # of a fit in a limited time
-FEWEST_OUTPUTS = 64  # without a limit of the time; with one there may be as few as one for each group
-HIDDEN = 8  # outputs of each group of the first layer that the second reads
-WORK = 4e9  # steps of all series times outputs from which outputs are fewer
-MANY_SERIES, THEIR_OUTPUTS = 3000, 96  # the cost of the regression grows with the cube of the smaller of series and features
-STEPS_AT_ONCE = 8192  # of the series of a batch
-CALIBRATION_STEPS, CALIBRATION_LENGTH = 8192, 1024  # of the series by which thresholds are chosen, together and each
-MOST_VALUES = 512  # of a channel that are features themselves, at most
-VALUES_PER_OUTPUT = 8  # of all channels for each output, at most, so that they are fewer than the other features
-LARGEST_FEATURE = 5.0  # deviations from the mean; one that is nearly constant in the fit can be thousands elsewhere
+SAMPLES = 4.0  # number of outputs in the shortest time constant of a group
+OUTPUTS = 640  # largest number of outputs of the first layer
+FEWEST_SERIES = 300  # smallest number of series of a fit in a limited time
+FEWEST_OUTPUTS = 64  # smallest number of outputs without a time limit; with one it is the number of groups
+HIDDEN = 8  # number of outputs of each group of the first layer that the second layer reads
+WORK = 4e9  # steps of all series times outputs; where `OUTPUTS` would exceed it, there are fewer outputs
+# With more series than this there are at most so many outputs: the cost of the regression grows with the cube of the number of
+# series or features, whichever is smaller.
+MANY_SERIES, THEIR_OUTPUTS = 3000, 96
+STEPS_AT_ONCE = 8192  # number of steps of the series of a batch
+# Number of steps of the series from which thresholds are chosen: of all together, and of each at most.
+CALIBRATION_STEPS, CALIBRATION_LENGTH = 8192, 1024
+MOST_VALUES = 512  # largest number of values of a channel that are features themselves
+VALUES_PER_OUTPUT = 8  # largest number of values of all channels for each output, so that the other features are more
+LARGEST_FEATURE = 5.0  # in standard deviations; a feature that is nearly constant in the fit can be thousands elsewhere
 SHAPE_KINDS = ("distribution", "intervals", "extremes")
 LINEAR_KINDS = ("means", "part means", "ends")
 KINDS = (*SHAPE_KINDS, *LINEAR_KINDS)
@@ -116,9 +119,9 @@ class _Group(nn.Module):
         register("thresholds", np.zeros((THRESHOLDS, outputs)))
 
     def forward(self, u: Tensor, elapsed: Tensor | None, out: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Return the outputs (outputs, n, l) at every `stride`-th step for columns u (n, L, columns), and `HIDDEN` at all steps.
+        """Return the outputs (outputs, n, l) at every `stride`-th step, and `HIDDEN` of them at all steps, for u (n, L, columns).
 
-        out: buffer, as large as the outputs at all steps, into which the former are written; None for a new tensor.
+        out: buffer, as large as the outputs at all steps, into which the first result is written; None for a new tensor.
         """
         x = self._states(u, elapsed)
         few = x[:, :: self.stride]
@@ -148,7 +151,7 @@ class _Group(nn.Module):
         return torch.cat(parts, 2).flatten(2)
 
     def calibrate(self, u: Tensor, steps: Tensor, elapsed: Tensor | None, random: np.random.RandomState) -> None:
-        """Choose scales and thresholds by columns of some series. steps: (n, L) bool, those that are not padding."""
+        """Choose scales and thresholds from the columns u of some series. steps: (n, L) bool, False at padding."""
         x = self._states(u, elapsed)[steps]
         self.readout.mul_(1 / _deviation(x)[:, None])
         y = (x @ self.readout).T
@@ -226,8 +229,8 @@ class StateFeatures(nn.Module):
         values: number of values of each channel that are features as well, means over as many equal parts of a series.
 
     Attributes:
-        families: (n_features, 2), the group of each feature, and the place of its kind in `kinds`. The values are a group and a
-            kind after the others.
+        families: (n_features, 2), for each feature the index of its group and of its kind in `kinds`. Values of channels have a
+            separate group and kind, with the next indices.
 
     `calibrate` must be called before `forward`.
     """
@@ -289,7 +292,7 @@ class StateFeatures(nn.Module):
         padding = None if valid is None else ~valid
         weights: dict[int, Tensor] = {}
         buffers: tuple[Tensor | None, Tensor | None] = (None, None)
-        if not (torch.is_grad_enabled() and inputs.requires_grad):  # as new tensors take longer than what is computed
+        if not (torch.is_grad_enabled() and inputs.requires_grad):  # allocating new tensors takes longer than the computation
             of_outputs, of_values = inputs.new_empty(2, self.outputs // FIRST, *inputs.shape[:2])
             buffers = of_outputs, of_values
         found: list[Tensor] = []
@@ -305,7 +308,7 @@ class StateFeatures(nn.Module):
 
     @torch.no_grad()
     def calibrate(self, inputs: Tensor, valid: Tensor | None, elapsed: Tensor | None, random: np.random.RandomState) -> None:
-        """Choose scales and thresholds by the outputs for some of the series of a fit; the arguments are those of `forward`."""
+        """Choose scales and thresholds from the outputs for some of the series of a fit; arguments are those of `forward`."""
         steps = torch.ones(inputs.shape[:2], dtype=torch.bool, device=inputs.device) if valid is None else valid
         self.difference_scale.copy_(_deviation(self._differences(inputs, valid)[steps]))
         for _ in self._outputs(inputs, valid, elapsed, lambda group, u, times: group.calibrate(u, steps, times, random)):
@@ -321,8 +324,8 @@ class StateFeatures(nn.Module):
     ) -> Iterator[tuple[_Group, Tensor]]:
         """Yield each group of systems and its outputs (outputs, n, l), l steps of L.
 
-        prepare: called before with the group, its columns and elapsed times. out: buffer for the outputs of a group, which
-        those of the next one replace.
+        prepare: function of a group, its columns and its elapsed times, called before the group runs. out: buffer for the outputs
+        of a group, which the next group overwrites.
         """
         if valid is not None:
             inputs = inputs.where(valid[..., None], 0.0)
@@ -354,7 +357,7 @@ class StateFeatures(nn.Module):
 
 
 class FeatureModel(nn.Module):
-    """A linear map of standardised `StateFeatures`, which are limited to `LARGEST_FEATURE` on both sides of 0.
+    """A linear map of standardised `StateFeatures`, which are clipped to +-`LARGEST_FEATURE`.
 
     Args:
         channels, length, outputs, kinds, values: of the features.
@@ -385,7 +388,7 @@ class FeatureModel(nn.Module):
 
     @classmethod
     def from_regression(cls, features: StateFeatures, fit: RidgeFit) -> Self:
-        """Return the model of a regression from features; it contains `features`."""
+        """Return a model that computes `features` and applies a ridge regression that was fitted to them."""
         model = cls(
             channels=features.channels,
             length=features.length,
@@ -423,11 +426,11 @@ def calibrated_features(
     *,
     with_values: bool = False,
 ) -> tuple[StateFeatures, int]:
-    """Return features for series, with scales and thresholds from some of them, and for how many series there is time.
+    """Return calibrated features for series, and the number of series to which there is time to fit.
 
-    seconds: time to compute the features and to fit the regression. If the fewest features of all series
-    take longer, the number of series is smaller, but at least `FEWEST_SERIES`. None: no limit, all series, and a result that does
-    not depend on the speed. with_values: whether values of the channels are features as well, `MOST_VALUES` of each at most.
+    seconds: time to compute the features and to fit the regression. If the smallest number of features takes longer for all
+    series, the number of series is smaller, but at least `FEWEST_SERIES`. None: no limit, all series, and a result that does not
+    depend on the speed. with_values: whether values of the channels are features as well, at most `MOST_VALUES` of each.
     """
     count, length, channels = series.values.shape
     outputs = choose_outputs(count, length)
@@ -448,7 +451,7 @@ def calibrated_features(
             features(*batch).cpu()
         end = monotonic()
         of_features = (end - calibrated) / share
-        # Of the kinds that are linear in the outputs and of all, or of the features without the values and of all.
+        # Two regressions are fitted: from linear kinds and from all kinds, or from features without values and from all features.
         fits = 2 if len(features.kinds) == len(KINDS) or values else 1
         of_fits = fits * regression_seconds(count, features.n_features)
         seconds -= end - start

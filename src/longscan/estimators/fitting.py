@@ -46,7 +46,7 @@ from longscan.layers._settings import declared_types
 from longscan.models import SequenceModel, optimizer_groups
 
 CLIP = 1.0
-WARMUP = 0.1  # of the steps
+WARMUP = 0.1  # fraction of the steps with a linear warm-up of the learning rate
 Spec = str | Sequence[Mapping[str, Any]]
 BlockOptions = Mapping[str, Mapping[str, Any]]
 
@@ -140,24 +140,24 @@ def minimise(
 
     Args:
         model: the model; it is in evaluation mode afterwards.
-        loss_of: returns the mean loss of some examples.
-        epoch: returns the examples of an epoch in the order in which they are shown.
+        loss_of: function of the indices of some examples that returns their mean loss.
+        epoch: function that returns the indices of the examples of an epoch in the order of training.
         epochs: largest number of epochs.
         batch_size: number of examples of an update.
         lr: largest learning rate.
         weight_decay: of the parameters that declare decay.
         random: passed to `epoch`.
         schedule_epochs: number of epochs after which the cosine is 0, `epochs` without it.
-        evaluate: returns errors by name, compared in this order, after each epoch and at the end; the weights of the smallest are
-            kept.
+        evaluate: function that returns errors by name, called after each epoch and at the end. The weights with the smallest
+            errors, compared in the order of their names, are restored.
         patience: epochs without a smaller error after which training ends; 0: never.
-        seconds: time within which training ends, with the schedule: the learning rate depends on the part of the updates or on
-            the part of the time that is over, whichever is larger. So it reaches 0 in time even if the speed changes, which an
-            estimate from the first updates would not. None: no limit, and results that do not depend on the speed.
+        seconds: time limit of the training. The schedule depends on the fraction of the updates or of the time that has passed,
+            whichever is larger, so that the learning rate reaches 0 within the limit even if the speed changes. None: no limit,
+            and results that do not depend on the speed.
         callbacks: called after those of this function.
         verbose: True or 1 for a progress bar.
 
-    Raises ValueError if the loss stops being finite, as scikit-learn's own estimators do.
+    Raises ValueError if the loss is no longer finite, as scikit-learn's own estimators do.
     """
     reserve, start = 0.0, monotonic()
     if seconds is not None and evaluate is not None:
@@ -226,13 +226,13 @@ class Examples(NamedTuple):
     weights: np.ndarray | None
 
     def select(self, rows: np.ndarray) -> "Examples":
-        """Return some of the examples. rows: (m,), their numbers."""
+        """Return some of the examples. rows: (m,), their indices."""
         weights = None if self.weights is None else self.weights[rows]
         return Examples(self.collection.select(rows), self.targets[rows], weights)
 
 
 def _choose_rows(targets: np.ndarray, count: int, random: np.random.RandomState) -> np.ndarray:
-    """Return the numbers of `count` random examples in increasing order, and of one of each class that has none among them.
+    """Return the indices of `count` random examples, and of one of each class that has none among them, in increasing order.
 
     targets: (n,) integers for classes, (n, K) floats for numbers.
     """
@@ -331,7 +331,7 @@ class SeriesEstimator(SavedEstimator):
             collection = self._read_table(X, times, known, fitting=fitting)
         else:
             collection = read_collection(X, times, layout=cast("Any", self.layout), known=known)
-            if fitting:  # what an earlier fit to a table saw
+            if fitting:  # attributes of an earlier fit to a table
                 for name in ("n_features_in_", "feature_names_in_"):
                     if hasattr(self, name):
                         delattr(self, name)
@@ -379,7 +379,7 @@ class SeriesEstimator(SavedEstimator):
         raise NotImplementedError
 
     def _errors(self, outputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
-        """Return what is compared on validation data, the first first: name -> error of each series, (b,)."""
+        """Return the errors that are compared on validation data, most important first: name -> error of each series, (b,)."""
         return {"loss": self._losses(outputs, targets)}
 
     def _read_validation(self, given: Any, read_targets: Callable[[Collection, Any], Tensor]) -> Examples | None:

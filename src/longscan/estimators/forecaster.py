@@ -61,22 +61,22 @@ from longscan.estimators.shifts import OLDEST, ShiftLimits, find_shifts, measure
 from longscan.estimators.threads import choose_threads, limited_threads
 from longscan.models import Forecaster
 
-HELD_BACK = 0.2  # of each series, to choose the number of epochs
-PATIENCE = 3  # epochs without an improvement
-CALIBRATION_VALUES = 4_000_000  # windows x horizon x channels, by which quantiles are corrected
+HELD_BACK = 0.2  # fraction of each series that is held back to choose the number of epochs
+PATIENCE = 3  # number of epochs without an improvement after which training ends
+CALIBRATION_VALUES = 4_000_000  # largest product of windows, horizon and channels from which quantiles are corrected
 SMALLEST_UNIT = 1e-2  # added to the standard deviation of a window, in units of the channel's
-MOST_FILLED = 3.0  # equal steps for each step at uneven times, up to which they are interpolated to equal steps
-MOST_HORIZONS = 4  # that forecasts at uneven times extend to, beyond which the last one is repeated
-LARGEST_RATIO = 3.0  # of the deviations of series that are standardised together
-FORECAST_BATCH = 256  # windows that are forecast together
-FLOAT32_ROUNDING = 1e-5  # bound for the values of a channel, in units of its standard deviation
-SEARCH_TIME = 0.4  # of `minutes`, for the number of epochs; the final training on all steps takes up to 1.25 times as long
-COMPARED = 500  # windows of the part that is held back, evenly spaced
-EPOCH_WINDOWS = 512  # that an epoch shows at most
-SMALLEST_GAIN = 0.005  # in the error on later steps, for which covariates are used
-BLOCK_GAIN = 0.1  # in the error on the part that is held back, for which the blocks are used; less of it does not last
-FEWEST_FORECASTS = 10  # without common steps in the part that is held back, for which the blocks are trained
-BLOCK_WINDOW = 96  # steps that the blocks read at most next to a linear forecast
+MOST_FILLED = 3.0  # series at uneven times are interpolated to equal steps if there are at most so many for each step
+MOST_HORIZONS = 4  # largest number of horizons of forecasts at uneven times, after which the last value is repeated
+LARGEST_RATIO = 3.0  # largest ratio of the standard deviations of series that are standardised together
+FORECAST_BATCH = 256  # number of windows that are forecast together
+FLOAT32_ROUNDING = 1e-5  # bound of the rounding of the values of a channel, in units of its standard deviation
+SEARCH_TIME = 0.4  # fraction of `minutes` for choosing the number of epochs; the final training takes up to 1.25 times as long
+COMPARED = 500  # largest number of windows of the held-back part on which models are compared, evenly spaced
+EPOCH_WINDOWS = 512  # largest number of windows in an epoch
+SMALLEST_GAIN = 0.005  # smallest relative gain in the error on later steps for which covariates are used
+BLOCK_GAIN = 0.1  # smallest relative gain in the error on the held-back part for which the blocks are used
+FEWEST_FORECASTS = 10  # the blocks are trained only if so many forecasts without common steps fit into the held-back part
+BLOCK_WINDOW = 96  # largest number of steps that the blocks read if there is a linear forecast
 
 _log = logging.getLogger("longscan")
 
@@ -87,48 +87,49 @@ class SSMForecaster(SavedEstimator):
     A series is an array (L,) or (L, C), a Series or a frame whose rows are the steps; `fit` also takes several: a list of these,
     an array (n, L, C), or a frame indexed by (case, time).
 
-    The forecast is the sum of a linear forecast and of what the blocks add to it. The linear one is an average of ridge
-    regressions from windows of different length to the steps ahead, of each channel and of all channels. Penalties and
-    weights are chosen by the errors on two or four later parts of the series. The blocks read the last 96 steps at most and
-    are trained on windows of the series, by the mean absolute error in units of each window's own standard deviation. At first
-    the last fifth of each series is held back, or the last `horizon` steps if these are more: the blocks are trained for as many
-    epochs as give the lowest mean squared error there, and what they add is multiplied by the factor from 0 to 1 of lowest error.
-    They are left out unless the error is lower than that of the linear forecast by 10 % and by two standard errors of the
-    difference, and not trained if fewer than ten
-    forecasts without common steps fit into the part, as that tells too little.
+    The forecast is the sum of a linear forecast and of the output of the blocks. The linear forecast is an average of ridge
+    regressions from windows of different length to the steps ahead, of each channel and of all channels. Penalties and weights
+    are chosen by the errors on two or four later parts of the series. The blocks read at most the last 96 steps. They are trained
+    on windows of the series, by the mean absolute error in units of each window's standard deviation. At first the last fifth of
+    each series is held back, or the last `horizon` steps if these are more. The number of epochs and a factor from 0 to 1 for the
+    output of the blocks are those with the lowest mean squared error on this held-back part. The blocks are left out unless the
+    error is lower than that of the linear forecast by 10 % and by two standard errors of the difference. They are not trained if
+    fewer than ten forecasts without common steps fit into the held-back part, because such a comparison is unreliable.
 
     With 2 to 32 channels, diagonal state space systems of up to five time constants read all of them, and a ridge regression from
-    their states forecasts what the linear forecast misses. It is used instead of the blocks if it lowers the error on the part
-    that is held back by 5 % and by two standard errors, where ten forecasts without common steps fit into that part, see
+    their states forecasts the errors of the linear forecast. It is used instead of the blocks if it lowers the error on the
+    held-back part by 5 % and by two standard errors, and ten forecasts without common steps fit into that part, see
     `longscan.estimators.readout`.
 
-    Then everything is fitted to the whole series. Series that are too short for windows of 336 steps are forecast by regressions
-    of their differences as well, from one season to the next, or from step to step. Their season is that of the clock, or without
-    dates the lag of the highest autocorrelation. The forecast of a single series of less than five horizons without a season is
-    half that of the regressions and half its last value and mean change, or the latter alone if it is too short for any
-    comparison. If several series, or one with a season, are too short, the last value is repeated. If `window` is set to more
-    steps than can be compared, the blocks forecast alone and are trained for all `epochs`.
+    Then everything is fitted to the whole series. Series that are too short for windows of 336 steps are forecast also by
+    regressions of their differences, from one season to the next, or from step to step. Their season is that of the clock, or
+    without dates the lag of the highest autocorrelation. The forecast of a single series of less than five horizons without a
+    season is the mean of that of the regressions and of its last value continued by its mean change, or the latter only if the
+    series is too short to compare regressions. If several series, or one with a season, are too short, the last value is
+    repeated. If `window` is set to more steps than can be compared, there is no linear forecast, and the blocks are trained for
+    all `epochs`.
 
     With `times`, the series are interpolated linearly to equal steps of the median gap, which end at the last time and are
     forecast as above; forecasts at other times are interpolated, and those beyond `horizon` equal steps are made from the
     forecast. If this would need more than three equal steps for each step, or the series are too short for a linear forecast,
     the blocks read the steps with the times between them, forecast alone and are trained for all `epochs`.
 
-    Of several series, one with large values would decide what is fitted. If the deviations of a channel in two series differ by
-    more than a factor of three, each series is therefore standardised by its own mean and deviation, and the regressions have no
-    constants, so that the forecast of a series does not depend on its unit.
+    If the standard deviations of a channel in two series differ by more than a factor of three, each series is standardised by
+    its own mean and deviation, because the series with the largest values would otherwise dominate the fit. The regressions then
+    have no constants, so that the forecast of a series does not depend on its unit.
 
     The index of a Series or a frame is its clock, and forecasts are indexed by the time stamps that follow: an hourly
     series until noon gives a forecast indexed from 13:00 on, in its time zone. Clocks are numbers, dates, periods or durations.
-    Without `times` steps must be equal: a clock with gaps, of mixed frequency, with duplicates or in another order is refused.
+    Without `times` steps must be equal: a clock with gaps, mixed frequencies, duplicates or times in another order raises
+    ValueError.
 
     If the level of a channel shifts in the last 48 steps by more than any error of the linear forecast in `fit`, the forecast is
     made from the window without the shift, which is then added to it: see `longscan.estimators.shifts`. This needs a linear
-    forecast and a series of some hundred steps in `fit`.
+    forecast and a series of a few hundred steps in `fit`.
 
     Numbers such as -9999, which consist of nines and are far from all other values of a channel, are read as missing values: the
-    last value before them takes their place, and a warning is logged. If a channel reaches its smallest or largest value again
-    and again, such as 0 for rain, forecasts do not cross it.
+    last value before them replaces them, and a warning is logged. If a channel reaches its smallest or largest value repeatedly,
+    such as 0 for rain, forecasts do not cross it.
 
     Covariates are series that are known ahead, such as holidays, prices or a weather forecast. Their effect on each channel is
     linear, without a delay, and estimated by generalised least squares; the series without it are forecast as described above,
@@ -154,7 +155,7 @@ class SSMForecaster(SavedEstimator):
         n_jobs: number of threads of torch in `fit` and `predict`, see `SSMClassifier`.
         random_state: a number, a `numpy.random.RandomState` or None; the same number gives the same model.
         layout: the axes of arrays: "nlc", (steps, channels) and (series, steps, channels), or "ncl", (channels, steps) and
-            (series, channels, steps). None: "nlc"; an array with more channels than steps is refused. Rows of frames are steps.
+            (series, channels, steps). None: "nlc"; more channels than steps raise ValueError. Rows of frames are always steps.
         quantiles: probabilities of the quantiles of `predict_quantiles` and `backtest`, in increasing order, such as (0.1, 0.5,
             0.9); None for none. The blocks are then trained by the pinball loss as well, and the quantiles of each step ahead are
             corrected by the errors on the part that is held back.
@@ -944,9 +945,9 @@ class _Validation:
 
 
 class _Windows(NamedTuple):
-    """Windows that begin at each step of a range of every series, numbered series by series, without a table of them.
+    """Windows that begin at each step of a range of every series, numbered series by series, without a table of all windows.
 
-    first: (n,), the first of these steps. end: (n,), how many windows there are in a series and in those before it.
+    first: (n,), the first of these steps of each series. end: (n,), the number of windows up to the end of each series.
     """
 
     first: np.ndarray
@@ -963,7 +964,7 @@ class _Windows(NamedTuple):
         return int(self.end[-1])
 
     def starts(self, numbers: np.ndarray) -> np.ndarray:
-        """Return number of the series and first step of the windows of these numbers (m,), (m, 2)."""
+        """Return the index of the series and the first step, (m, 2), of the windows with these numbers (m,)."""
         series = np.searchsorted(self.end, numbers, side="right")
         before = np.concatenate([[0], self.end])[series]
         return np.stack([series, self.first[series] + numbers - before], 1)
@@ -986,9 +987,10 @@ def _later_starts(lengths: np.ndarray, early: np.ndarray, window: int, horizon: 
 
 
 def _count_independent(starts: np.ndarray, horizon: int) -> np.ndarray:
-    """Return for each step ahead (horizon,) how many errors of the windows at `starts` (n, 2) are about independent.
+    """Return for each step ahead (horizon,) the approximate number of independent errors of the windows at `starts` (n, 2).
 
-    Errors k steps ahead of origins less than k steps apart are in part those of the same steps.
+    Errors k steps ahead are not independent if their origins are less than k steps apart, as they contain errors of the same
+    steps.
     """
     found = np.zeros(horizon)
     for series in np.unique(starts[:, 0]):

@@ -8,10 +8,10 @@ import numpy as np
 
 from longscan.estimators.series import Collection
 
-CODE_DISTANCE = 5  # of a code from all other values, in units of their range
+CODE_DISTANCE = 5  # smallest distance of a code from all other values, in units of their range
 SMALLEST_CODE = 99
-LIMIT_SHARE = 0.01  # of the steps at which a limit is reached
-LIMIT_VISITS = 5  # separate times at which a limit is reached, some of them in each half of the steps
+LIMIT_SHARE = 0.01  # smallest fraction of the steps at which a limit is reached
+LIMIT_VISITS = 5  # smallest number of separate runs of steps at which a limit is reached, some in each half of the steps
 
 
 class Limits(NamedTuple):
@@ -52,9 +52,9 @@ def find_codes(collection: Collection) -> list[float | None]:
 
 
 def fill_codes(collection: Collection, codes: Sequence[float | None], fallback: np.ndarray) -> Collection:
-    """Return the collection with the last value before each code in its place, or with the first value after leading ones.
+    """Return the collection with each code replaced by the last value before it, or leading codes by the first value after them.
 
-    codes: as `find_codes` returns them. fallback: (C,), for series of nothing but codes.
+    codes: as `find_codes` returns them. fallback: (C,), the values of series that have only codes.
     """
     if all(code is None for code in codes):
         return collection
@@ -75,8 +75,8 @@ def fill_codes(collection: Collection, codes: Sequence[float | None], fallback: 
 def find_limits(collection: Collection, rounding: np.ndarray) -> Limits:
     """Return the smallest and largest value of each channel where it is a hard limit, such as 0 of rain or 100 of humidity.
 
-    The series must be there again and again: at `LIMIT_SHARE` of the steps, in at least `LIMIT_VISITS` separate stretches, and in
-    both halves of the steps. rounding: (C,), of the values that the forecaster reads.
+    The channel must reach the value at a fraction `LIMIT_SHARE` of the steps, in at least `LIMIT_VISITS` separate runs, and in
+    both halves of the steps. rounding: (C,), bounds of the rounding errors of the values that the forecaster reads.
     """
     flat = collection.values[collection.valid]
     first_half = (np.arange(collection.values.shape[1]) < collection.lengths[:, None] / 2)[collection.valid]

@@ -4,20 +4,20 @@ A regression forecasts step k after the last W steps x_1 ... x_W of a channel, r
 
     y_k = r + sum_j weight_kj (x_j - r).
 
-The reference is the last step, the mean of the W steps, or the mean of the whole series, towards which a large penalty pulls the
-forecast. Which regression is best depends on the series and on the horizon, and validation tells close ones apart only roughly.
-Each channel is therefore forecast by a convex combination of them. Its weights minimise the squared error in two or four later
-parts of the series, each forecast from the steps before it, plus a penalty on uneven weights. The errors in a part are in units
-of that of repeating the last step there, so that parts in which a series varies more do not count more. The combination is a
-linear map of the longest window again.
+The reference is the last step, the mean of the W steps, or the mean of the whole series; a large penalty moves the forecast
+towards it. Which regression is best depends on the series and on the horizon, and validation errors of similar regressions differ
+by chance. Each channel is therefore forecast by a convex combination of regressions. Its weights minimise the squared error in
+two or four later parts of the series, each forecast from the steps before it, plus a penalty on uneven weights. The errors in a
+part are divided by that of repeating the last step there, so that parts in which a series varies more do not count more. The
+combination is again a linear map of the longest window.
 
 Series that are too short for a window of `LONG_WINDOW` steps have further members: the same regressions of the differences of
-steps one season apart, x_t - x_{t-m}, or if these are too short as well, of single steps (m = 1). The forecast is then
-y_k = x_{k-m} + the forecast of the difference, so that the members include the seasonal naive forecast and the mean change from
-step to step. Series of less than five horizons are forecast in two parts that overlap, see `fold_shares`. Such a comparison tells
-little, so that without a season the forecast of a single series is half that of the members and half `continue_change`, its last
-value and its mean change. The latter is the whole forecast if no regression can be fitted and compared, and `repeat_last` that of
-series with a season and of several series.
+steps one season apart, x_t - x_{t-m}, or if these are too short as well, of single steps (m = 1). The forecast is then y_k =
+x_{k-m} + the forecast of the difference, so that the members include the seasonal naive forecast and the mean change from step to
+step. Series of less than five horizons are forecast in two parts that overlap, see `fold_shares`. Such a comparison is not
+reliable. Without a season the forecast of a single series is therefore the mean of that of the members and of `continue_change`,
+its last value and its mean change. If no regression can be fitted and compared, the forecast is `continue_change` alone, and
+`repeat_last` for series with a season and for several series.
 
 All of this needs only the sums of products x_s x_t over windows (`window_sums`): the regressions, their squared errors on other
 windows, and the products of the errors of two members, which give the squared error of any combination. There is no table of
@@ -38,18 +38,18 @@ from scipy.signal import correlate
 from longscan.models.forecaster import apply_linear_forecast
 
 WINDOWS = (12, 24, 96, 336, 720)  # candidates: up to a month of hours
-LONG_WINDOW = 336  # with which regressions of differences are no longer needed
+LONG_WINDOW = 336  # smallest window with which regressions of differences are not needed
 PENALTIES = (1e-4, 1e-3, 1e-2, 1e-1, 1.0, 10.0)  # in units of the mean variance of the features
-FOLDS = (0.6, 0.7, 0.8, 0.9)  # shares of each series before the parts that are forecast
-FEW_FOLDS = (0.6, 0.8)  # if the longest series has fewer than `HORIZONS` horizons
+FOLDS = (0.6, 0.7, 0.8, 0.9)  # fractions of each series before the parts that are forecast
+FEW_FOLDS = (0.6, 0.8)  # the same if the longest series has fewer than `HORIZONS` horizons
 HORIZONS = 20
-FEWEST_HORIZONS = 5  # in a series that is divided by `FEW_FOLDS`
-COMPARED_STEPS = 24  # of the horizon, evenly spaced, on which members are compared
-SMALLEST_UNIT = 0.1  # of the error of repeating the last step in a part, in units of its mean over the parts
+FEWEST_HORIZONS = 5  # smallest number of horizons in a series that is divided by `FEW_FOLDS`
+COMPARED_STEPS = 24  # number of steps of the horizon, evenly spaced, on which members are compared
+SMALLEST_UNIT = 0.1  # added to the error of repeating the last step in a part, in units of its mean over the parts
 EVENNESS = 0.2  # penalty on the sum of the squared weights, in units of the error of the best member
-SMALLEST_WEIGHT = 0.01  # of a member
-LEAST_CORRELATION = 0.5  # of steps one season apart, where no calendar tells the season
-MAX_OWN = 32  # channels of series whose channels may have separate regressions; bounds the time
+SMALLEST_WEIGHT = 0.01  # smallest weight of a member that is used
+LEAST_CORRELATION = 0.5  # smallest autocorrelation at the lag of a season, where the clock does not determine the season
+MAX_OWN = 32  # largest number of channels with separate regressions; it bounds the time
 ROUNDING = 1e-11  # bound of the rounding errors of the sums of products, relative to the sum of the squares of all steps
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
@@ -135,10 +135,11 @@ class _Fold(NamedTuple):
 
 
 def fold_shares(length: int, horizon: int, count: int = 3) -> tuple[float, ...]:
-    """Return the shares of each series before the parts that are forecast, for a longest of `count` series of `length` steps.
+    """Return the fractions of each series before the parts that are forecast; the longest of `count` series has `length` steps.
 
     One or two series of less than `FEWEST_HORIZONS` horizons have two parts which reach to the end and overlap: the first begins
-    two horizons before it, but after more than one horizon. Three and more series of this length take turns instead.
+    two horizons before it, but after more than one horizon. Three and more series of this length are not divided; whole series
+    are forecast in turn.
     """
     if length >= HORIZONS * horizon:
         return FOLDS
@@ -154,10 +155,10 @@ def usable_windows(lengths: Array, horizon: int, candidates: Sequence[int] = WIN
 
 
 def usable_members(lengths: Array, horizon: int, season: int) -> Members:
-    """Return what the regressions for series of these lengths read, with seasons of `season` steps, 1 for none.
+    """Return the members for series of these lengths, with seasons of `season` steps, 1 for none.
 
-    Series that are too short for `LONG_WINDOW` have differences as well. Windows of one step, and differences of single steps
-    from two, are for series that have no season, or are too short for its differences.
+    Series that are too short for `LONG_WINDOW` have regressions of differences as well. Windows of one step, and differences of
+    single steps in windows of two and more, are used for series without a season or too short for seasonal differences.
     """
     windows = usable_windows(lengths, horizon)
     if LONG_WINDOW in windows:
@@ -218,8 +219,8 @@ def repeat_last(horizon: int) -> LinearForecast:
 def continue_change(values: Array, horizon: int) -> LinearForecast:
     """Return the forecast of the last step of a series (L, C) and its mean change from step to step, for each channel.
 
-    The mean change m of deviation s (of the mean) is multiplied by max(0, 1 - s^2 / m^2), the James-Stein estimate of one mean.
-    Changes without a direction are therefore not continued.
+    The mean change m, whose standard error is s, is multiplied by max(0, 1 - s^2 / m^2), a James-Stein shrinkage of one mean. So
+    a mean change that is not larger than its standard error is not continued.
     """
     changes = np.diff(values, axis=0)
     mean = changes.mean(0) if len(changes) > 1 else np.zeros(values.shape[1])
@@ -266,10 +267,10 @@ def fit_linear(
 ) -> LinearForecast:
     """Fit a linear forecast to series (L_i, C): the combination of members of lowest error, as the module's docstring describes.
 
-    Series that are too short to be divided in time take turns: of three, with two parts to forecast, the first is only fitted to,
-    and each other is forecast from the rest. Channels have separate combinations, of regressions fitted to the channel and to all
-    channels, unless there are more than `MAX_OWN`. windows and differences: as returned by `usable_members`; the forecast reads
-    the longest window.
+    Series that are too short to be divided in time are forecast whole, in turn: of three series with two folds, the first is
+    always among those that are fitted, and each other one is forecast from the rest. Channels have separate combinations, of
+    regressions fitted to the channel and to all channels, unless there are more than `MAX_OWN`. windows and differences: as
+    returned by `usable_members`; the forecast reads the longest window.
     """
     members = Members(list(windows), list(differences), constants)
     series = [values for values in series if len(values) >= members.largest + horizon]
@@ -282,8 +283,8 @@ def fit_early_and_whole(
 ) -> tuple[LinearForecast, LinearForecast]:
     """Fit one linear forecast to the first steps of each series, `early`, and one to all steps.
 
-    The second is that of `fit_linear`. The first is chosen by those of the same later parts that lie within the first steps, so
-    that both need the same regressions, which is half of the work. If there are none, each is fitted as by `fit_linear`.
+    The second is that of `fit_linear`. The first is chosen by the later parts that lie within `early`, so that both use the same
+    regressions, which halves the work. If no part lies there, each is fitted separately by `fit_linear`.
     """
     largest = max(windows)
     pairs = [pair for pair in zip(series, early, strict=True) if len(pair[0]) >= largest + horizon]

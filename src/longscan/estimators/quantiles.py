@@ -1,8 +1,8 @@
 """Quantiles of forecasts: their loss, and their correction by the errors on windows that the model was not fitted to.
 
 The correction is that of conformal prediction: a quantile q of the forecast of step k of a channel is shifted by the q-quantile
-of the errors of that forecast on the windows that are held back. The share of later values below it is then about q, if their
-errors are distributed like these, whatever the model is.
+of the errors of that forecast on the windows that are held back. The fraction of later values below it is then about q for any
+model, if their errors have the same distribution.
 """
 
 from collections.abc import Sequence
@@ -82,9 +82,9 @@ def _offsets(
 ) -> np.ndarray:
     """Return the quantiles (horizon, C, Q) of the errors, one for each probability, wider for few independent errors.
 
-    The scale of few errors is known roughly only. For the next number after n normal ones, whose deviation is estimated from
-    these, the quantile of Student's distribution takes the place of that of the normal one. Offsets are further from the middle
-    by the difference of the two, times the root mean square error.
+    The scale of a distribution is uncertain if it is estimated from few errors. For the next of n normal numbers, whose standard
+    deviation is estimated from these, the quantile of Student's t distribution replaces that of the normal distribution. Offsets
+    are moved away from the median by the difference of the two, times the root mean square error.
     """
     error = (true[..., None] - predicted) / unit[:, None, :, None]
     # With n errors the k-th smallest is the quantile k / (n + 1): as probable a bound for one more error.

@@ -6,10 +6,10 @@ mean of the window, do not depend on the level of a channel. From these F = chan
 forecasts what the linear forecast misses in each channel and step ahead. It reads all channels, the linear forecast of a channel
 only its own.
 
-The regression is fitted to the first part of the series. Its penalty, and for each channel a factor from 0 to 1, are those of the
-lowest squared error on the part that is held back. They are fitted to that part, so that some of the gain there does not last. A
-gain is not used if it is smaller than `READOUT_GAIN`, or than `STANDARD_ERRORS` of its own standard errors, as it is by chance
-where the part that is held back is short.
+The regression is fitted to the first part of the series. Its penalty, and for each channel a factor from 0 to 1, minimise the
+squared error on the part that is held back. As they are fitted to that part, the gain on new data is smaller. The regression is
+not used if the gain is smaller than `READOUT_GAIN`, or smaller than `STANDARD_ERRORS` of its standard errors, which happens by
+chance if the held-back part is short.
 """
 
 import math
@@ -21,14 +21,14 @@ from scipy.linalg import cho_factor, cho_solve
 
 from longscan.estimators.linear import LinearForecast
 
-TIME_CONSTANTS = (3, 12, 48, 192)  # besides the last step; those up to a third of the window are used
+TIME_CONSTANTS = (3, 12, 48, 192)  # in addition to the last step; those up to a third of the window are used
 PENALTIES = (1e-3, 1e-2, 1e-1, 1.0, 10.0, 100.0)  # in units of the mean square of the features
-READOUT_GAIN = 0.05  # in the squared error on the part that is held back
+READOUT_GAIN = 0.05  # smallest relative gain in the squared error on the held-back part for which the regression is used
 STANDARD_ERRORS = 2.0
-MAX_CHANNELS = 32  # bounds memory and time: products of features and errors are as many as channels squared
-FITTED_WINDOWS = 4000  # at most, evenly spaced
+MAX_CHANNELS = 32  # bounds memory and time, which grow with the square of the number of channels
+FITTED_WINDOWS = 4000  # largest number of windows to fit to, evenly spaced
 WINDOWS_AT_ONCE = 256
-STEPS = 24  # of the horizon, evenly spaced, on which regressions are compared
+STEPS = 24  # number of steps of the horizon, evenly spaced, on which regressions are compared
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
 

@@ -19,7 +19,7 @@ from longscan.estimators.ridge import RidgeFit, fit_values
 from longscan.estimators.series import Collection, check_predictions, mean_and_deviation
 from longscan.estimators.streams import SeriesStream
 
-GAIN = 0.125  # in the leave-one-out error, for which features are used that are not linear
+GAIN = 0.125  # smallest relative gain in the leave-one-out error for which nonlinear features are used
 
 
 class SSMRegressor(RegressorMixin, SeriesEstimator):
@@ -27,8 +27,8 @@ class SSMRegressor(RegressorMixin, SeriesEstimator):
 
     X, times and the settings are those of `SSMClassifier`; targets are standardised internally. Without settings of a stack the
     ridge regression reads features that are linear in the outputs of the systems, or all features if these lower the
-    leave-one-out error by an eighth: series that are alike, such as overlapping windows, make that error too small, and linear
-    features extrapolate beyond the values of the fit.
+    leave-one-out error by an eighth. A smaller gain is not used, because similar series, such as overlapping windows, make that
+    error too small, and because linear features extrapolate beyond the values of the fit.
 
     Args:
         spec: the blocks of a stack to train, by name or as a list, as in `longscan.SequenceModel.from_spec`; "mamba" if None and
@@ -54,7 +54,7 @@ class SSMRegressor(RegressorMixin, SeriesEstimator):
         random_state: a number, a `numpy.random.RandomState` or None; the same number gives the same model.
         layout: the axes of arrays: "nlc", (cases, steps, channels) and (steps, channels), or "ncl", (cases, channels, steps) and
             (channels, steps), as in aeon and PyTorch's convolutions. None: "nlc", but an array with more channels than steps
-            is refused, as it may be "ncl". Rows of frames are steps for every layout.
+            raises ValueError, as it may be "ncl". Rows of frames are steps for every layout.
         output: "numpy", predictions as arrays; "pandas", as a Series or a frame indexed by case; "auto", the latter for frames
             indexed by (case, time), the former for all other input, as in scikit-learn.
         callbacks: `longscan.engine.Callback`s, called after each update and at the end. Each epoch logs a row of split "train"

@@ -8,8 +8,8 @@ S is the diagonal matrix of the weights of the examples, and means and deviation
 fit, row i of Y - f(Z), divided by 1 - H_ii, is the error at example i of a fit to the others. One eigendecomposition, of Z Z^T or
 of Z^T Z, whichever is smaller, gives these errors for all penalties a.
 
-Features in families may count differently: `choose_factors` minimises the leave-one-out error over factors of the families, as
-in learning with several kernels.
+Families of features may have different penalties: `choose_factors` minimises the leave-one-out error over factors of the
+families, as in multiple kernel learning.
 """
 
 import math
@@ -23,16 +23,16 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 PENALTIES = tuple(10.0 ** (power / 2) for power in range(8, -9, -1))  # in units of the number of features
-TEMPERATURES = tuple(2.0 ** (power / 2) for power in range(-4, 7))  # factors of scores
+TEMPERATURES = tuple(2.0 ** (power / 2) for power in range(-4, 7))  # candidates for the factor of scores in logits
 
-COMPARED = 300  # examples at most by which the shares of families of features are chosen
-STEPS, RATE, PRIOR = 60, 0.15, 0.2  # of the search for these shares
+COMPARED = 300  # largest number of examples from which the factors of families of features are chosen
+STEPS, RATE, PRIOR = 60, 0.15, 0.2  # steps and learning rate of the search for these factors, and its penalty
 START = 3.0  # logarithm of the first ratio of kernel and penalty
 SHARPNESS, SHARPEST = 2.0, 4.0  # logarithms of the first and the largest factor of scores in the cross-entropy
-BLOCK = 512  # features that are standardised together, where they are more than the examples
-EIGEN_WORK, SEARCH_WORK = 40, 20  # of an eigendecomposition and of a step of the search, in units of a cube of their size
-TIMED_SIZE = 512  # of the matrix by whose product the time of a fit is estimated
-STANDARD_ERRORS = 2.0  # by which further features lower the left-out cross-entropy where they are used
+BLOCK = 512  # number of features that are standardised together if there are more features than examples
+EIGEN_WORK, SEARCH_WORK = 40, 20  # operations of an eigendecomposition and of a search step, in units of the cube of the size
+TIMED_SIZE = 512  # size of the matrix product from whose time that of a fit is estimated
+STANDARD_ERRORS = 2.0  # further features are used if they lower the left-out cross-entropy by this many standard errors
 TIE = 1e-5  # errors that differ by less are equal; the largest penalty is then chosen
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
@@ -42,11 +42,11 @@ class RidgeFit(NamedTuple):
     """A fitted ridge regression.
 
     Attributes:
-        mean, scale: (F,); the regression reads (features - mean) scale. scale is 0 for a constant feature.
-        weight, bias: of the outputs, (K, F) and (K,).
-        left_out: outputs (n, K) for each example of a fit to the others.
-        error: the mean error of `left_out`, by which the penalty was chosen.
-        penalty: the chosen one, in units of the number of features.
+        mean, scale: (F,); the regression reads (features - mean) * scale. scale is 0 for a constant feature.
+        weight, bias: the coefficients (K, F) and constants (K,) of the outputs.
+        left_out: (n, K), the outputs for each example of a fit to all other examples.
+        error: the mean error of `left_out`, which the chosen penalty minimises.
+        penalty: the chosen penalty, in units of the number of features.
     """
 
     mean: Array
@@ -125,18 +125,19 @@ def fit_ridge(
 def choose_factors(
     features: np.ndarray, targets: Array, families: np.ndarray, loss: Callable[[Tensor, Tensor, np.ndarray], Tensor]
 ) -> Array:
-    """Return factors (F,) of features in families, by which the leave-one-out error of the regression is low.
+    """Return factors (F,) of features in families that approximately minimise the leave-one-out error of the regression.
 
-    A family is a pair of numbers (g, k). The squared factors of its features sum to v_g w_k F, where v and w are softmax
-    functions of numbers that are found by `STEPS` steps of Adam from 0, together with the penalty, on at most `COMPARED` of the
-    examples. `PRIOR` times the sum of the squares of these numbers, divided by the number of compared examples, is added to the
-    error. All examples count alike in the regression of this search; `loss` may weight their errors.
+    A family is a pair of indices (g, k). The squared factors of its features sum to v_g w_k F, where v and w are softmax
+    functions of logits. These and the penalty are optimised by `STEPS` steps of Adam from 0, on at most `COMPARED` examples.
+    `PRIOR` times the sum of the squares of the logits, divided by the number of these examples, is added to the error. All
+    examples have equal weights in the regression of this search; `loss` may weight their errors.
 
     Args:
         features: (n, F).
         targets: (n, K).
-        families: (F, 2), numbers from 0.
-        loss: the mean error of outputs (m, K), with a factor of logits that is found in the same way, for some examples (m,).
+        families: (F, 2), indices from 0.
+        loss: function of outputs (m, K), a factor of logits that is optimised as well, and examples (m,) that returns the mean
+            error.
     """
     n = len(features)
     rows = np.arange(n) if n <= COMPARED else np.sort(np.random.RandomState(0).permutation(n)[:COMPARED])
@@ -175,7 +176,7 @@ def choose_factors(
 
 
 def regression_seconds(examples: int, features: int) -> float:
-    """Return about how long `fit_scores` takes, from the time of a matrix product."""
+    """Return an estimate of the time of `fit_scores` in seconds, from the time of a matrix product."""
     small, large = sorted((examples, features))
     compared = min(examples, COMPARED)
     work = 2 * small**2 * large + EIGEN_WORK * small**3 + 2 * compared**2 * features + STEPS * SEARCH_WORK * compared**3

@@ -1,7 +1,7 @@
 """Files of fitted estimators: one safetensors file with all settings and fitted attributes. Nothing is pickled or unpickled.
 
 Arrays and weights are the tensors of the file. Everything else is JSON in its header, in which an object {"kind": ...} stands for
-a value that JSON has not, such as a tuple, an index of pandas or a model. A checksum covers both.
+a value that JSON cannot represent, such as a tuple, an index of pandas or a model. A checksum covers both.
 """
 
 import json
@@ -32,7 +32,7 @@ from longscan.models import Forecaster, SequenceModel
 from longscan.models.base import PretrainedModel
 from longscan.models.saving import save_tensors, tensor_checksum
 
-FORMAT = 3  # to be raised when a file of this version cannot be read by the code before it
+FORMAT = 3  # must be increased when earlier code cannot read a file of this version
 # Formats of the models that can be read. In format 1 a `FeatureModel` has no length, and its features are others.
 OLDEST_FORMATS = {"SequenceModel": 1, "Forecaster": 1, "FeatureModel": 2}
 HEADER = "longscan_estimator"
@@ -51,7 +51,7 @@ class SavedEstimator(BaseEstimator):
         The file is written under a temporary name in the same folder, which then replaces `path`. The estimator that `load`
         returns makes the same predictions, to the bit.
 
-        Raises NotFittedError before `fit`, ValueError for a setting or an attribute that has no form in the file, such as a
+        Raises NotFittedError before `fit`, ValueError for a setting or an attribute that cannot be saved, such as a
         `random_state` that is a generator.
         """
         check_is_fitted(self, "model_")
@@ -117,7 +117,7 @@ def _check_format(path: str | os.PathLike[str], content: Mapping[str, Any]) -> N
 def _write(path: Path, text: str, tensors: dict[str, Tensor]) -> None:
     """Write header and tensors under a temporary name, and move the file to `path`."""
     checksum = zlib.crc32(text.encode(), tensor_checksum(tensors))
-    # One entry: safetensors writes several in any order, and the same estimator must give the same bytes.
+    # A single entry, because safetensors writes several in arbitrary order, and the same estimator must give the same bytes.
     metadata = {HEADER: json.dumps({"content": text, "crc32": checksum})}
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
@@ -198,7 +198,7 @@ def _decode_mapping(value: dict[str, Any], tensors: Mapping[str, Tensor]) -> dic
 
 
 def _encode_array(array: np.ndarray, path: str, tensors: dict[str, Tensor]) -> dict[str, Any]:
-    """Numbers become a tensor, dates and durations one of their whole numbers, text and objects a list."""
+    """Encode numbers as a tensor, dates and durations as a tensor of integers, text and objects as a list."""
     if array.dtype.kind in "biufmM":
         plain = array.view(np.int64) if array.dtype.kind in "mM" else array.astype(array.dtype.newbyteorder("="))
         tensors[path] = torch.from_numpy(np.array(plain, order="C"))
@@ -238,7 +238,7 @@ def _decode_model(value: dict[str, Any], tensors: Mapping[str, Tensor]) -> Saved
 
 
 def _encode_index(index: pd.Index, path: str, tensors: dict[str, Tensor]) -> dict[str, Any]:
-    """An index is its values and its dtype; dates, periods and durations are whole numbers and have a frequency or None."""
+    """Encode an index as its values and dtype; dates, periods and durations as integers with a frequency or None."""
     name = _encode(index.name, f"{path}.name", tensors)
     if isinstance(index, pd.MultiIndex):
         parts = [index.get_level_values(level) for level in range(index.nlevels)]

@@ -49,7 +49,7 @@ class Collection:
         return np.arange(self.values.shape[1]) < self.lengths[:, None]
 
     def select(self, rows: np.ndarray) -> "Collection":
-        """Return some of the series. rows: (m,), their numbers."""
+        """Return some of the series. rows: (m,), their indices."""
         longest = max(1, int(self.lengths[rows].max(initial=1)))
         return replace(
             self,
@@ -193,7 +193,7 @@ class StandardisedSeries(NamedTuple):
         return torch.from_numpy(self.values[rows, :longest]).to(device), mask, elapsed
 
     def select(self, rows: np.ndarray) -> "StandardisedSeries":
-        """Return some of the series. rows: (m,), their numbers."""
+        """Return some of the series. rows: (m,), their indices."""
         return StandardisedSeries(self.values[rows], self.lengths[rows], None if self.gaps is None else self.gaps[rows])
 
     def trimmed(self) -> Iterator[np.ndarray]:

@@ -1,16 +1,17 @@
-"""Level shifts shortly before the end of a series, which a linear forecast would return from.
+"""Level shifts shortly before the end of a series, after which a linear forecast would return to the former level.
 
 A linear forecast is fitted to what a series has done. If its level changes in a way that the fit has not seen, most weights
 belong to steps before the change, and the forecast returns to the former level. The errors of the forecasts from the last steps
-tell such a change: if a shift of size d is k steps old, the forecast from the step before it misses all k steps by about d.
+show such a change: if a shift of size d is k steps old, the forecast from the step before it has an error of about d at all k
+steps.
 
 A shift is recognised in a channel if two errors are larger than any in `fit`: the mean error over the last k steps for some k,
 by the factor `EXCEEDS`, and the error of the first of the steps since the shift. Its age is the k whose mean error is largest
-in units of its root mean square in `fit`, and its size is that mean. The first condition leaves out single outliers, the second
-deviations that build up in small steps, as those of weather do, which often end soon.
+in units of its root mean square in `fit`, and its size is that mean. The first condition excludes single outliers, the second
+excludes deviations that grow in small steps, as those of weather do, which often end soon.
 
-The forecast is then made from the window without the shift, and the shift is added to it: it is taken to last. In econometrics
-this is an intercept correction: see Clements and Hendry, "Forecasting Economic Time Series", 1998.
+The forecast is then made from the window without the shift, and the shift is added to it, as if it were permanent. In
+econometrics this is an intercept correction: see Clements and Hendry, "Forecasting Economic Time Series", 1998.
 """
 
 from collections.abc import Sequence
@@ -20,13 +21,13 @@ import numpy as np
 
 from longscan.estimators.linear import LinearForecast
 
-OLDEST = 48  # steps since a shift, at most
-FEWEST_ORIGINS = 10  # of forecasts in `fit`, for each step since a shift
-ORIGINS = 65536  # of forecasts in `fit` at most, evenly spaced
-EXCEEDS = 1.5  # factor of the largest mean error in `fit`
-SMALLEST = 0.1  # of an error that counts, in deviations of the channel
-ROUNDING = 1e-3  # the same for root mean squares, which compare ages
-SIZE_DIGITS = 6  # after the point of a size, in deviations of the channel
+OLDEST = 48  # largest number of steps since a shift
+FEWEST_ORIGINS = 10  # smallest number of forecast origins in `fit` for each step since a shift
+ORIGINS = 65536  # largest number of forecast origins in `fit`, evenly spaced
+EXCEEDS = 1.5  # factor of the largest mean error in `fit` that a shift must exceed
+SMALLEST = 0.1  # smallest limit of an error, in standard deviations of the channel
+ROUNDING = 1e-3  # smallest root mean square of errors, by which ages are compared, in the same unit
+SIZE_DIGITS = 6  # number of decimals of a size in standard deviations of the channel
 WINDOWS_AT_ONCE = 256
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
