@@ -1,11 +1,11 @@
-// Plain arrays as the kernels meet them: addresses that may be null, marks of steps, sums of partial results.
+// Helpers for plain arrays: addresses that may be null, flags of steps, sums of partial results.
 #pragma once
 
 #include "parallel.h"
 
 namespace longscan::LONGSCAN_ISA {
 
-// Marks of a step in `flags`: it does not count; the state restarts before it.
+// Flags of a step in `flags`: the step is skipped; the state restarts from zero before the step.
 constexpr uint8_t INVALID = 1, RESET = 2;
 
 // Element `index` of an array of T; null stays null.

@@ -1,4 +1,4 @@
-// What the Python bindings share. Tensors arrive as addresses (Tensor.data_ptr()), 0 for None: no torch headers, so one build
+// Helpers of the Python bindings. Tensors arrive as addresses (Tensor.data_ptr()), 0 for None: no torch headers, so one build
 // serves every torch version. The Python side guarantees contiguity, dtype and size.
 #pragma once
 

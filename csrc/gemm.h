@@ -1,4 +1,4 @@
-// A register block of a matrix product: what the scans with a projection inside build their small GEMMs from.
+// A register block of a matrix product, the building block of the small GEMMs inside scans with a projection.
 #pragma once
 
 #include "simd.h"
@@ -6,7 +6,7 @@
 namespace longscan::LONGSCAN_ISA {
 
 // Rows of a block. With two vectors to a row the sums fill half of the 32 vector registers of AVX-512 and NEON, or of the 16 of
-// AVX2 and SSE: enough of them in flight to hide the latency of the multiply-add, and few enough loads to each.
+// AVX2 and SSE: enough independent sums to hide the latency of the multiply-add, with few loads for each.
 #if defined(__AVX512F__) || defined(__aarch64__)
 constexpr int GEMM_ROWS = 8;
 #else

@@ -1,8 +1,8 @@
-// Channels in the lanes of vectors: how a tensor (D, N) of channels and states is cut up when sums run over the states.
+// Channels in the lanes of vectors: how a tensor (D, N) of channels and states is divided among vectors for sums over the states.
 //
-// A lane holds one channel, a vector one state index, so that sums over states are plain additions of vectors. Where fewer
-// channels are left than there are lanes, they take a power of two of lanes, and the other lanes hold further states of the same
-// channels, to be folded onto the first ones at the end. A unit of work is one or two vectors of the same channels.
+// A lane contains one channel, a vector one state index, so that sums over states are plain additions of vectors. If fewer
+// channels than lanes are left, they occupy a power of two of lanes, and the other lanes contain further states of the same
+// channels, which are added to the first lanes at the end. A unit of work is one or two vectors of the same channels.
 #pragma once
 
 #include "parallel.h"
@@ -11,10 +11,10 @@
 namespace longscan::LONGSCAN_ISA {
 
 struct Block {
-  int64_t channel;  // its first
-  int count;        // channels
-  int fold;         // lanes they take: lane l holds channel l % fold
-  int64_t vector;   // its first vector
+  int64_t channel;  // the first channel
+  int count;        // number of channels
+  int fold;         // number of lanes of these channels: lane l has channel l % fold
+  int64_t vector;   // the first vector
   int64_t vectors;
 };
 
@@ -23,7 +23,7 @@ struct Unit {
   int vectors;
 };
 
-// Which channel and state each lane of each vector holds.
+// The channel and the state of each lane of each vector.
 template <class T> class Layout {
  public:
   static constexpr int LANES = lanes<T>;
@@ -50,7 +50,7 @@ template <class T> class Layout {
     int64_t first = 2 * (index - b * per_block);
     return {b, in.vector + first, in.vectors - first < 2 ? 1 : 2};
   }
-  // Row of (D, N) that a lane holds, -1 for none.
+  // Row of (D, N) that a lane contains, -1 for none.
   int64_t row(const Block& in, int64_t vector, int lane) const {
     int64_t channel = lane % in.fold, state = (vector - in.vector) * (LANES / in.fold) + lane / in.fold;
     return channel < in.count && state < states_ ? (in.channel + channel) * states_ + state : -1;
@@ -63,7 +63,7 @@ template <class T> class Layout {
   int64_t rest_vectors_;
 };
 
-// A block's channels of a row (.., D) in the lanes, each as often as it takes part.
+// The channels of a block from a row (.., D) in the lanes, each as often as it occurs in them.
 template <class T> INLINE Vec<T> load_channels(const T* row, const Block& in) {
   if (in.count == lanes<T>) return load(row + in.channel);
   T buffer[lanes<T>];
@@ -71,7 +71,7 @@ template <class T> INLINE Vec<T> load_channels(const T* row, const Block& in) {
   return load(buffer);
 }
 
-// The sum over the lanes that hold the same channel, in that channel's first lane.
+// The sum over the lanes with the same channel, in the first lane of that channel.
 template <class T> INLINE Vec<T> fold_channels(Vec<T> x, const Block& in) {
   if (in.fold == lanes<T>) return x;
   T buffer[lanes<T>];

@@ -1,7 +1,7 @@
 // The linear scan, forward and backward. Symbols: linear_scan.h.
 //
-// Lanes hold neighbouring numbers of S. A task is one batch row and a strip of vectors whose states stay in registers; the scan
-// runs through time once and is limited by memory. Backward, against the order of the scan:
+// Lanes contain neighbouring numbers of S. A task is one batch row and a strip of vectors whose states stay in registers; the scan
+// goes through time once and is limited by memory bandwidth. Backward, in the reverse order of the scan:
 //   g_t = dL/dx_t + conj(a_next) g_next        db_t = g_t        da_t = g_t conj(x_before)
 // "next" and "before" being the neighbouring valid steps; across a restart both terms with a are zero. Where a is constant, da is
 // summed over the steps in pieces of PIECE, then over the batch in order.
@@ -16,7 +16,7 @@ namespace {
 constexpr int PIECE = 64;
 constexpr int STRIP = 4;  // vectors of a task
 
-// A vector of factors, ready to be applied to vectors of numbers: a x = re x + im swap(x), im with the sign of the place it acts in.
+// A vector of factors in the form in which they multiply numbers: a x = re x + im swap(x), where im has alternating signs.
 template <class T, bool is_complex> struct Factor;
 template <class T> struct Factor<T, false> {
   Vec<T> re;
@@ -39,7 +39,7 @@ template <class T> struct Factor<T, true> {
   }
 };
 
-// How many numbers of vector `j` of a task that starts at `first` exist.
+// The number of elements of vector `j` of a task that starts at `first`; the last vector may be incomplete.
 template <class T> INLINE int lanes_left(int64_t size, int64_t first) {
   return int(size - first < lanes<T> ? size - first : lanes<T>);
 }
@@ -84,7 +84,7 @@ void run_backward(const LinearScanGradients& g, T* da_parts, int64_t row, int64_
   const T *a = at<T>(s.a, s.constant ? first : start), *x = at<T>(static_cast<const void*>(s.x), start), *gx = at<T>(g.gx, start);
   T *da = s.constant ? nullptr : at<T>(g.a, start), *db = at<T>(g.b, start);
   const uint8_t* flags = s.flags ? s.flags + row * L : nullptr;
-  auto time = [&](int64_t i) { return s.reverse ? L - 1 - i : i; };  // of the i-th step of the scan
+  auto time = [&](int64_t i) { return s.reverse ? L - 1 - i : i; };  // step of the tensors for step i of the scan
   Vec<T> carry[VECTORS], factor[VECTORS], piece[VECTORS], total[VECTORS];
   for (int j = 0; j < VECTORS; j++) {
     carry[j] = g.final_state ? load(at<T>(g.final_state, row * S + first + j * lanes<T>), count) : Vec<T>{};
@@ -129,7 +129,7 @@ void run_backward(const LinearScanGradients& g, T* da_parts, int64_t row, int64_
   }
 }
 
-// task(row, first, whole): every batch row and strip of S; `whole` where the strip has all its vectors, else a single one.
+// Calls task(row, first, whole) for every batch row and strip of S; whole: the strip has STRIP vectors, otherwise a single one.
 template <class T, class Task> void for_strips(const LinearScan& s, const Task& task) {
   const int64_t whole = s.size / (STRIP * lanes<T>), rest = ceil_div(s.size - whole * STRIP * lanes<T>, lanes<T>);
   parallel_for(s.batch * (whole + rest), s.threads, [&](int64_t i, int) {

@@ -2,7 +2,7 @@
 //
 // Symbols and shapes (row-major; complex tensors have a last axis of 2): b, x (B, L, S); a (B, L, S), or (S) when constant;
 // initial_state, final_state (B, S); flags (B, L), in the order of time. reverse: from the last step to the first, where RESET at t
-// drops the state that arrives from t + 1.
+// drops the state from step t + 1.
 #pragma once
 
 #include "dispatch.h"
@@ -20,8 +20,8 @@ struct LinearScan {
 
 struct LinearScanGradients {
   LinearScan forward;            // b and final_state are not read
-  const void *gx, *final_state;  // gradients that come in; final_state may be null
-  void *a, *b, *initial_state;   // gradients that go out
+  const void *gx, *final_state;  // gradients of the outputs; final_state may be null
+  void *a, *b, *initial_state;   // gradients of the inputs
 };
 
 }  // namespace longscan

@@ -1,8 +1,8 @@
 // One token through a Mamba block. Symbols: mamba_step.h.
 //
-// At one token the work is reading the weights: each is read once for all rows, in one parallel region with a barrier between
-// stages (in_proj and convolution; x_proj; dt_proj and scan; out_proj). Each worker owns the same rows of the weights at every
-// token, so they stay in its cache. Every sum is formed in an order that does not depend on the number of threads.
+// For one token most of the time is spent on reading the weights. Each weight is read once for all rows, in one parallel region
+// with a barrier between stages (in_proj and convolution; x_proj; dt_proj and scan; out_proj). Each worker computes with the same
+// rows of the weights at every token, so that they stay in its cache. The order of every sum is independent of the number of threads.
 #include "mamba_step.h"
 
 #include "arrays.h"
@@ -11,7 +11,7 @@
 namespace longscan::LONGSCAN_ISA {
 namespace {
 
-constexpr int OUTPUTS = 4;  // rows of a weight taken together: they share the loads of x
+constexpr int OUTPUTS = 4;  // rows of a weight that are computed together and share the loads of x
 
 // to[i] = W_i . x for `rows` (up to OUTPUTS) consecutive rows of W of length `size`
 template <class T, int rows> INLINE void dots(T* to, const T* W, const T* x, int64_t size) {
@@ -24,7 +24,7 @@ template <class T, int rows> INLINE void dots(T* to, const T* W, const T* x, int
   for (int i = 0; i < rows; i++) to[i] = sum<T>(sums[i]);
 }
 
-// outputs (B, total)[:, begin:end] = inputs (B, size) W^T; a strip of W stays in the cache while the rows of the batch pass.
+// outputs (B, total)[:, begin:end] = inputs (B, size) W^T; a strip of W stays in the cache for all rows of the batch.
 template <class T>
 void project(T* outputs, const T* W, const T* inputs, int64_t batch, int64_t size, int64_t total, int64_t begin, int64_t end) {
   for (int64_t o = begin; o < end; o += OUTPUTS)

@@ -42,12 +42,12 @@ static Isa choose_isa() {
   throw std::runtime_error(std::string("LONGSCAN_CPU_ISA: got '") + wanted + "', expected baseline, avx2 or avx512");
 }
 
-// Asks for huge pages under a fresh array: taking its first pages one by one costs more than the arithmetic that fills them.
+// Requests huge pages for a new array: page faults for each small page would take longer than the arithmetic that fills them.
 static void prefer_huge_pages(Pointer address, int64_t bytes) {
 #if defined(__linux__)
   constexpr Pointer HUGE = Pointer{1} << 21;
   const Pointer begin = (address + HUGE - 1) / HUGE * HUGE, end = (address + Pointer(bytes)) / HUGE * HUGE;
-  if (end > begin) madvise(out(begin), end - begin, MADV_HUGEPAGE);  // advice: nothing depends on its being taken
+  if (end > begin) madvise(out(begin), end - begin, MADV_HUGEPAGE);  // a hint; results do not depend on it
 #else
   (void)address, (void)bytes;
 #endif

@@ -1,4 +1,4 @@
-// Vectors of real or complex numbers under one set of names, so that a recurrence is written once for both.
+// Vectors of real or complex numbers with the same operations, so that a recurrence is written once for both.
 //
 // A number type Num has value_type (float or double), PARTS (1 or 2) and the parts re and im; in scratch memory its parts are
 // planar (`lanes` reals, then `lanes` imaginaries), in tensors they are interleaved. Gradients follow torch: the gradient of a

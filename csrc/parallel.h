@@ -1,4 +1,4 @@
-// Threads and scratch memory for the kernels. Included by kernel files only (see simd.h for why it lives in the ISA namespace).
+// Threads and scratch memory for the kernels. Only kernel files include it (simd.h explains the namespace of the instruction set).
 #pragma once
 
 #include <cstdint>
@@ -11,15 +11,15 @@
 #endif
 
 namespace longscan {
-// True in a process that was forked from one with this module loaded: OpenMP's threads did not survive the fork and starting
-// a team would wait for them for ever, so such a process runs on one thread.
+// True in a process that was forked from one with this module loaded. OpenMP's threads do not exist after a fork, and starting a
+// team would wait for them for ever, so such a process runs on one thread.
 bool forked();
 }  // namespace longscan
 
 namespace longscan::LONGSCAN_ISA {
 
-// Numbers below the smallest normal one become zero while this lives: decaying states pass through them, at a hundred times
-// the cost of an ordinary operation on some processors.
+// Subnormal numbers are flushed to zero during the lifetime of this object: decaying states pass through them, and on some
+// processors an operation on a subnormal number takes a hundred times as long as on a normal one.
 class FlushDenormals {
  public:
 #if defined(__SSE2__)
@@ -40,7 +40,7 @@ class FlushDenormals {
 #endif
 };
 
-// Scratch memory aligned to a cache line, uninitialised. Throws std::bad_alloc, so not to be made inside a parallel region.
+// Scratch memory aligned to a cache line, uninitialised. Throws std::bad_alloc, so it must not be created in a parallel region.
 template <class T> class Buffer {
  public:
   explicit Buffer(int64_t count) {
@@ -60,7 +60,7 @@ template <class T> class Buffer {
 
 inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-// How many threads a loop over `items` uses: index scratch memory by [0, workers).
+// The number of threads of a loop over `items`. Scratch memory of a thread has an index in [0, workers).
 inline int workers([[maybe_unused]] int64_t items, [[maybe_unused]] int threads) {
 #if defined(_OPENMP)
   if (forked() || threads < 1) return 1;
@@ -70,12 +70,12 @@ inline int workers([[maybe_unused]] int64_t items, [[maybe_unused]] int threads)
 #endif
 }
 
-// Bodies are called out of line, from one place: inlined into the serial and the parallel path separately, the compiler may
-// fuse different multiplications and additions in the two, and results would depend on the number of threads.
+// Bodies are called out of line, from one place: if they were inlined into the serial and the parallel path separately, the
+// compiler might fuse different multiplications and additions in the two, and results would depend on the number of threads.
 template <class Body> [[gnu::noinline]] void call(const Body& body, int64_t item, int worker) { body(item, worker); }
 
-// body(item, worker) for every item; items go to whichever worker is free, so anything summed over items must be kept per
-// item, not per worker, for results to be the same bits on every run.
+// Calls body(item, worker) for every item. Items are assigned dynamically, so sums over items must be stored for each item, not
+// for each worker: otherwise the bits of results would differ from run to run.
 template <class Body> void parallel_for(int64_t items, int threads, const Body& body) {
   const int team = workers(items, threads);
   if (team <= 1) {
@@ -96,7 +96,7 @@ template <class Body> void parallel_for(int64_t items, int threads, const Body& 
 // One worker of a team that runs a kernel of several dependent stages.
 struct Worker {
   int index, team;
-  // Waits until every worker of the team has come here.
+  // Waits until every worker of the team has reached this point.
   void barrier() const {
 #if defined(_OPENMP)
     if (team > 1) {
@@ -108,7 +108,7 @@ struct Worker {
 
 template <class Body> [[gnu::noinline]] void call(const Body& body, Worker worker) { body(worker); }
 
-// body(worker) on every worker of one team.
+// Calls body(worker) on every worker of one team.
 template <class Body> void parallel_stages([[maybe_unused]] int threads, const Body& body) {
 #if defined(_OPENMP)
   if (workers(threads, threads) > 1) {

@@ -1,8 +1,8 @@
 // A running sum of angles that stays exact over millions of steps, and its sine and cosine.
 //
-// The sum is held as half_turns * pi + rest with |rest| <= pi/2, of which only the parity of half_turns matters. Each step adds
-// an angle and takes away the nearest multiple of pi, in two parts whose products are exact: the rounding of a step is that of
-// one addition of numbers below (|angle| + pi/2), whatever the number of steps before it. Angles must be below 2^22 half turns.
+// The sum is stored as half_turns * pi + rest with |rest| <= pi/2; only the parity of half_turns is needed. Each step adds an
+// angle and subtracts the nearest multiple of pi, in two parts whose products are exact. So the rounding error of a step is that
+// of one addition of numbers below |angle| + pi/2 and does not grow with the number of steps. Angles must be below 2^22 half turns.
 #pragma once
 
 #include "simd.h"
@@ -11,7 +11,7 @@ namespace longscan::LONGSCAN_ISA {
 
 template <class T> struct HalfTurns {
   static constexpr T INVERSE = T(0.318309886183790671537767526745);
-#if defined(__FMA__) || defined(__aarch64__)  // one rounding to a multiply-add: the product may have any number of bits
+#if defined(__FMA__) || defined(__aarch64__)  // a fused multiply-add rounds once, so the product may have any number of bits
   static constexpr T PART1 = T(3.14159265358979323846);
   static constexpr T PART2 = sizeof(T) == 4 ? T(-8.74227800037248e-8) : T(1.2246467991473532e-16);
   static constexpr T PART3 = 0;
@@ -51,7 +51,7 @@ template <class T> struct Phase {
   using Sign = IntVec<T>;
 
   Vec<T> rest;
-  Sign half_turns;  // only the lowest bit means anything
+  Sign half_turns;  // only the lowest bit is used
 
   // Adds an angle and `more` half turns.
   INLINE void add(Vec<T> angle, Sign more) {

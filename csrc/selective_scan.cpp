@@ -1,20 +1,20 @@
 // The S6 scan, forward and backward. Symbols: selective_scan.h.
 //
-// Lanes hold neighbouring channels: the recurrence needs no communication between lanes, and N states share one load of dt.
-// Work is cut into chunks of CHUNK steps and blocks of `lanes` channels. For a block and chunk, dt (after bias, softplus and
-// scale), dt u and y live in scratch that fits the first-level cache; states are taken NB at a time, time innermost, so that
-// h and A stay in registers.
+// Lanes contain neighbouring channels: the recurrence needs no communication between lanes, and N states share one load of dt.
+// Work is divided into chunks of CHUNK steps and blocks of `lanes` channels. For a block and chunk, dt (after bias, softplus and
+// scale), dt u and y are in scratch memory that fits into the first-level cache. NB states are computed together, with the loop
+// over time innermost, so that h and A stay in registers.
 //
-// The backward takes the chunks in reverse. For each it runs the recurrence again from the saved chunk-start state, keeping
+// The backward pass computes the chunks in reverse. For each it runs the recurrence again from the saved state and stores
 //   decay_t = exp(dt_t A)   and   moved_t = decay_t h_{t-1}       (moved_t is 0 where the state restarts)
-// and sweeps back with the adjoint g_t = dL/dh_t = k gy_t conj(C_t) + conj(decay_{t+1}) g_{t+1}, without g_{t+1} where the state
-// restarts at t + 1:
+// Then it goes back through the chunk with the adjoint g_t = dL/dh_t = k gy_t conj(C_t) + conj(decay_{t+1}) g_{t+1}, without
+// g_{t+1} where the state restarts at t + 1:
 //   dC_t = sum_d k gy_t conj(h_t)        dB_t = sum_d g_t dt_t u_t        d(dt_t u_t) = sum_n Re(g_t conj(B_t))
 //   dA   = sum_t w_t dt_t                d(dt_t) += sum_n Re(w_t conj(A)),  w_t = g_t conj(moved_t) = dL/d(dt_t A)
 // Sums over channels (dB, dC, d dt_scale) go over the blocks of a group, then over lanes, then over groups, always in this order; sums over the batch (dA, dD, d dt_bias) go over rows in order. No result depends on the number of threads.
 //
-// An invalid step becomes dt = 0, u = 0, B = C = 0, z = 0 when its chunk is loaded: it leaves the state as it is, and
-// nothing of what the inputs hold there, NaN included, reaches a result.
+// An invalid step is replaced by dt = 0, u = 0, B = C = 0, z = 0 when its chunk is loaded. So it does not change the state, and
+// the values of the inputs there, such as NaN, reach no result.
 #include "selective_scan.h"
 
 #include "arrays.h"
@@ -24,10 +24,10 @@ namespace longscan::LONGSCAN_ISA {
 namespace {
 
 constexpr int CHUNK = SELECTIVE_SCAN_CHUNK;
-// States taken together in the inner loops: as many as the registers hold.
+// Number of states that are computed together in the inner loops: as many as fit into the registers.
 template <class Num> constexpr int BATCH = VECTOR_BYTES == 64 ? (Num::PARTS == 1 ? 8 : 2) : (Num::PARTS == 1 ? 2 : 1);
 
-// The pieces of a chunk between restarts of the state.
+// The runs of steps of a chunk between restarts of the state.
 struct Segments {
   int count = 0, start[CHUNK + 1];
   bool first_resets = false;
@@ -70,8 +70,8 @@ template <class Num, class T> const T* clean_rows(const T* rows, T* scratch, con
   return scratch;
 }
 
-// What the recurrences read and form at one step of one block of channels. The fields of a step are adjacent in memory: streams a
-// multiple of 4 KiB apart would fall into the same few lines of the cache.
+// Inputs and results of the recurrences at one step of one block of channels. The fields of a step are adjacent in memory, because
+// arrays that are a multiple of 4 KiB apart would map to the same few cache sets.
 template <class T> struct Step {
   T dt[lanes<T>];   // after bias, softplus and scale
   T dt2[lanes<T>];  // dt log2(e)
@@ -79,7 +79,7 @@ template <class T> struct Step {
   T y[lanes<T>];    // before the gate
 };
 
-// As Step, for the backward.
+// The fields of Step and those that only the backward pass needs.
 template <class T> struct GradStep : Step<T> {
   T softplus_derivative[lanes<T>];  // d dt / d raw dt
   T gy[lanes<T>];     // k times the gradient of y before the gate
@@ -123,7 +123,7 @@ template <class T> INLINE Complex<T> decay(Vec<T> dt, Vec<T> dt2, Complex<T> A) 
 
 // ---------------------------------------------------------------------------------------------- forward
 
-// Rows of the next chunk, asked for while this one is computed: rows lie far apart, which hardware prefetchers do not follow.
+// Prefetches rows of the next chunk while this one is computed: rows are too far apart for hardware prefetchers.
 template <class T> struct Ahead {
   const T *first, *second;
   int64_t stride;
@@ -166,7 +166,7 @@ template <class Num> void forward(const SelectiveScan& a) {
   constexpr int PARTS = Num::PARTS, WIDTH = PARTS * lanes<T>, NB = BATCH<Num>;
   const int64_t L = a.length, D = a.channels, N = a.states;
   const int64_t blocks = ceil_div(D, lanes<T>), chunks = ceil_div(L, CHUNK);
-  // A task takes up to four neighbouring blocks together, for longer runs of contiguous memory, if enough tasks remain.
+  // A task computes up to four neighbouring blocks, for longer runs of contiguous memory, if enough tasks remain.
   int64_t group = 4;
   while (group > 1 && a.batch * ceil_div(blocks, group) < 2 * a.threads) group /= 2;
   const int64_t groups = ceil_div(blocks, group), tasks = a.batch * groups;
@@ -203,7 +203,7 @@ template <class Num> void forward(const SelectiveScan& a) {
           for (int64_t i = 0; i < N * PARTS; i++) store(saved + i * D, load(state + offset + i * lanes<T>), count);
         }
         prepare<T>(a, block, row, d, count, steps, flags);
-        // The first batch of states fetches u and dt ahead, the others z and y (from here again where there is no next chunk).
+        // The first batch of states prefetches u and dt, the others z and y (of this chunk again if there is no next one).
         const T* rows[] = {at<T>(a.u, row * D + d), at<T>(a.dt, row * D + d), at<T>(a.z ? a.z : a.y, row * D + d), at<T>(a.y, row * D + d)};
         const int64_t next = chunk + 1 < chunks ? CHUNK * D : 0;
         auto ahead = [&](bool others) { return Ahead<T>{rows[2 * others] + next, rows[2 * others + 1] + next, D}; };

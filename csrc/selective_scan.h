@@ -23,8 +23,8 @@ struct SelectiveScan {
 
 struct SelectiveScanGradients {
   SelectiveScan forward;
-  const void *gy, *final_state;  // gradients that come in; final_state may be null
-  void *u, *dt, *A, *B, *C, *D, *z, *dt_bias, *initial_state, *dt_scale;  // gradients that go out; null where the input is
+  const void *gy, *final_state;  // gradients of the outputs; final_state may be null
+  void *u, *dt, *A, *B, *C, *D, *z, *dt_bias, *initial_state, *dt_scale;  // gradients of the inputs; null where the input is
 };
 
 }  // namespace longscan

@@ -1,10 +1,11 @@
 // The short convolution, forward and backward. Symbols: short_conv.h.
 //
-// Lanes hold neighbouring channels. What a step sees is a window of K rows of D channels: earlier rows of u, rows of the initial
-// state, or zeros after a restart. So the window is a list of pointers to rows, moved on at each valid step, and one loop serves
-// every pattern of masks. Forward, tasks are runs of steps; backward, strips of channels, each going through time once and adding
+// Lanes contain neighbouring channels. The window of a step has K rows of D channels: earlier rows of u, rows of the initial
+// state, or zeros after a restart. So the window is a list of pointers to rows, which is shifted at each valid step, and one loop
+// handles every pattern of masks. Forward tasks are runs of steps. Backward tasks are strips of channels, so that no two tasks
+// write the same numbers; each goes through time once and adds
 //   weight_k gs_t   to the gradient of row k of the window of step t,   gs_t = gy_t activation'
-// (again a list of pointers), so that no two tasks touch the same numbers.
+// with a list of pointers to these gradients.
 //
 // Where the number of taps is known, up to TOGETHER steps without masks are computed together: each row of their windows is then
 // loaded once for all of them, and so are the weights, the sums of their gradients, and the gradients of the rows.
@@ -16,9 +17,9 @@
 namespace longscan::LONGSCAN_ISA {
 namespace {
 
-constexpr int STEPS = 64;    // of a forward task
+constexpr int STEPS = 64;    // steps of a forward task
 constexpr int TOGETHER = 4;  // steps that are computed together
-constexpr int STRIP = 4;     // vectors of a backward task where the batch alone does not keep the threads busy
+constexpr int STRIP = 4;     // vectors of a backward task if there are fewer batch rows than threads
 
 // (D, columns) to (columns, D)
 template <class T> void transpose(T* to, const T* from, int64_t channels, int64_t columns) {
@@ -26,8 +27,8 @@ template <class T> void transpose(T* to, const T* from, int64_t channels, int64_
     for (int64_t k = 0; k < columns; k++) to[k * channels + d] = from[d * columns + k];
 }
 
-// The K - 1 rows before a step, oldest first, found by going back over the valid steps; older ones come from `state` (K-1, D),
-// or are `zeros` where the segment began.
+// The K - 1 rows before a step, oldest first: rows of the valid steps before it, then of `state` (K-1, D), or `zeros` before the
+// start of the segment.
 template <class T>
 void window_before(const ShortConv& s, const T** window, int64_t b, int64_t t, const T* u, const T* state, const T* zeros) {
   const int64_t D = s.channels, K = s.taps;
@@ -39,16 +40,16 @@ void window_before(const ShortConv& s, const T** window, int64_t b, int64_t t, c
     window[k--] = u + t * D;
     restarted = flags && flags[t] & RESET;
   }
-  // Without a restart among the rows found, one may still lie further back: only the very first steps see the initial state.
+  // The segment may also have started before these rows: only windows that reach back to the first step contain the initial state.
   for (int64_t row = K - 2; k >= 0; k--, row--) window[k] = restarted ? zeros : state + row * D;
 }
 
-// Moves the window on by `steps` steps, whose rows come after its first K - 1.
+// Shifts the window by `steps` steps, whose rows follow its first K - 1 rows.
 template <class Row> void advance(Row* window, int64_t taps, int steps) {
   for (int64_t k = 0; k + 1 < taps; k++) window[k] = window[k + steps];
 }
 
-// How many of the steps from t on can be computed together: TOGETHER, or 1 where fewer are left before `end` or have masks.
+// The number of steps from t on that can be computed together: TOGETHER, or 1 if fewer are left before `end` or some have flags.
 INLINE int steps_together(const uint8_t* flags, int64_t t, int64_t end) {
   if (t + TOGETHER > end) return 1;
   for (int i = 0; flags && i < TOGETHER; i++)
@@ -56,8 +57,8 @@ INLINE int steps_together(const uint8_t* flags, int64_t t, int64_t end) {
   return TOGETHER;
 }
 
-// body(d, count) for every vector of the channels [first, last). `count` is a constant for whole vectors, so that their loads and
-// stores have no branch.
+// Calls body(d, count) for every vector of the channels [first, last). `count` is a constant for whole vectors, so that their
+// loads and stores have no branch.
 template <class T, class Body> INLINE void for_vectors(int64_t first, int64_t last, const Body& body) {
   int64_t d = first;
   for (; d + lanes<T> <= last; d += lanes<T>) body(d, lanes<T>);
@@ -163,7 +164,7 @@ void backward_steps(const ShortConv& s, const T* const* window, T* const* d_wind
 template <class T, int TAPS> void backward(const ShortConvGradients& g) {
   const ShortConv& s = g.forward;
   const int64_t L = s.length, D = s.channels, K = TAPS ? TAPS : s.taps;
-  // Whole rows are read fastest. No sum goes over channels, so results do not depend on the width.
+  // Strips of whole rows are read fastest. There is no sum over channels, so results do not depend on the width of a strip.
   const int64_t width = s.batch >= 2 * s.threads ? ceil_div(D, lanes<T>) * lanes<T> : STRIP * lanes<T>;
   const int64_t strips = ceil_div(D, width);
   const int64_t tasks = s.batch * strips;

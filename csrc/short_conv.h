@@ -19,8 +19,8 @@ struct ShortConv {
 
 struct ShortConvGradients {
   ShortConv forward;                        // y and final_state are not read
-  const void *gy, *final_state;             // gradients that come in; final_state may be null
-  void *u, *weight, *bias, *initial_state;  // gradients that go out; bias null where the input is
+  const void *gy, *final_state;             // gradients of the outputs; final_state may be null
+  void *u, *weight, *bias, *initial_state;  // gradients of the inputs; bias null where the input is
 };
 
 }  // namespace longscan

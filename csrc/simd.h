@@ -32,7 +32,7 @@ constexpr int VECTOR_BYTES = 64;
 #elif defined(__AVX2__)
 constexpr int VECTOR_BYTES = 32;
 #else
-constexpr int VECTOR_BYTES = 16;  // SSE2, NEON, or whatever the compiler makes of it
+constexpr int VECTOR_BYTES = 16;  // SSE2, NEON, or the compiler's replacement for these
 #endif
 
 template <class T> struct VectorTypes;
@@ -186,7 +186,7 @@ template <class T> INLINE bool any(IntVec<T> mask) {
 
 // ---------------------------------------------------------------------------------------------- rounding and scaling
 
-// Adding and taking away 1.5 * 2^(mantissa bits) rounds to the nearest integer; the integer sits in the low bits of the sum.
+// Adding and subtracting 1.5 * 2^(mantissa bits) rounds to the nearest integer, which is in the low bits of the sum.
 template <class T> constexpr T ROUNDING = sizeof(T) == 4 ? T(12582912.0) : T(6755399441055744.0);
 
 // The nearest integer, |x| < 2^22 (float) or 2^51 (double).
@@ -280,7 +280,7 @@ INLINE Floats power_of_sixteenths(Floats x) {
 INLINE Floats exp2_table(Floats x) {
   constexpr float SHIFT = 786432.0f;  // 1.5 * 2^19: the last bit of the sum counts 1/16
   constexpr float c[] = {0.693147182f, 0.240226507f, 0.0555041097f};  // ln(2)^k / k!
-  asm("" : "+v"(x));  // x is not recomputed inside fused multiply-adds: those units are the busy ones, the adders are free
+  asm("" : "+v"(x));  // keeps the compiler from recomputing x by fused multiply-adds, whose units are the bottleneck
   Floats shifted = x + SHIFT;
   Floats n = shifted - SHIFT;
   Floats r = x - n;
@@ -301,7 +301,7 @@ INLINE Floats exp2_bounded(Floats x) { return exp2(x); }
 #endif
 INLINE Doubles exp2_bounded(Doubles x) { return exp2(x); }
 
-// e^x: the fraction is taken before the multiplication by log2(e), with ln 2 in two parts, so large |x| loses nothing.
+// e^x: the fraction is computed before the multiplication by log2(e), with ln 2 in two parts, so that large |x| lose no digits.
 template <class T> INLINE Vec<T> exp_any(Vec<T> x) {
   constexpr T LOG2E = T(1.4426950408889634);
   constexpr T LN2_HIGH = sizeof(T) == 4 ? T(0.693359375) : T(6.93147180369123816490e-01);
@@ -331,7 +331,7 @@ INLINE Doubles exp(Doubles x) { return exp_any<double>(x); }
 
 // 1 / x for 1 <= x <= inf
 #if defined(__AVX512F__)
-INLINE Floats reciprocal(Floats x) {  // an estimate of 14 bits and a Newton step; division blocks its unit for ten cycles
+INLINE Floats reciprocal(Floats x) {  // an estimate of 14 bits and a Newton step, because a division occupies its unit for ten cycles
   x = min(broadcast<float>(1e38f), x);
   Floats estimate = (Floats)_mm512_rcp14_ps((__m512)x);
   return estimate * (2 - x * estimate);

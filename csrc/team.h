@@ -1,4 +1,4 @@
-// Threads that work on the rows of a batch in groups and share the work within a row, and the scratch memory they cut up.
+// Groups of threads that each compute rows of a batch and share the work within a row, and the scratch memory that they divide.
 #pragma once
 
 #include "parallel.h"
@@ -8,13 +8,13 @@ namespace longscan::LONGSCAN_ISA {
 
 INLINE int64_t round_up(int64_t x, int64_t multiple) { return ceil_div(x, multiple) * multiple; }
 
-// The threads form groups; a group takes every groups-th batch row, its members share the units of a row.
+// With n groups, a group computes every n-th batch row, and its members share the units of a row.
 struct Member {
   int group, groups, rank, ranks;
 
   int64_t begin(int64_t items) const { return items * rank / ranks; }
   int64_t end(int64_t items) const { return items * (rank + 1) / ranks; }
-  void meet() const {
+  void barrier() const {
 #if defined(_OPENMP)
     if (ranks > 1) {
 #pragma omp barrier
@@ -23,12 +23,12 @@ struct Member {
   }
 };
 
-// As many groups as leave no thread idle for more than a tenth of the time, unless copies of what a group holds (`group_size`
-// numbers) would outgrow `limit`; no more members than `units`.
+// As many groups as leave no thread idle for more than a tenth of the time, unless the buffers of all groups (`group_size` numbers
+// each) would exceed `limit`; a group has at most `units` members.
 INLINE Member plan(int threads, int64_t batch, int64_t units, int64_t group_size, int64_t limit) {
   int total = workers(INT64_MAX, threads), groups = 1;
   for (int n = 2; n <= total; n++) {
-    // Members of a group meet, and all threads must meet as often: uneven shares only for groups of one.
+    // Every thread must reach the same barriers, so groups of several members need equal numbers of rows.
     bool even = batch % n == 0, nearly = n == total && 10 * batch >= 9 * n * ceil_div(batch, n);
     if (batch > 0 && total % n == 0 && (even || nearly) && n * group_size <= limit) groups = n;
   }
@@ -36,7 +36,7 @@ INLINE Member plan(int threads, int64_t batch, int64_t units, int64_t group_size
   return {0, groups, 0, ranks < units ? ranks : int(units > 0 ? units : 1)};
 }
 
-// body(member, index, members) on every thread of the team, or on one if the team came out smaller than planned.
+// Calls body(member, index, members) on every thread of the team, or on one thread if OpenMP provides fewer than planned.
 template <class Body> void run_team(Member member, const Body& body) {
   int total = member.groups * member.ranks;
   if (total > 1) {
@@ -57,7 +57,7 @@ template <class Body> void run_team(Member member, const Body& body) {
   body(Member{0, 1, 0, 1}, 0, 1);
 }
 
-// Allocates arrays from one block of scratch memory; empty ones are null. Without a block it adds up the size only.
+// Allocates arrays from one block of scratch memory; empty ones are null. Without a block it only adds up the sizes.
 template <class T> class Arena {
  public:
   explicit Arena(T* memory = nullptr) : memory_(memory) {}

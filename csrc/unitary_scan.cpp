@@ -1,31 +1,31 @@
-// Forward and backward of the AUSSM scan, nothing of size (batch, L, D, N) in memory.
+// Forward and backward of the AUSSM scan, without a tensor of size (batch, L, D, N) in memory.
 //
 // Algebra. With G_t the running sum of the angles, h_t = e^{i G_t} w_t and V_t = e^{-i G_t}, the state in the rotating frame is a
-// plain sum, w_t = w_0 + B S_t with S_t = sum_{k<=t} x_k V_k, x = dt silu(u). Nothing is ever multiplied by a rounded rotation
-// and fed back, so |h| cannot drift, and the phase drifts as one wrapped addition a step does (phase.h). With g = dL/dy silu(z):
+// plain sum, w_t = w_0 + B S_t with S_t = sum_{k<=t} x_k V_k, x = dt silu(u). The state is never multiplied by a rounded rotation,
+// so |h| does not drift, and the phase has the error of one wrapped addition for each step (phase.h). With g = dL/dy silu(z):
 //   Re C h_t   = Re(conj(V_t) omega_t),  omega_t = C w_t = C w_0 + (C B) S_t
 //   R_t        = sum_{k>=t} g_k V_k, and mu_t = m + conj(C) R_t is dL/dh_t in the frame, m = V_last dL/dh_last
 //   dL/dtheta  = Im(mu_t conj(w_{t-1})) = Im(R_t conj(omega_{t-1})) + Im(m conj(w_{t-1}))
 //   dL/dx      = sum_n Re(B V_t conj(mu_t))
 //   dL/dB      = conj(C) Z + m conj(S_last),  Z = sum_t x_t conj(V_t) R_t
 //   dL/dC      = sum_t g_t V_t conj(w_t) = conj(w_0) (R_0 - R_next) + conj(B) (Z - R_next conj(S_last))    (summation by parts)
-// where w_0, S start anew with every chunk and segment, and R_next is what R brings from the steps after it. G starts anew with
-// every segment, whose first angle turns nothing but the state that is dropped there: no sum reaches over a restart.
-// At the end of a chunk an odd number of half turns is moved from the phase into the sign of w, so a state between chunks is
-// three numbers (rest of the phase, w): this is what chunk_states holds for the first step of every chunk.
+// where w_0 and S restart with every chunk and segment, and R_next is R after the last step of the chunk or segment. G restarts
+// with every segment; the first angle of a segment would rotate only the state that is dropped, so no sum crosses a restart.
+// At the end of a chunk an odd number of half turns is moved from the phase into the sign of w. So a state between chunks is
+// three numbers (rest of the phase, w), which chunk_states contains for the first step of every chunk.
 //
-// Units. lane_layout.h puts channels in lanes and cuts the work into units of one or two vectors. For a unit and a chunk: the
-// angles of 4 or 8 steps come out of the registers of a small GEMM straight into the recurrence; the backward keeps (V, omega) of
-// one unit and chunk in cache, runs back over them, and feeds the gradients of the angles to two more GEMMs.
-// Steps marked INVALID are left out when a chunk's inputs are gathered, so nothing that stands there is ever read.
+// Units. lane_layout.h assigns channels to lanes and divides the work into units of one or two vectors. For a unit and a chunk, the
+// angles of 4 or 8 steps go from the registers of a small GEMM directly into the recurrence. The backward pass stores (V, omega) of
+// one unit and chunk in cache, goes back over them, and multiplies the gradients of the angles in two more GEMMs.
+// INVALID steps are skipped when the inputs of a chunk are gathered, so their values are never read.
 //
 // Counted per (batch, t, d, n) at D = N = 64, multiplications and fused multiply-adds: forward 64 for the projection and 22 (3
 // reduction of the phase, 11 sine and cosine, 2 S, 4 omega, 2 y); backward 192 for three products and 34. Two cores that each
 // start one AVX-512 multiply-add a cycle at 3.6 GHz (115e9 lanes a second) need 0.75 and 2.0 ns for these; two a cycle, half.
 // Memory: forward 4 numbers per (t, d) and 3 N / chunk of saved states, backward 10 and as many again, a tenth of that time.
 //
-// Threads. team.h: groups of batch rows, and units shared by the members of a group, who meet twice in a span of chunks. Every
-// sum is taken in an order that depends on the sizes and the number of threads only.
+// Threads. team.h: groups of threads compute different batch rows, and the members of a group share the units of a row, with two
+// barriers for each span of chunks. The order of every sum depends only on the sizes and the number of threads.
 #include "unitary_scan.h"
 
 #include "arrays.h"
@@ -92,8 +92,8 @@ template <class T> struct Parameters {
   }
 
  private:
-  // The bias without its whole half turns, which would cost the sum of phases bits at every step, and what rounding the rest to T
-  // leaves, which would add up. With phase_dt it is multiplied first.
+  // The bias without whole half turns, which would reduce the precision of the sum of phases at every step, and the rounding error
+  // of the rest in T, which would accumulate. With phase_dt the bias is multiplied first.
   static void pack_bias(const UnitaryScan& a, int64_t row, T* constant, int lane) {
     T bias = *at<T>(a.bias, row);
     Phase<double> phase = {broadcast<double>(0), IntVec<double>{}};
@@ -156,7 +156,7 @@ INLINE void project(const Tile<T>& tile, int64_t first, const T* panel, int64_t 
   }
 }
 
-// What the backward needs of every step of a unit and chunk: scratch memory of one thread.
+// Values of every step of a unit and chunk that the backward pass needs: scratch memory of one thread.
 template <class T> struct Trace {
   T* rotation;  // [step][vector][re, -im of V][lane]
   T* omega;     // [step][vector][re, im][lane], before the step
@@ -165,7 +165,7 @@ template <class T> struct Trace {
   T* d_theta;    // [step][vector][lane]: the gradient of the projection
 };
 
-// Where a sweep over a chunk ended: the phase, and w_0 and S of the last segment.
+// The state after a chunk: the phase, and w_0 and S of the last segment.
 template <class T, int V> struct ChunkEnd {
   Vec<T> rest[V], wr[V], wi[V], Sr[V], Si[V];
   IntVec<T> sign[V];
@@ -253,7 +253,7 @@ INLINE ChunkEnd<T, V> sweep(const Tile<T>& tile, int64_t block, const T* panel, 
   return end;
 }
 
-// Brings the state of a unit from the chunk's start to its end. y: [step][lane] += Re sum C h.
+// Advances the state of a unit from the start of a chunk to its end. y: [step][lane] += Re sum C h.
 template <class T, int V, bool PHASE_DT>
 void forward_unit(const Tile<T>& tile, int64_t block, const T* panel, int64_t D, const T* constant, T* state, T* y) {
   constexpr int W = lanes<T>;
@@ -269,7 +269,7 @@ void forward_unit(const Tile<T>& tile, int64_t block, const T* panel, int64_t D,
 
 // ---------------------------------------------------------------------------------------------- the backward of a unit
 
-// What goes from chunk to chunk, backwards in time, for each vector of a batch row: R and m; and the sums for each vector.
+// Values passed from chunk to chunk in reverse time for each vector of a batch row: R and m; and the sums for each vector.
 enum Carried { R_RE, R_IM, M_RE, M_IM, CARRIED };
 enum Summed { SUM_BIAS, SUM_B_RE, SUM_B_IM, SUM_C_RE, SUM_C_IM, SUMMED };
 
@@ -368,7 +368,7 @@ void backward_unit(const Tile<T>& tile, int64_t block, const T* panel, int64_t D
   }
 }
 
-// ---------------------------------------------------------------------------------------------- what both directions share
+// ---------------------------------------------------------------------------------------------- used in both directions
 
 constexpr int MAX_SPAN = 8;
 
@@ -398,7 +398,7 @@ template <class T> struct Problem {
   int64_t state_size() const { return a.channels * a.states; }
   int64_t position(int64_t b, int64_t t) const { return (b * a.length + t) * D; }
 
-  // Chunks between two meetings of the members of a group: some, as meeting costs time, but so few that their tiles stay small.
+  // Chunks between two barriers of a group: several, as barriers cost time, but so few that their tiles stay small.
   int64_t span(const Member& team) const {
     if (team.ranks == 1) return 1;
     int64_t most = 65536 / tile_size < MAX_SPAN ? 65536 / tile_size : MAX_SPAN;
@@ -640,9 +640,9 @@ template <class T> static void forward(const UnitaryScan& a) {
           p.list_steps(b, c + i, tiles[i], lists.times_of(index, i), lists.resets_of(index, i));
           p.gather(m, tiles[i]);
         }
-        m.meet();
+        m.barrier();
         for (int64_t i = 0; i < count; i++) work.run(tiles[i], work.memory.y + i * p.tile_size);
-        m.meet();
+        m.barrier();
         for (int64_t i = 0; i < count; i++) work.finish(tiles[i], i * p.tile_size);
       }
       work.write_states(b);
@@ -658,7 +658,7 @@ template <class T> struct BackwardMemory {
   T* sums;                  // [vector][Summed][lane]
   T* weights;               // per unit: [p][vector][lane], the gradient of its weights
   TileGradients<T> gradients;  // of the member, as all that follow; for the chunks of a span
-  T* u;                        // [chunk of the span][step][p]: what the angles give to the gradient of u
+  T* u;                        // [chunk of the span][step][p]: the gradient of u through the angles
   T* D;                        // [block * lanes + lane]
   Trace<T> trace;
 
@@ -828,7 +828,7 @@ template <class T> struct Backward {
     for (void* rows : per_step) p.zero_invalid(m, tile, static_cast<T*>(rows));
   }
 
-  // dL/dh before the first step: m + conj(C) R, the frame standing still there.
+  // dL/dh before the first step: m + conj(C) R, since the phase of the frame is 0 there.
   void write_initial(int64_t b) {
     alignas(64) T h[2 * 2 * W];
     for (int64_t n = m.begin(p.layout.units); n < m.end(p.layout.units); n++) {
@@ -910,9 +910,9 @@ template <class T> static void backward(const UnitaryScanGradients& grads) {
           p.list_steps(b, end - 1 - i, memory.tiles[i], lists.times_of(index, i), lists.resets_of(index, i));
           work.gather(memory.tiles[i]);
         }
-        m.meet();
+        m.barrier();
         for (int64_t i = 0; i < count; i++) work.run(memory.tiles[i], i);
-        m.meet();
+        m.barrier();
         for (int64_t i = 0; i < count; i++) work.finish(memory.tiles[i], i);
       }
       work.write_initial(b);
@@ -920,7 +920,7 @@ template <class T> static void backward(const UnitaryScanGradients& grads) {
 
     // Gradients of the parameters: over the groups, in their order.
     const Member all = {0, 1, index, members};
-    all.meet();
+    all.barrier();
     for (int64_t n = all.begin(p.layout.units); n < all.end(p.layout.units); n++) {
       Unit unit = p.layout.unit(n);
       T *weights = nullptr, *sums = nullptr;

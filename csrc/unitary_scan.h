@@ -22,8 +22,8 @@ struct UnitaryScan {
 
 struct UnitaryScanGradients {
   UnitaryScan forward;
-  const void *y, *final_state;                                      // gradients that come in
-  void *u, *dt, *W, *bias, *B, *C, *D, *z, *initial_state;          // gradients that go out; null where the input is
+  const void *y, *final_state;                                      // gradients of the outputs
+  void *u, *dt, *W, *bias, *B, *C, *D, *z, *initial_state;          // gradients of the inputs; null where the input is
 };
 
 }  // namespace longscan
