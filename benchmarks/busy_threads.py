@@ -3,13 +3,13 @@
     python benchmarks/busy_threads.py
     python benchmarks/busy_threads.py --always-teams --out build/threads.jsonl
 
-A row is a call: the mean times of its forward and backward pass, in milliseconds, with one and with two threads, alone and beside
+A row is a call: the mean times of its forward and backward pass, in milliseconds, with one and with two threads, without and with
 the busy process. `token` is a step of one token through four Mamba blocks of 256 channels, without gradients. The exit status is
-1 if two threads take over 1.1 of the time of one beside the busy process. --always-teams starts a team of threads in every call
-but that of the token. OMP_WAIT_POLICY=passive in the environment lets waiting threads sleep, as the command longscan does.
-`torch alone` is a product and a sum of a million numbers and their gradient, and `block` a training step of a Mamba block, most
-of which are torch's own operations: torch always starts a team for these, so that their rows do not count for the exit status.
-Linux only.
+1 if, with the busy process, two threads take more than 1.1 times the time of one. --always-teams starts a team of threads in
+every call except that of the token. OMP_WAIT_POLICY=passive in the environment lets waiting threads sleep, as the command
+longscan does. `torch alone` is a product and a sum of a million numbers and their gradient, and `block` a training step of a
+Mamba block, most of which are torch's own operations: torch always starts a team for these, so that their rows do not count for
+the exit status. Linux only.
 """
 
 import os
@@ -34,8 +34,8 @@ SIZES = {
     "linear": ("4 64 256", "4 1024 256"),
     "convolution": ("4 64 256", "4 1024 256"),
 }
-ROUNDS = 4  # of a measurement
-ALLOWED = 1.1  # times the time of one thread
+ROUNDS = 4  # number of rounds of a measurement
+ALLOWED = 1.1  # largest time with two threads, in units of that with one
 REFERENCES = ("torch alone", "block")  # calls with torch's own teams
 
 
@@ -88,7 +88,7 @@ def busy_process(processor: int) -> Iterator[None]:
 
 
 def mean_ms(call: Callable[[], object], seconds: float) -> list[float]:
-    """Return the mean times of a call with one and with two threads, over so many seconds each, in rounds that alternate."""
+    """Return the mean times of a call with one and with two threads, measured for `seconds` each, in alternating rounds."""
     totals, counts = [0.0, 0.0], [0, 0]
     for _ in range(ROUNDS):
         for i in (0, 1):

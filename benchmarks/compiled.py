@@ -35,7 +35,7 @@ TYPES = {
 }  # fmt: skip
 TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
 MAX_STEPS = 512  # length of a case: the compiled code of longer ones is the same
-MIN_INSTRUCTIONS = 60  # of a loop that is printed
+MIN_INSTRUCTIONS = 60  # smallest number of instructions of a loop that is printed
 
 
 class Compiler:

@@ -1,8 +1,8 @@
-"""The records of context_parallel.py as tables, with what a model of the exchange expects, and as a picture beside the file.
+"""Print the records of context_parallel.py as tables next to the values of a model of the exchange, and draw them as a picture.
 
     python benchmarks/context_page.py results/context_parallel.jsonl
 
-Of rows that were measured again the newest counts.
+The picture is written next to the file. If a measurement was repeated, its newest row is used.
 """
 
 import argparse
@@ -22,7 +22,7 @@ LINK = 3.5e11  # bytes a second that a GPU receives, from the same rows
 # Seconds in which the host starts the kernels of a step of 8 blocks on pieces: the time of the shortest sequences. The rows of
 # H200s are of later code, whose exchanges are fewer operations.
 HOST = {"H100": 0.1, "H200": 0.085}
-RECOMPUTED = 1.5  # times as long is this with a second forward pass, which is half of a step
+RECOMPUTED = 1.5  # factor of this time with recomputation: a second forward pass takes half as long as a step
 # A step and channel: zeros are written, two gradients are read, and their sum is written, in float32. Later code adds in place.
 BYTES_OF_CONVOLUTION = {"H100": 16, "H200": 0}
 BANDWIDTH = {"H100": 3.0e12, "H200": 4.3e12}  # bytes a second of the memory

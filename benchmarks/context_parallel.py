@@ -58,15 +58,15 @@ from longscan.training.run import commit, device_name
 
 VOCABULARY = 256
 Scan = Callable[[Tensor, Tensor | None], tuple[Tensor, Tensor]]
-TIMEOUT = timedelta(minutes=1)  # after which the other processes stop if one of them has died
-UNIT = 65_536  # steps, of which --longest tries multiples
+TIMEOUT = timedelta(minutes=1)  # time after which the other processes stop if one of them has ended
+UNIT = 65_536  # --longest tries multiples of this number of steps
 MARGIN = 1e9  # bytes that --longest leaves free in its predictions
 HEAD = 64  # width of the heads, and of the keys, of --alternatives
 WAYS = ("plain", "recompute", "captured", "twice")
 
 
 def synchronize(device: torch.device) -> None:
-    """Wait until the device has done what it was given."""
+    """Wait until the device has finished its work."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 

@@ -31,7 +31,7 @@ from longscan.ops._cpu import empty
 from op_calls import LINEAR, SELECTIVE, SHORT_CONV, UNITARY, OpCall, Shape, parse_sizes
 
 ROOT = Path(__file__).parents[1]
-CACHED = 2**10  # numbers of an array in the first-level cache
+CACHED = 2**10  # size of an array that fits into the first-level cache
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ def compile_probe(folder: Path) -> ctypes.CDLL:
 
 
 def least_seconds(call: Callable[[], object], seconds: float) -> float:
-    """Return the least time of a call that is repeated for so many seconds, and at least five times.
+    """Return the shortest time of a call that is repeated for `seconds`, and at least five times.
 
     The least elapsed time is little changed by other processes. Processor time is too coarse on some virtual machines.
     """
@@ -117,7 +117,7 @@ def unit_times(probe: ctypes.CDLL, seconds: float) -> Count:
 
 
 def copy_time(numbers: int, seconds: float) -> float:
-    """Return the nanoseconds of a number that is copied into a new tensor of so many numbers."""
+    """Return the nanoseconds for each number that is copied into a new tensor of `numbers` numbers."""
     x = torch.ones(1, numbers)
     return least_seconds(lambda: empty(x, x.shape).copy_(x), seconds) * 1e9 / numbers
 

@@ -4,13 +4,13 @@
     python benchmarks/kernels_old_new.py /tmp/old . --ops linear_scan short_conv --out build/kernels.jsonl
     python benchmarks/kernels_old_new.py /tmp/old . --only "unitary 16 1024" "Mamba blocks" "S4" --seconds 90
 
-Each tree has its own process, and the two take turns. Cases are those of the suite gpu, further sizes, and training steps of
-models of six blocks (called, and replayed as a graph). A row of the file is one case on one tree: the median and the single
+Each tree has a separate process, and the two measure in turn. Cases are those of the suite gpu, further sizes, and training steps
+of models of six blocks (called, and replayed as a graph). A row of the file is one case on one tree: the median and the single
 values of --runs runs, of the forward pass and of the forward and backward pass; the host's own measure in the same turns, which
 is (x * 2).sum() of 524,288 numbers without and with its gradient; the time of the first forward and backward pass, and of the
 first forward pass after it; the peak of the GPU's memory that the fourth call allocates; the error of y and all gradients of an
-op against the float64 reference. The exit status is 1 if a replayed time is over 1.1 of the old one.
---quick runs small shapes without graphs, also in Triton's interpreter. The packages need torch and Triton only.
+op against the float64 reference. The exit status is 1 if a replayed time is over 1.1 of the old one. --quick runs small shapes
+without graphs, also in Triton's interpreter. The packages need torch and Triton only.
 """
 
 import argparse
@@ -92,7 +92,7 @@ def list_cases() -> list[tuple[str, str, str, str]]:
 
 
 def serve(tree: Path, quick: bool, with_errors: bool) -> None:
-    """Answer requests: the number of a case, which builds it and returns a row without times, or a kind of time to measure."""
+    """Answer requests: the index of a case builds it and returns a row without times; a kind of time is measured and returned."""
     sys.path[:0] = [str(tree / "src")]
     import torch
 
@@ -347,7 +347,7 @@ def main() -> int:
     parser.add_argument("--ops", nargs="+", default=[], help="names of ops; all without it")
     parser.add_argument("--only", nargs="+", default=[], help="regular expressions of `name sizes dtype`, in order")
     parser.add_argument("--runs", type=int, default=5)
-    parser.add_argument("--seconds", type=float, default=float("inf"), help="no case begins after so many seconds")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="seconds after which no further case begins")
     parser.add_argument("--no-errors", action="store_true", help="do not compute the errors, which needs a reference on the CPU")
     parser.add_argument("--quick", action="store_true", help="small shapes, no graphs; the exit status is 0")
     parser.add_argument("--out", type=Path, default=None, help="file of JSON lines, to which rows are added")

@@ -1,4 +1,4 @@
-"""A selective scan in plain Triton, timed next to the kernels of the op: what the longer tiles of the op are worth.
+"""Time a selective scan in plain Triton next to the kernels of the op, to show what the six-axis tiles of the op gain.
 
     python benchmarks/plain_selective_scan.py --out build/plain.jsonl
     python benchmarks/plain_selective_scan.py --ordered --out build/ordered.jsonl

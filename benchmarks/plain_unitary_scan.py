@@ -1,4 +1,4 @@
-"""A unitary scan in plain Triton, timed next to the kernels of the op: what two fp16 factors and a layout by hand are worth.
+"""Time a unitary scan in plain Triton next to the kernels of the op, to show what two fp16 parts and a chosen layout gain.
 
     python benchmarks/plain_unitary_scan.py --out build/plain_unitary.jsonl
 

@@ -55,7 +55,7 @@ from longscan.training.settings import SettingError, Settings, TrainingSettings
 from longscan.training.trainer import build_optimizer
 
 EXACT = 1 - 1e-6  # a scaled accuracy above it means that all answers are right, up to the rounding of a mean
-MOMENTS = ("exp_avg", "exp_avg_sq")  # of AdamW
+MOMENTS = ("exp_avg", "exp_avg_sq")  # names of AdamW's moments
 BLOCK = 10  # steps whose batches go from a loader process to the GPU together
 EVAL_BATCH = 250  # words of valid and test that are scored together
 SUCCESS = 0.99  # scaled accuracy from which a seed counts as having found the solution

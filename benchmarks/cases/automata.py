@@ -2,7 +2,7 @@
 
 table: the named automata on every backend, on all words up to length 8, 1,000 of length 1,000, and for automata with sinks 1,000
 that avoid them; about half an hour of one core. million: a word of 1,000,000 letters for four automata on every backend; half an
-hour. random: 1,000 random automata of 2 to 10 states, which must compile and be certified, or be refused if they are not
+hour. random: 1,000 random automata of 2 to 10 states, which must compile and be certified, or raise an error if they are not
 solvable. mutants: 500 changes of one entry of compiled cascades that change the language. Each overwrites its file. The exit
 status is 1 if an answer is wrong.
 """

@@ -38,8 +38,8 @@ SETS = (
     "UWaveGestureLibrary",
 )
 SPECS = ("aussm", "s5", "mamba", "s7", "lru", "s4d", "mamba s5")  # of the trained stacks
-MINUTES = 4.0  # that the fit of a trained stack may take
-FAR = 0.08  # a loss of accuracy to the reference that the table counts
+MINUTES = 4.0  # time limit of the fit of a trained stack
+FAR = 0.08  # smallest loss of accuracy against the reference that the table counts
 OURS, REFERENCE = "SSMClassifier", "MiniRocket"
 KEY = ("set", "method", "seed")  # fields that tell rows apart
 PAGE, SECTION = ROOT / "docs/howto/accuracy.md", "classification"
@@ -183,7 +183,7 @@ def measure(data: str, name: str, seed: int) -> Row:
 
 
 def rows_of(options: Any, *, name: str) -> Iterator[Row]:
-    """Yield the rows of a method that the file has not."""
+    """Yield the rows of a method that are not in the file."""
     path = (options.out or ROOT / "results/classification") / f"{options.name or 'classification'}.jsonl"
     for seed in range(1 if not METHODS[name].random or options.quick else options.runs):
         for data in SETS[1:2] if options.quick else SETS:

@@ -36,7 +36,7 @@ from page import mark_uncommitted, recorded_keys, write_section
 HORIZONS = (24, 96, 336, 720)
 WINDOWS = (24, 96, 192, 336, 720)  # of the ridge regression
 PENALTIES = (0.0, 1e-4, 1e-3, 1e-2, 1e-1, 1.0)  # of the ridge regression, in units of the mean variance of its features
-ORIGINS = 400  # of forecasts at most
+ORIGINS = 400  # largest number of forecast origins
 FEW, FEW_ALL = 40, 8  # origins of AutoETS with one channel, and with all
 KEY = ("set", "channels", "horizon", "model", "seed")  # fields that tell rows apart
 PAGE, SECTION = ROOT / "docs/howto/forecasts.md", "forecasts"
@@ -322,7 +322,7 @@ def _key(row: Record) -> tuple[Any, ...]:
 
 
 def rows_of(options: Any, *, name: str) -> Iterator[Row]:
-    """Yield the rows of a model that the file has not."""
+    """Yield the rows of a model that are not in the file."""
     path = (options.out or ROOT / "results/forecasts") / f"{options.name or 'forecasts'}.jsonl"
     for seed in range(1 if name not in RANDOM or options.quick else min(options.runs, RANDOM[name])):
         for data in SETS[:1] if options.quick else SETS:

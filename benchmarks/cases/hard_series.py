@@ -167,7 +167,7 @@ def ours(series: Series) -> Array:
 
 
 def ours_without_shifts(series: Series) -> Array:
-    """Fit `SSMForecaster` without settings, and forecast without a look for shifts."""
+    """Fit `SSMForecaster` without settings, and forecast without the correction of level shifts."""
     model = SSMForecaster(horizon=HORIZON, random_state=0, device="cpu").fit(series.past)
     model.shift_limits_ = None
     return np.asarray(model.predict())
@@ -210,7 +210,7 @@ def error(name: str, series: Series) -> float:
 
 
 def rows_of(options: Any, *, name: str) -> Iterator[Row]:
-    """Yield the rows of a model that the file has not."""
+    """Yield the rows of a model that are not in the file."""
     path = (options.out or ROOT / "results/short_series") / f"{options.name or 'hard_series'}.jsonl"
     groups = ONLY.get(name, tuple(GROUPS))
     for group in groups[:1] if options.quick else groups:

@@ -172,7 +172,7 @@ def _with_gaps(part: Part) -> Series:
 
 
 def rows_of(options: Any, *, name: str) -> Iterator[Row]:
-    """Yield the rows of a method that the file has not."""
+    """Yield the rows of a method that are not in the file."""
     path = (options.out or ROOT / "results/classification") / f"{options.name or 'long_series'}.jsonl"
     context = multiprocessing.get_context("spawn")
     for seed in range(1 if not METHODS[name].random or options.quick else options.runs):

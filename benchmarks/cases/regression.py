@@ -163,7 +163,7 @@ def measure(data: str, name: str, seed: int, quick: bool) -> Row:
 
 
 def rows_of(options: Any, *, name: str) -> Iterator[Row]:
-    """Yield the rows of a method that the file has not."""
+    """Yield the rows of a method that are not in the file."""
     path = (options.out or ROOT / "results/regression") / f"{options.name or 'regression'}.jsonl"
     for seed in range(1 if not METHODS[name].random or options.quick else options.runs):
         for data in list(SETS)[:1] if options.quick else SETS:

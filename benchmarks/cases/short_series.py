@@ -6,8 +6,8 @@ year, quarter, month, week or day, at most `LONGEST` of them. Its last part, a q
 two, is forecast from each of at most `ORIGINS` steps; models are fitted once, to what precedes this part. Errors are mean
 absolute errors, divided by the smaller one of the last value and of the seasonal naive forecast.
 
-What short series are forecast by was chosen on the groups of `CHOSEN_ON`. The others were forecast after each change of the
-default, three or four times so far: rows with the field `replaced` are those of earlier defaults.
+The method for short series was chosen on the groups of `CHOSEN_ON`. The other groups were forecast after each change of the
+default method, three or four times so far: rows with the field `replaced` are those of earlier defaults.
 
 Rows that are in the file are not measured again: delete rows to replace them.
 """
@@ -155,7 +155,7 @@ def error(name: str, series: Series) -> float:
 
 
 def rows_of(options: Any, *, name: str) -> Iterator[Row]:
-    """Yield the rows of a model that the file has not."""
+    """Yield the rows of a model that are not in the file."""
     path = (options.out or ROOT / "results/short_series") / f"{options.name or 'short_series'}.jsonl"
     for group in GROUPS[:1] if options.quick else GROUPS:
         if time.perf_counter() > options.end or (not options.quick and (group, name) in recorded_keys(path, KEY)):

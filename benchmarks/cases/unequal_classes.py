@@ -1,4 +1,4 @@
-"""What `class_weight="balanced"` of `SSMClassifier` does where classes have different numbers of series.
+"""Measure the effect of `class_weight="balanced"` of `SSMClassifier` where classes have different numbers of series.
 
 Three sets have such classes as they are: OSULeaf and Covid3Month_disc, which aeon contains, and Handwriting. In the others some
 classes of the training part are thinned: only a random share of their series, drawn by the seed of the row, is fitted. Test parts
@@ -126,7 +126,7 @@ def measure(data: str, name: str, seed: int) -> Row:
 
 
 def rows_of(options: Any, *, name: str) -> Iterator[Row]:
-    """Yield the rows of a method that the file has not."""
+    """Yield the rows of a method that are not in the file."""
     path = (options.out or ROOT / "results/classification") / f"{options.name or 'unequal_classes'}.jsonl"
     for seed in range(1 if options.quick else options.runs):
         for data in list(SETS)[1:2] if options.quick else SETS:

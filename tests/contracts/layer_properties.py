@@ -226,7 +226,7 @@ def compute_outputs_and_gradients(module: SequenceModule, inputs: Inputs, state:
 
 
 def assert_float32_as_accurate_as_plain_arithmetic(module: SequenceModule, inputs: Inputs, seed: int) -> None:
-    """Assert that outputs, states and gradients in float32 err no more than plain arithmetic, compared with float64."""
+    """Assert that float32 outputs, states and gradients have at most the errors of plain arithmetic, against float64."""
     assert next(module.parameters()).dtype == torch.float64
     state = make_nonzero_state(module, len(inputs.x))
 
@@ -269,7 +269,7 @@ def list_op_calls(recording: Recording) -> set[tuple[str, str | None]]:
 
 
 def assert_bfloat16_as_accurate_as_eager(module: SequenceModule, inputs: Inputs) -> None:
-    """Assert that in bfloat16 `auto` errs at most twice as much as eager, compared with float64 with the same parameters.
+    """Assert that in bfloat16 the error of `auto` is at most twice that of eager, against float64 with the same parameters.
 
     If `auto` runs eager code, its first 200 steps are compared with the reference.
     """
@@ -288,9 +288,10 @@ def assert_bfloat16_as_accurate_as_eager(module: SequenceModule, inputs: Inputs)
 
 
 def assert_autocast_as_accurate_as_bfloat16(module: SequenceModule, inputs: Inputs) -> None:
-    """Assert that under autocast with bfloat16 inputs a module errs at most twice as much as its copy in bfloat16.
+    """Assert that under autocast with bfloat16 inputs the error of a module is at most twice that of its copy in bfloat16.
 
-    Its state can be passed to the next call. Float32 inputs with padding, which the first block of a model gets, are valid.
+    Also assert that its state can be passed to the next call, and that float32 inputs with padding, which the first block of a
+    model gets, raise no error.
     """
     x = inputs.x.to(torch.bfloat16)
     valid = x.new_ones(x.shape[:2], dtype=torch.bool)

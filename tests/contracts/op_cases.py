@@ -28,7 +28,8 @@ DEVICE = torch.device(os.environ.get("LONGSCAN_DEVICE", "cpu"))  # of the Triton
 ONLY_BACKEND = os.environ.get("LONGSCAN_BACKEND")  # the only backend to test, if it is set
 # The argument whose shape and dtype the output has, where it is not `u`.
 OUTPUT_LIKE = {"linear_scan": "b", "block2_scan": "f", "ssd_scan": "x", "delta_scan": "v", "mamba_step": "x"}
-# Stands for `eager` as in compiled graphs, where some ops compute longer chunks, or all chunks together. No compiler runs.
+# The name of `eager` with the code path of compiled graphs, where some ops compute longer chunks, or all chunks together. The
+# tests do not compile.
 EAGER_IN_GRAPHS = "eager in graphs"
 SINGLE_DTYPE_OPS = ("mamba_step",)  # all tensors in float32 or all in float64
 # Arguments with or without a time axis. The output has the dtype to which theirs and that of the argument in OUTPUT_LIKE promote.
@@ -66,8 +67,8 @@ def argument_like_output(op: str) -> str:
 class Case:
     """One call: differentiable inputs by argument name in float64 or complex128, and the other arguments.
 
-    mixed_precision: whether half precision applies only to the inputs with a time axis.
-    cotangents: random weights of y and of the final state, of which gradients are taken.
+    mixed_precision: whether fp16 and bf16 apply only to the inputs with a time axis.
+    cotangents: random weights of y and of the final state; gradients are those of the weighted sum.
     """
 
     op: str
@@ -105,7 +106,7 @@ class Case:
         return name in OPS[self.op].per_step
 
     def in_precision(self, dtype: torch.dtype) -> "Case":
-        """Return the same call with its inputs in `dtype`; inputs that are never in half precision are in float32."""
+        """Return the same call with its inputs in `dtype`; inputs that are never in fp16 or bf16 are in float32."""
 
         if self.op in SINGLE_DTYPE_OPS and dtype != torch.float64:
             dtype = torch.float32
@@ -248,7 +249,7 @@ def _draw_linear_scan(draw: st.DrawFn, batch: int, length: int, generator: torch
 
 
 def _draw_block2_scan(draw: st.DrawFn, batch: int, length: int, generator: torch.Generator) -> Arguments:
-    """Draw damped rotations in a sheared basis, and the limiting case of a double eigenvalue 1."""
+    """Generate damped rotations in a sheared basis, and the limiting case of a double eigenvalue 1."""
     axes = draw(st.sampled_from([(), (3,), (2, 3)]))
     kind = draw(st.sampled_from(["real", "complex", "pairs"]))
     leading = () if draw(st.booleans()) else (batch, length)
@@ -339,7 +340,7 @@ DRAW_ARGUMENTS = {
 
 @st.composite
 def cases(draw: st.DrawFn, op: str, masked: bool = True, lengths: tuple[int, ...] = tuple(LENGTHS)) -> Case:
-    """Draw any call of `op`."""
+    """Generate any call of `op`, as a hypothesis strategy."""
     seed = draw(st.integers(0, 2**31))
     generator = torch.Generator().manual_seed(seed)
     batch, length = draw(st.integers(1, 3)), draw(st.sampled_from(lengths))

@@ -1,8 +1,8 @@
 """Short JSON descriptions of tensors, tables and texts, and their comparison with recorded ones.
 
-The description of a tensor is [dtype, shape, sum, weighted sum]: the weights depend on the position, so that exchanged values
-change it. Sums of integers are exact. Those of floating-point numbers may differ by 2e-6 of their scale, the weighted sum of
-absolute values: processors and versions of NumPy differ in the last bits of sines and exponentials.
+The description of a tensor is [dtype, shape, sum, weighted sum]. The weights depend on the position, so that exchanging two
+values changes the description. Sums of integers are exact. Those of floating-point numbers may differ by 2e-6 of their scale, the
+weighted sum of absolute values: processors and versions of NumPy differ in the last bits of sines and exponentials.
 """
 
 import hashlib

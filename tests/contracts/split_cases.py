@@ -1,6 +1,7 @@
 """Generated cases of layers and blocks on pieces of sequences, also with factors just below 1.
 
-The process that starts the others draws all cases, by the generators of the contracts of layers, and hands them over in a file.
+The parent process generates all cases with the generators of the contract tests of layers, and passes them to the others in a
+file.
 """
 
 import json
@@ -33,7 +34,7 @@ from longscan.layers.s7 import S7
 from longscan.numerics.timescales import inverse_softplus
 from longscan.ops import chunks
 
-DISTANCE = 1e-4  # of the factors from 1
+DISTANCE = 1e-4  # distance of the factors from 1
 # With |a| near 1 a state is a sum of L terms of similar size, with a relative error of at most about L / 2^53, which is 1e-13
 # for a thousand steps, and so is its gradient. Pieces change the order of such sums only. The gradient of a parameter is a sum of
 # up to 3 L products of the two, whose errors add, so that 1e-10 leaves room for cancellation by a factor of a hundred among the
@@ -138,9 +139,9 @@ def list_options(entry: str, *, near_one: bool) -> list[dict[str, Any]]:
 
 
 def draw_case(data: st.DataObject, entry: str, choices: list[dict[str, Any]], size: int, near_one: bool) -> SplitCase:
-    """Return a case whose length is a multiple of `size`: drawn so, or padded at the end with NaN and masked.
+    """Return a generated case. Its length is a multiple of `size`, or is padded to one with masked steps of NaN at the end.
 
-    Masks that a module refuses on pieces are left out: `valid` with windows, and elapsed times of S4.
+    Masks for which a module raises on pieces are left out: `valid` with windows, and elapsed times of S4.
     """
     options = data.draw(st.sampled_from(choices), label="options")
     case = SplitCase(

@@ -1,4 +1,4 @@
-"""An explicit backend runs every op that has native kernels, the one-token step included, or raises an error that names it.
+"""An explicit backend runs every op that has native kernels, including the one-token step, or raises an error that names it.
 
 The functions of the backends are replaced by functions that record their calls; the tests do not rely on the dispatcher's report.
 `explain` must report the same calls.

@@ -335,7 +335,7 @@ def test_states_hardly_decay_with_factors_near_one(name: str) -> None:
 
 
 def lose_a_process(rank: int, size: int, folder: str) -> None:
-    """End the last process between two calls; the others write the type of the error that they get and the seconds until then."""
+    """End the last process between two calls; the others write the type of the error that they raise and the seconds until it."""
     distributed.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=size)
     layer, x = build("layer s6", {"d_state": 2}), torch.randn(1, 2, WIDTH, dtype=torch.float64)
     with context_parallel(distributed.group.WORLD):

@@ -129,7 +129,7 @@ def test_bidirectional_models_of_the_thesis_have_five_runs_each() -> None:
 
 
 def test_species_of_the_thesis_start_from_runs_of_the_plan_before() -> None:
-    """The windows of both runs are equal, and so are the widths; rates are 1e-3 * 1024 / L and 4e-3 * 2048 / L."""
+    """Windows and widths of both runs are equal; the learning rates are 1e-3 * 1024 / L and 4e-3 * 2048 / L."""
     before = {f"runs/thesis_pretraining/{name}": read_settings(words) for name, words in read_thesis_plan("pretraining").items()}
     for settings in before.values():
         assert settings["training"]["lr"] == pytest.approx(4e-3 * 2048 / settings["task"]["window"])

@@ -1,4 +1,4 @@
-"""The ends of the ranges of settings whose rules are declared next to them."""
+"""Values at the ends of the ranges of settings are accepted, and values just outside of them raise an error."""
 
 from dataclasses import fields
 from typing import Any, get_type_hints
@@ -23,7 +23,7 @@ def setting(owner: type, name: str) -> Any:
     return get_type_hints(owner, include_extras=True)[name]
 
 
-# type: values that are accepted, and values that are refused
+# type: values that are accepted, and values that raise an error
 BOUNDS: list[tuple[str, Any, list[Any], list[Any]]] = [
     ("step sizes", mamba2.StepSizeLimits, [(0, 1), (0.5, 0.6)], [(1, 1), (-EPSILON, 1), (2, 1), (0,), (0, 1, 2)]),
     ("half or one", mamba3.HalfOrOne, [0.5, 1, 1.0], [0.75, 0.0, 1.5]),

@@ -26,7 +26,7 @@ LABELLED = [v for v in VARIANTS if isinstance(v.values[0], ClassificationTask)]
 LANGUAGES = [v for v in LABELLED if isinstance(v.values[0], LanguageTask)]
 CLASSIFIERS = [v for v in LABELLED if not isinstance(v.values[0], LanguageTask)]
 REGRESSORS = [v for v in VARIANTS if isinstance(v.values[0], RegressionTask)]
-# The scope has pytest run all tests of a task one after another, so that its data are read or drawn once.
+# With this scope pytest runs all tests of a task one after another, so that its data are read or generated once.
 every_variant = pytest.mark.parametrize("task", VARIANTS, scope="module")
 every_labelled = pytest.mark.parametrize("task", LABELLED, scope="module")
 every_classifier = pytest.mark.parametrize("task", CLASSIFIERS, scope="module")
