@@ -366,7 +366,7 @@ def is_run_folder(folder: Path) -> bool:
 
 def describe_runs(folder: Path) -> str:
     """Return the end of an error about a folder that is not that of a run: where runs are in it; "" if none are seen."""
-    if (folder / "sweep.yaml").is_file():
+    if os.path.isfile(folder / "sweep.yaml"):  # unlike Path.is_file, False for a name that is too long
         return "; it is the folder of a sweep, whose runs are in its folders trials and seeds"
     try:
         runs = sorted(one for one in folder.iterdir() if is_run_folder(one))
