@@ -131,8 +131,8 @@ def test_files_of_others_and_damaged_files_raise(tmp_path):
             SSMClassifier.load(path)
     for change, message in (
         (
-            lambda content: content.update(format=4, version="7.0"),
-            r"must have the format 3 or an earlier one, got 4, which longscan 7\.0 wrote; .* load it with longscan 7\.0 or later",
+            lambda content: content.update(format=5, version="7.0"),
+            r"must have the format 4 or an earlier one, got 5, which longscan 7\.0 wrote; .* load it with longscan 7\.0 or later",
         ),
         (lambda content: content["settings"].update(depth=2), "must have settings of this version of SSMClassifier, got depth"),
         (lambda content: content["attributes"].update(a={"kind": "set"}), "is damaged, or another version wrote it"),

@@ -32,7 +32,7 @@ from longscan.models import Forecaster, SequenceModel
 from longscan.models.base import PretrainedModel
 from longscan.models.saving import save_tensors, tensor_checksum
 
-FORMAT = 3  # must be increased when earlier code cannot read a file of this version
+FORMAT = 4  # must be increased when earlier code cannot read a file of this version
 # Formats of the models that can be read. In format 1 a `FeatureModel` has no length, and its features are others.
 OLDEST_FORMATS = {"SequenceModel": 1, "Forecaster": 1, "FeatureModel": 2}
 HEADER = "longscan_estimator"
