@@ -290,7 +290,9 @@ def test_wrong_arguments_of_other_commands_fail(run_failing_command: Callable[..
     assert "`--split` must be one of train, valid, test, got 'future'" in run_failing_command(
         "eval", finished, "--split", "future"
     )
-    assert "has no checkpoint 'best_of_all'" in run_failing_command("eval", finished, "--checkpoint", "best_of_all")
+    line = run_failing_command("eval", finished, "--checkpoint", "best_of_all")
+    assert line.endswith("has no checkpoint 'best_of_all'; it has selected, last, best")
+    assert "`--count` must be a whole number of at least 1" in run_failing_command("show", "parity", "--count", "0")
     assert "--fast" in run_failing_command("eval", finished, "--fast")
     assert "run" in run_failing_command("eval")
     assert "questions.txt" in run_failing_command("predict", finished, tmp_path / "questions.txt")
@@ -345,6 +347,7 @@ def test_scores_by_length_and_missing_values_of_series_fail(run_failing_command:
     assert f"{examples} has {counts}" in run_failing_command("predict", tmp_path / "run", examples)
     argv = ("predict", tmp_path / "run", examples, "--missing")
     assert "`--missing` must be refuse, as in training" in run_failing_command(*argv, "mask")
+    assert "longscan: `--missing` must be one of refuse, fill, mask, got 'skip'" in run_failing_command(*argv, "skip")
     assert "one of refuse, fill, mask" in run_failing_command(*argv, "drop")
     command = [sys.executable, "-c", program, "predict", str(tmp_path / "run"), str(examples), "--missing", "fill"]
     completed = subprocess.run(command, capture_output=True, text=True, check=False)

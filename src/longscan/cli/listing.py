@@ -4,7 +4,7 @@ from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from longscan._types import Doc
+from longscan._types import Doc, PositiveInt
 from longscan.cli import own_data
 from longscan.cli._arguments import first_line
 from longscan.cli._console import echo, print_entries
@@ -102,7 +102,7 @@ def show(
     group: own_data.Group = None,
     out: Annotated[str | None, Doc("PNG file to write (default: TASK.png)")] = None,
     split: Annotated[Literal["train", "valid", "test"], Doc("which part of the data")] = "train",
-    count: Annotated[int, Doc("number of examples")] = 6,
+    count: Annotated[PositiveInt, Doc("number of examples")] = 6,
 ) -> int:
     """Draw examples of a task, of your own file or of a run into a PNG file.
 

@@ -227,7 +227,9 @@ class Run:
             which = (self.result or {}).get("selected") or "last"
         folder = find_checkpoint(self.folder / "checkpoints" / which)
         if folder is None:
-            raise SettingError(f"{self.folder} has no checkpoint {which!r} yet")
+            present = [name for name in ("last", "best", "average") if find_checkpoint(self.folder / "checkpoints" / name)]
+            others = f"; it has selected, {', '.join(present)}" if present else " yet"
+            raise SettingError(f"{self.folder} has no checkpoint {which!r}{others}")
         return folder
 
     def model(self, which: str = "selected") -> TrainedModel:
@@ -347,7 +349,7 @@ def _with_missing(task: Task, missing: str) -> Task:
     try:
         return replace(task, missing=missing)  # type: ignore[call-arg]
     except ValueError as error:
-        raise SettingError(f"--{one_line(error)}") from None
+        raise SettingError(one_line(error).replace("`missing`", "`--missing`", 1)) from None
 
 
 def load_weights(model: TrainedModel, folder: Path) -> None:
