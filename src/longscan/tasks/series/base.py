@@ -20,7 +20,7 @@ from longscan.tasks.series.reading import Order, ReadOptions, SeriesStore, Table
 from longscan.tasks.timeseries.files import Missing
 from longscan.tasks.timeseries.protocols import CONSTANT
 
-FileState = tuple[tuple[str, int, int], ...]
+FileState = str  # 32 hexadecimal digits
 Uneven = Literal["refuse", "elapsed", "ignore"]
 PART = Rule(lambda part: 0 < part < 0.5, "a number above 0 and below 0.5")
 WITH_TIMES = "times-"  # how a checksum begins that depends on the times of the steps
@@ -124,13 +124,15 @@ class SeriesFile(Task):
 
     @cached_property
     def _file_state(self) -> FileState:
-        """Path, size and time of change of each file when the task is first used.
+        """Digits that depend on path, size and time of change of each file when the task is first used.
 
-        It is a part of the key of caches in memory: a new task reads a file that has changed, and one in use keeps its data.
+        They are a part of the key of caches in memory: a new task reads a file that has changed, and one in use keeps its data.
+        A text computes its hash once, a tuple of thousands of files each time that a cache is asked.
         """
         files = [file for source in self._sources for file in (visible_paths(source) if source.is_dir() else [source])]
         status = [(str(file), file.stat()) for file in files if file.is_file()]
-        return tuple((name, found.st_size, found.st_mtime_ns) for name, found in status)
+        found = [(name, one.st_size, one.st_mtime_ns) for name, one in status]
+        return hashlib.blake2b(repr(found).encode(), digest_size=16).hexdigest()
 
     def read_options(self) -> ReadOptions:
         """Return how the file is read."""
