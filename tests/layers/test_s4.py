@@ -135,7 +135,7 @@ def test_empty_batch_gives_empty_results():
 
 
 @torch.no_grad()
-def test_export_refuses_an_open_length():
+def test_export_refuses_a_dynamic_length():
     """The damping of the kernel, or the power of a matrix, depends on the length, so that a graph is for one length."""
     layer, example = S4(3, d_state=4), torch.randn(2, 8, 3)
     with pytest.raises(torch._dynamo.exc.UserError, match=r"marked L\['x'\]\.size\(\)\[1\] as dynamic but .* a constant \(8\)"):

@@ -88,7 +88,7 @@ def test_decay_of_zero_clears_the_state(backend):
     assert all(grad.isfinite().all() for grad in torch.autograd.grad(y.sum(), inputs))
 
 
-def test_graph_of_an_open_length_inverts_longer_chunks_or_raises():
+def test_graph_of_a_dynamic_length_inverts_longer_chunks_or_raises():
     """make_fx records no check that the traced steps are one chunk: the graph must be right for more steps than that."""
     lower = torch.randn(2, 5, 5, dtype=torch.float64).tril(-1)
     graph = make_fx(lambda x: _inverse(x, None), tracing_mode="symbolic")(lower)

@@ -123,7 +123,7 @@ def test_results_do_not_depend_on_the_division_among_programs(op, is_complex, pl
 
 
 @pytest.mark.parametrize("op", ["selective_scan", "ssd_scan"])
-def test_states_are_passed_where_a_graph_with_an_open_length_has_one_split(op, monkeypatch):
+def test_states_are_passed_where_a_graph_with_a_dynamic_length_has_one_split(op, monkeypatch):
     """Such a graph has the kernels of parallel splits, however short the sequences are with which it runs."""
     plan = _triton_launch.plan
     monkeypatch.setattr(_triton_launch, "plan", lambda *args, **kw: plan(*args, **kw)._replace(parallel=True))
