@@ -194,7 +194,7 @@ def test_placebo_state_has_both_branches():
         ({"dropout": 1.0}, r"`dropout` must .*got 1\.0"),
         ({"expand": 0}, "`expand` must .*got 0"),
         ({"rotary": {"base": 0.0}}, "`base` must .*got 0.0"),
-        ({"rotary": {"targets": ["B"]}, "layer": "s4d"}, "`rotary` must have the targets .* 's4d' selects nothing"),
+        ({"rotary": {"targets": ["B"]}, "layer": "s4d"}, "`rotary` must have the targets .* the layer 's4d' has no others"),
     ],
     ids=str,
 )

@@ -145,7 +145,7 @@ def test_positions_count_valid_steps_of_each_sequence():
         ({"rotary": {"repeat": 0}}, "`repeat` must .*got 0"),
         ({"rotary": {"targets": ["A"]}}, r"`targets\[0\]` must be one of x, dt, B, C, got 'A'"),
         ({"rotary": {"targets": []}}, r"`targets` must be a list of at least one of x, dt, B, C, got \[\]"),
-        ({"rotary": {"targets": ["B"]}, "layer": "lru"}, "`rotary` must have the targets .* 'lru' selects nothing"),
+        ({"rotary": {"targets": ["B"]}, "layer": "lru"}, "`rotary` must have the targets .* the layer 'lru' has no others"),
         ({"rotary": {}, "d_model": 3, "expand": 1}, "`width` must .*got 3"),
     ],
     ids=str,

@@ -52,6 +52,22 @@ def test_limits_are_the_largest_errors_of_fit(days):
     assert measure_errors([days[: linear.window + 2 * HORIZON + 15]], linear) is None
 
 
+@pytest.mark.parametrize("value", [0.0, -SIZE])
+def test_a_repeated_value_at_the_end_is_no_level(days, value):
+    linear = fit_linear([days], HORIZON, usable_windows(np.array([len(days)]), HORIZON))
+    limits = measure_errors([days], linear)
+    origins = range(300, LENGTH)
+    for count in (3, 4, 8, 16, HORIZON):
+        past = np.stack([days[end - 300 : end] for end in origins])
+        past[:, -count:, 0] = value
+        assert not find_shifts(past, linear, limits)[0].any(), count
+        past[:, -1, 0] += 1e-9
+        assert not value or find_shifts(past, linear, limits)[0].any(), "values that differ are a level"
+    shifted = shift(days)[None, :LENGTH].copy()
+    shifted[:, -3:, 0] = shifted[:, -3, :1]
+    assert find_shifts(shifted, linear, limits)[0].tolist() == [[AGE, 0]], "a few equal values leave a shift that is older"
+
+
 def test_both_conditions_are_needed(days):
     linear = fit_linear([days], HORIZON, usable_windows(np.array([len(days)]), HORIZON))
     limits = measure_errors([days], linear)

@@ -90,7 +90,8 @@ def test_a_job_that_does_not_end_in_time_is_killed(tmp_path: Path) -> None:
     job = Job("slow", tmp_path / "log.txt", lambda _: [sys.executable, "-S", "-c", "import time; time.sleep(60)"])
     running = processes._Started(job, "", 1, 10.0)
     running.device_seconds = 2.5
-    ended = running.ended(0.05)
+    running.wait(0.05)
+    ended = running.ended()
     assert ended == processes.Ended("slow", -9, 2.5, was_asked=False)
     assert ended.has_failed
     assert running.process.stdin is not None

@@ -10,6 +10,9 @@ by the factor `EXCEEDS`, and the error of the first of the steps since the shift
 in units of its root mean square in `fit`, and its size is that mean. The first condition excludes single outliers, the second
 excludes deviations that grow in small steps, as those of weather do, which often end soon.
 
+A value that is repeated at the end, at least `STUCK` times and in half of the steps since the shift, is not taken for a new
+level: a sensor that has failed gives zeros or its last value. Another shift is not recognised then.
+
 The forecast is then made from the window without the shift, and the shift is added to it, as if it were permanent. In
 econometrics this is an intercept correction: see Clements and Hendry, "Forecasting Economic Time Series", 1998.
 """
@@ -28,6 +31,7 @@ EXCEEDS = 1.5  # factor of the largest mean error in `fit` that a shift must exc
 SMALLEST = 0.1  # smallest limit of an error, in standard deviations of the channel
 ROUNDING = 1e-3  # smallest root mean square of errors, by which ages are compared, in the same unit
 SIZE_DIGITS = 6  # number of decimals of a size in standard deviations of the channel
+STUCK = 3  # smallest number of equal values at the end of a channel that is not a level
 WINDOWS_AT_ONCE = 256
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
@@ -94,6 +98,8 @@ def find_shifts(past: Array, linear: LinearForecast, limits: ShiftLimits) -> tup
     exceeds = (np.abs(mean) > EXCEEDS * limits.mean[candidates - 1, None]).any(0)
     best = (np.abs(mean) / limits.deviation[candidates - 1, None]).argmax(0)
     is_shift = exceeds & (np.take_along_axis(np.stack(firsts), best[None], 0)[0] > 1)
+    repeated = np.cumprod(past[:, ::-1] == past[:, -1:], 1).sum(1)  # values at the end that equal the last one
+    is_shift &= (repeated < STUCK) | (2 * repeated < candidates[best])
     ages[is_shift] = candidates[best[is_shift]]
     # Rounding errors of the sums depend on where arrays lie in memory; they must not change the forecast.
     sizes[is_shift] = np.take_along_axis(mean, best[None], 0)[0][is_shift].round(SIZE_DIGITS)
