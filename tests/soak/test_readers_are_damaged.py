@@ -21,8 +21,8 @@ OPENING = {
 }  # fmt: skip
 NOT_DAMAGED = {
     "the file is of this program, or of the system": """
-        cli/__init__._discard_output cli/reproduction._report datasets/download._save report/published._data report/results.fill_markdown
-        reproduce/archive.pack reproduce/rows.read_rows system._read_cpuinfo training/checkpoint.write_checkpoint
+        cli/__init__._discard_output cli/reproduction._report datasets/download._save report/published._data
+        report/results.fill_markdown reproduce/archive.pack reproduce/rows.read_rows system._read_cpuinfo training/checkpoint.write_checkpoint
         training/pictures._save training/run.device_name training/stacked.open training/stacked.train_stacked
         training/trainer.run""",
     "this program wrote the file, and only progress or a table depends on it": """
