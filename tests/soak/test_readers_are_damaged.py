@@ -22,9 +22,9 @@ OPENING = {
 NOT_DAMAGED = {
     "the file is of this program, or of the system": """
         cli/__init__._discard_output cli/reproduction._report datasets/download._save report/published._data
-        report/results.fill_markdown reproduce/archive.pack reproduce/rows.read_rows system._read_cpuinfo training/checkpoint.write_checkpoint
-        training/pictures._save training/run.device_name training/stacked.open training/stacked.train_stacked
-        training/trainer.run""",
+        report/results.fill_markdown reproduce/archive.pack reproduce/rows.read_rows system._read_cpuinfo
+        training/checkpoint.write_checkpoint training/pictures._save training/run.device_name training/stacked.open
+        training/stacked.train_stacked training/trainer.run""",
     "this program wrote the file, and only progress or a table depends on it": """
         datasets/download.__call__ models/saving._has_content report/sweep.sweep_report reproduce/archive._read
         reproduce/near._read reproduce/remaining.last_update reproduce/runs._unfinished_line reproduce/runs.check_manifest
