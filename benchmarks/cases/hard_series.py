@@ -27,10 +27,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
-import torch
 
 from cases.forecasts import Problem, dlinear, ridge
-from harness import CPU, ROOT, Measurement, Row, provenance
+from cases.short_series import row_of
+from harness import ROOT, Measurement, Row
 from longscan.estimators import SSMForecaster
 from longscan.report.records import Record, read_records
 from page import mark_uncommitted, recorded_keys, write_section
@@ -221,20 +221,7 @@ def rows_of(options: Any, *, name: str) -> Iterator[Row]:
         errors = np.array([error(name, one) for one in series])
         seconds = time.perf_counter() - started
         ratios = errors / [min(error("last value", one), error("seasonal naive", one)) for one in series]
-        about = provenance(CPU)
-        del about["triton"]
-        yield {
-            "set": group,
-            "model": name,
-            "series": len(ratios),
-            "ratio": float(np.exp(np.log(np.maximum(ratios, 1e-3)).mean())),
-            "largest": float(ratios.max()),
-            "above_1_2": int((ratios > 1.2).sum()),
-            "ratios": [float(f"{ratio:.3g}") for ratio in ratios],
-            "seconds": seconds,
-            "threads": torch.get_num_threads(),
-            **about,
-        }
+        yield row_of(group, name, ratios, seconds)
 
 
 def write_page(path: Path) -> None:

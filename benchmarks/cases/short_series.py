@@ -154,6 +154,24 @@ def error(name: str, series: Series) -> float:
     return float(np.mean([np.abs(forecast(y[:at]) - y[at : at + horizon]).mean() for at in origins]))
 
 
+def row_of(group: str, model: str, ratios: np.ndarray, seconds: float) -> Row:
+    """Return the row of a model on a group of series, from its errors (n,) in units of the better naive forecast."""
+    about = provenance(CPU)
+    del about["triton"]
+    return {
+        "set": group,
+        "model": model,
+        "series": len(ratios),
+        "ratio": float(np.exp(np.log(np.maximum(ratios, 1e-3)).mean())),
+        "largest": float(ratios.max()),
+        "above_1_2": int((ratios > 1.2).sum()),
+        "ratios": [float(f"{ratio:.3g}") for ratio in ratios],
+        "seconds": seconds,
+        "threads": torch.get_num_threads(),
+        **about,
+    }
+
+
 def rows_of(options: Any, *, name: str) -> Iterator[Row]:
     """Yield the rows of a model that are not in the file."""
     path = (options.out or ROOT / "results/short_series") / f"{options.name or 'short_series'}.jsonl"
@@ -166,20 +184,7 @@ def rows_of(options: Any, *, name: str) -> Iterator[Row]:
         seconds = time.perf_counter() - started
         naive = np.array([min(error("last value", one), error("seasonal naive", one)) for one in series])
         ratios = errors[naive > 0] / naive[naive > 0]
-        about = provenance(CPU)
-        del about["triton"]
-        yield {
-            "set": group,
-            "model": name,
-            "series": len(ratios),
-            "ratio": float(np.exp(np.log(np.maximum(ratios, 1e-3)).mean())),
-            "largest": float(ratios.max()),
-            "above_1_2": int((ratios > 1.2).sum()),
-            "ratios": [float(f"{ratio:.3g}") for ratio in ratios],
-            "seconds": seconds,
-            "threads": torch.get_num_threads(),
-            **about,
-        }
+        yield row_of(group, name, ratios, seconds)
 
 
 def write_page(path: Path) -> None:

@@ -56,7 +56,7 @@ def _inverse(lower: Tensor, mask: Tensor | None) -> Tensor:
 
 
 class _ChunkMaps(NamedTuple):
-    """What the state after a chunk and the corrections of the chunk are computed from, besides the state before it.
+    """Tensors from which the state after a chunk and its corrections are computed, given the state before it.
 
     H: heads. L: steps of a chunk. The first axis is the batch (rows), or the batch times the chunks.
 
