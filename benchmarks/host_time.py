@@ -1,0 +1,194 @@
+"""Show where the host's time of a call of a Triton op goes: autograd, allocations, Triton's launcher and the CUDA driver.
+
+    python benchmarks/host_time.py --out build/host_time.jsonl
+    python benchmarks/host_time.py --ops UNITARY --sizes "4 64 8 16"
+
+A part is the least and the median time, over --runs measurements of 20 calls each, after which the GPU is waited for, in
+microseconds. Parts of a forward and backward pass whose launches are repeated:
+
+    call_forward, call_forward_backward    the op as a user calls it
+    host, host_backward                    (x * 2).sum() of 524,288 numbers, without and with its gradient, for comparison
+    autograd                               an autograd function with the same inputs that only allocates its results
+    describe                               the key of the recorded call from the arguments
+    repeat_forward, repeat_backward        the recorded calls: allocations and launches
+    allocations                            the results and workspaces of both recorded calls
+    launches                               the launches of both recorded calls, by Triton's launcher
+    driver                                 as many launches of a kernel that does nothing, without arguments to convert
+    replayed                               the same kernels as one CUDA graph: the time of the GPU
+
+Needs a GPU.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+import op_calls
+from longscan.ops import _gpu
+from longscan.ops._repeated_calls import RecordedCall, describe
+from longscan.training.run import commit
+from op_calls import replayed_ms
+
+Call = Callable[[], object]
+CALLS = 20  # calls of a measurement
+Repeated = tuple[RecordedCall, tuple[Any, ...], tuple[int, ...]]  # a recorded call, its inputs and their addresses
+
+
+@triton.jit
+def nothing_kernel(x_ptr, n: tl.constexpr):
+    """Do nothing."""
+
+
+class Nothing(torch.autograd.Function):
+    """Allocates a result like the first input, and gradients like all inputs."""
+
+    @staticmethod
+    def forward(ctx: Any, *inputs: Tensor) -> Tensor:
+        """Return a tensor like the first input, which is not initialised."""
+        ctx.save_for_backward(*inputs)
+        return torch.empty_like(inputs[0])
+
+    @staticmethod
+    def backward(ctx: Any, _: Tensor) -> Any:
+        """Return gradients that are not initialised."""
+        return tuple([torch.empty_like(x) for x in ctx.saved_tensors])
+
+
+def measure(call: Call, runs: int) -> tuple[float, float]:
+    """Return the least and the median time of a call in microseconds."""
+    times = []
+    for _ in range(runs + 2):
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        for _ in range(CALLS):
+            call()
+        torch.cuda.synchronize()
+        times.append((time.perf_counter() - start) / CALLS * 1e6)
+    return min(times[2:]), statistics.median(times[2:])
+
+
+def repeated_calls(call: Call) -> list[Repeated]:
+    """Return the recorded calls that `call` repeats."""
+    found: list[Repeated] = []
+    repeat = RecordedCall.repeat
+
+    def note(self: RecordedCall, inputs: Sequence[Any], addresses: Sequence[int]) -> tuple[Tensor, ...]:
+        found.append((self, tuple(inputs), tuple(addresses)))
+        return repeat(self, inputs, addresses)
+
+    RecordedCall.repeat = note  # type: ignore[method-assign]
+    try:
+        call()
+    finally:
+        RecordedCall.repeat = repeat  # type: ignore[method-assign]
+    return found
+
+
+def allocate(repeated: Repeated) -> list[Tensor]:
+    """Allocate the results and the workspace of a recorded call."""
+    recorded, inputs, _ = repeated
+    buffers = [
+        torch.empty(shape, dtype=dtype, device=recorded.device) if like is None else torch.empty_like(inputs[like])
+        for shape, dtype, _, like in recorded.results
+    ]
+    return [*buffers, torch.empty(recorded.workspace, dtype=torch.uint8, device=recorded.device)]
+
+
+def launches(repeated: Repeated) -> tuple[Call, list[Tensor]]:
+    """Return a function that launches the kernels of a recorded call on buffers of its own, and these buffers."""
+    recorded, inputs, addresses = repeated
+    buffers = allocate(repeated)
+    if recorded.zeros:
+        buffers.append(torch.zeros(recorded.zeros, dtype=torch.uint8, device=recorded.device))
+    roots = [*addresses, *[x.data_ptr() for x in buffers]]
+    found = [None if x is None else roots[x.root] + x.offset for x in recorded.locations]
+    stream = _gpu.current_stream(buffers[-1])
+
+    def run() -> None:
+        for kernel, select, others in recorded.launches:
+            kernel(*select(found), *others, stream=stream)
+
+    return run, [*buffers, *[x for x in inputs if isinstance(x, Tensor)]]
+
+
+def parts(name: str, sizes: str, dtype: str, runs: int) -> dict[str, Any]:
+    """Return the row of an op of `op_calls`."""
+    call: op_calls.OpCall = getattr(op_calls, name)
+    device = torch.device("cuda")
+    inputs = call.inputs(op_calls.parse_sizes(sizes), dtype, device)
+    leaves = [x.detach().requires_grad_() for x in inputs]
+    dy = torch.ones_like(call.call(*inputs, backend="triton"))
+
+    def forward_backward() -> object:
+        return torch.autograd.grad(call.call(*leaves, backend="triton"), leaves, dy)
+
+    for _ in range(4):
+        forward_backward()
+        call.call(*inputs, backend="triton")
+    recorded = repeated_calls(forward_backward)
+    assert len(recorded) == 2, f"{len(recorded)} calls were repeated, not a forward and a backward pass"
+    both = [launches(x) for x in recorded]
+    count = sum(len(x[0].launches) for x in recorded)
+    empty = nothing_kernel.warmup(leaves[0], 1, grid=(1,))
+    run_nothing, stream, address = empty[1, 1, 1], _gpu.current_stream(dy), dy.data_ptr()
+    x = torch.randn(16, 1024, 32, device=device)
+    leaf = x.clone().requires_grad_()
+
+    def run_nothings() -> None:
+        for _ in range(count):
+            run_nothing(address, 1, stream=stream)
+
+    measured: dict[str, Call] = {
+        "host": lambda: (x * 2).sum(),
+        "host_backward": lambda: torch.autograd.grad((leaf * 2).sum(), leaf),
+        "call_forward": lambda: call.call(*inputs, backend="triton"),
+        "call_forward_backward": forward_backward,
+        "autograd": lambda: torch.autograd.grad(Nothing.apply(*leaves), leaves, dy),
+        "describe": lambda: describe(inputs),
+        "repeat_forward": lambda: recorded[0][0].repeat(*recorded[0][1:]),
+        "repeat_backward": lambda: recorded[1][0].repeat(*recorded[1][1:]),
+        "allocations": lambda: [allocate(x) for x in recorded],
+        "launches": lambda: [run() for run, _ in both],
+        "driver": run_nothings,
+    }
+    row: dict[str, Any] = {"name": call.op, "shape": op_calls.parse_sizes(sizes), "dtype": dtype, "launches_number": count}
+    times = {part: measure(call, runs) for part, call in measured.items()}
+    row |= {"least_us": {part: round(low, 1) for part, (low, _) in times.items()}}
+    row |= {"median_us": {part: round(middle, 1) for part, (_, middle) in times.items()}}
+    return row | {"replayed_us": round(1e3 * replayed_ms(forward_backward), 1)}
+
+
+def main(args: Sequence[str] | None = None) -> None:
+    """Measure the ops and append a row for each to the file."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--ops", nargs="+", default=["UNITARY", "SELECTIVE"], metavar="NAME", help="names of op_calls.py")
+    parser.add_argument("--sizes", default="16 1024 32 64", help="B L D N (default: %(default)s)")
+    parser.add_argument("--dtype", default="float32", help="dtype of the inputs (default: %(default)s)")
+    parser.add_argument("--runs", type=int, default=20, help="measurements of 20 calls (default: %(default)s)")
+    parser.add_argument("--out", type=Path, help="file to which the rows are appended")
+    options = parser.parse_args(args)
+    about = {
+        "device": torch.cuda.get_device_name(), "processors": os.cpu_count(), "load": round(os.getloadavg()[0], 1),
+        "torch": torch.__version__, "triton": triton.__version__, "commit": commit(), "date": f"{datetime.now(UTC):%Y-%m-%d}",
+    }  # fmt: skip
+    for name in options.ops:
+        row = json.dumps(parts(name, options.sizes, options.dtype, options.runs) | about)
+        print(row, flush=True)
+        if options.out:
+            with options.out.open("a", encoding="utf-8") as file:
+                file.write(row + "\n")
+
+
+if __name__ == "__main__":
+    main()
