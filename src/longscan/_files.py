@@ -1,11 +1,16 @@
-"""Reading of a user's files with errors of one line, atomic writing of text files, and the folder of caches."""
+"""Reading of a user's files with errors of one line, atomic writing of text files, locks of files, and the folder of caches."""
 
+import errno
+import logging
 import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
+
+log = logging.getLogger("longscan")
+_NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)  # errors of file systems that lock no files, such as some of networks
 
 
 def cache_folder() -> Path:
@@ -72,6 +77,35 @@ def write_user_file(path: Path, content: bytes) -> Path:
     with _replacing(path.resolve()) as temporary:
         temporary.write_bytes(content)
     return path
+
+
+@contextmanager
+def lock_file(path: Path, error: Exception, seconds: float = 0.0) -> Iterator[None]:
+    """Lock a file, which is created if needed and remains. The system releases the lock when this process ends or is killed.
+
+    Args:
+        path: the file.
+        error: raised if another process has locked the file.
+        seconds: time for which this function waits until the other process releases the lock.
+
+    On a file system without locks nothing is locked, and a warning names the folder of the file.
+    """
+    from filelock import FileLock, Timeout  # a dependency of torch, too
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(path)
+    try:
+        lock.acquire(timeout=seconds)
+    except Timeout:
+        raise error from None
+    except (NotImplementedError, OSError) as reason:  # NotImplementedError: ENOSYS, of some versions of filelock
+        if getattr(reason, "errno", errno.ENOSYS) not in _NO_LOCKS:
+            raise
+        log.warning("%s: its file system has no locks, so a second process that writes into it is not noticed", path.parent)
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 @contextmanager

@@ -23,15 +23,14 @@ from longscan.cli import main
 from longscan.report.records import read_records
 from longscan.reproduce import PublishedRow, archive, find_rows, runs, state_tracking
 from longscan.reproduce.archive import MANIFEST, checkpoint_bytes
-from longscan.reproduce.locks import lock_runs
 from longscan.reproduce.near import near_runs
 from longscan.reproduce.page import choose_candidates, merge_candidates, outcome_of, read_outcomes, report_page, summary_table
 from longscan.reproduce.runs import Planned, check_manifest, check_run, progress_of, reproduce, row_settings, run_folder
 from longscan.reproduce.stacks import is_stacked
 from longscan.reproduce.tries import count_runs, make_tries, settings_name, settings_text
-from longscan.training import Run, train
+from longscan.training import Run, processes, train
 from longscan.training.parsing import parse_settings
-from longscan.training.processes import Ended, Job
+from longscan.training.processes import Ended, Job, lock_job
 from longscan.training.run import SETTINGS
 
 RECIPE = """# Parity of short words.
@@ -505,17 +504,18 @@ def test_folders_in_which_a_process_works_are_refused(row: PublishedRow, tmp_pat
         reproduce([row], out, archive=file)
 
 
-def test_run_waits_for_the_process_that_still_trains_it(tmp_path: Path) -> None:
+def test_run_waits_for_the_process_that_still_trains_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Such as one whose parent was killed, and which saves its checkpoint."""
-    folders = [tmp_path / "seed_0", tmp_path / "seed_1"]
-    with FileLock(tmp_path / "seed_1.lock"), pytest.raises(SettingError, match=r"no other process trains, got .*seed_1"):
-        lock_runs(folders, 0.0)
     held = FileLock(tmp_path / "seed_1.lock", thread_local=False)
     held.acquire()
+    monkeypatch.setattr(processes, "GRACE", 0.1)
+    with pytest.raises(SettingError, match=r"no other process trains, got .*seed_1"), lock_job(tmp_path / "seed_1"):
+        pass
+    monkeypatch.setattr(processes, "GRACE", 60.0)
     threading.Timer(0.2, held.release).start()
     began = time.monotonic()
-    lock_runs(folders[1:], 60.0)
-    assert time.monotonic() - began >= 0.2
+    with lock_job(tmp_path / "seed_1"):
+        assert time.monotonic() - began >= 0.2
 
 
 class KilledError(Exception):

@@ -21,15 +21,15 @@ from typing import Any, NamedTuple
 
 import longscan
 from longscan._errors import SettingError, one_line, setting_error
-from longscan._files import write_text
+from longscan._files import lock_file, write_text
 from longscan.datasets import DATA_SETS
 from longscan.report.records import Record, append_record, read_folder
 from longscan.reproduce.archive import MANIFEST, RECORDS, check_size, checkpoint_bytes, other_checkpoint_bytes, pack, unpack
-from longscan.reproduce.locks import lock_folder
 from longscan.reproduce.rows import PublishedRow, find_recipe
 from longscan.reproduce.stacks import Stacking, is_stacked, stack_command
 from longscan.reproduce.state_tracking import LOCK as TRACKING_LOCK
 from longscan.reproduce.state_tracking import NAME as TRACKING_NAME
+from longscan.reproduce.state_tracking import NOT_IN_USE
 from longscan.reproduce.state_tracking import RECORDS as TRACKING
 from longscan.training.logs import read_rows
 from longscan.training.parsing import parse_settings
@@ -41,18 +41,18 @@ from longscan.training.trainer import MAY_CHANGE, changed_settings
 
 DEVICE_SECONDS = "device_seconds.json"
 LAYOUT = 1  # version of the folder
+LOCK = "reproduce.lock"
 # What a folder may hold before its first run of a row: the benchmark of state tracking, which has the same default folder.
-OTHERS = {Path(TRACKING).parent.name, TRACKING_NAME, TRACKING_LOCK, "reproduce.lock"}
+OTHERS = {Path(TRACKING).parent.name, TRACKING_NAME, TRACKING_LOCK, LOCK}
 PACKING = 5  # seconds of the limit that are left for the archive
 _TRAIN = """
 import sys
 from pathlib import Path
 from longscan.cli import main
-from longscan.reproduce.locks import lock_runs
-from longscan.training.processes import stop_with_parent
+from longscan.training.processes import lock_job, stop_with_parent
 stop_with_parent()
-lock_runs([Path(sys.argv[sys.argv.index("--out") + 1])])
-sys.exit(main())
+with lock_job(Path(sys.argv[sys.argv.index("--out") + 1])):
+    sys.exit(main())
 """
 
 
@@ -225,9 +225,9 @@ def reproduce(
         folder.mkdir(parents=True, exist_ok=True)
     write_text(out / MANIFEST, json.dumps({"layout": LAYOUT, "longscan": longscan.__version__}))
     with ExitStack() as locks:
-        locks.enter_context(lock_folder("--out", out, "reproduce.lock"))
+        locks.enter_context(lock_file(out / LOCK, setting_error("--out", str(out), NOT_IN_USE)))
         if archive is not None:
-            locks.enter_context(lock_folder("--pack", Path(archive), "runs.lock"))
+            locks.enter_context(lock_file(Path(archive) / "runs.lock", setting_error("--pack", str(archive), NOT_IN_USE)))
             unpack(Path(archive), out)
         counts = {row.id: row.seeds if seeds is None else seeds for row in rows}
         plan = [

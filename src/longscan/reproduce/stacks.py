@@ -3,15 +3,16 @@
 import json
 import shlex
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Literal
 
 import torch
 
 from longscan._errors import SettingError, one_line, setting_error
-from longscan.reproduce.locks import lock_runs
 from longscan.reproduce.rows import PublishedRow
 from longscan.training.parsing import parse_settings
+from longscan.training.processes import lock_job
 from longscan.training.settings import Settings
 
 MAX_ELEMENTS = 2**27  # elements of a step's states: the largest size at which stacks were measured (results/stacked_seeds.jsonl)
@@ -60,13 +61,15 @@ def train_seeds(argument: str) -> int:
 
     runs = [(argv, Path(folder)) for argv, folder in json.loads(argument)]
     try:
-        lock_runs([folder for _, folder in runs])
-        train_stacked(
-            [
-                StackableRun(parse_settings(argv), folder, shlex.join(["longscan", "train", *argv, "--out", str(folder)]))
-                for argv, folder in runs
-            ]
-        )
+        with ExitStack() as locks:
+            for _, folder in runs:
+                locks.enter_context(lock_job(folder))
+            train_stacked(
+                [
+                    StackableRun(parse_settings(argv), folder, shlex.join(["longscan", "train", *argv, "--out", str(folder)]))
+                    for argv, folder in runs
+                ]
+            )
     except SettingError as error:
         sys.stderr.write(f"{one_line(error)}\n")
         return 2

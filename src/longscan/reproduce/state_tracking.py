@@ -36,12 +36,12 @@ from torch.nn.functional import cross_entropy
 
 from longscan import automata
 from longscan._errors import SettingError, setting_error
+from longscan._files import lock_file
 from longscan.engine import Callback, Engine, NonFiniteLossError, StepResult
 from longscan.engine.graphed_step import make_capturable
 from longscan.models import SequenceModel, optimizer_groups
 from longscan.report.page import duration_text
 from longscan.report.records import Record, append_record, read_records
-from longscan.reproduce.locks import lock_folder, lock_runs
 from longscan.reproduce.remaining import Left, Part, Remaining, cpu_seconds
 from longscan.reproduce.word_problems import (
     CHECKSUMS,
@@ -53,12 +53,13 @@ from longscan.reproduce.word_problems import (
     scored_words,
     word_problem,
 )
-from longscan.training.processes import GRACE, Ended, Job, run_jobs, stop_signals, visible_gpus
+from longscan.training.processes import GRACE, Ended, Job, lock_job, run_jobs, stop_signals, visible_gpus
 from longscan.training.run import commit, device_name
 
 NAME = "state-tracking"  # the target of `longscan reproduce`
 RECORDS = "automata/state_tracking.jsonl"
 LOCK = "state-tracking.lock"
+NOT_IN_USE = "a folder in which no other process runs"
 WIDTH = 64  # d_model
 MIN_STATES = 16
 UPDATES = 2500
@@ -422,14 +423,14 @@ def train_one(argument: str) -> int:
     planned = Planned(*names)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     file = planned.path(Path(out), ".pt")
-    lock_runs([file])
-    if planned.is_recorded(read_rows(out)):  # by a process that trained it until now
-        return 0
-    row = Training(planned.group, planned.model, planned.seed, planned.updates, file, device).run()
-    if row is None:
-        return 128 + signal.SIGINT
-    append_record(Path(out) / RECORDS, row)
-    file.unlink(missing_ok=True)
+    with lock_job(file):
+        if planned.is_recorded(read_rows(out)):  # by a process that trained it until now
+            return 0
+        row = Training(planned.group, planned.model, planned.seed, planned.updates, file, device).run()
+        if row is None:
+            return 128 + signal.SIGINT
+        append_record(Path(out) / RECORDS, row)
+        file.unlink(missing_ok=True)
     return 0
 
 
@@ -466,7 +467,7 @@ def run(
         if given > most:
             raise setting_error(setting, given, f"at most {most:,}, as there are no more words")
     out.mkdir(parents=True, exist_ok=True)
-    with lock_folder("--out", out, LOCK):
+    with lock_file(out / LOCK, setting_error("--out", str(out), NOT_IN_USE)):
         file = out / RECORDS
         rows = read_rows(out)
         for group in dict.fromkeys(group for group, model in pairs if model == COMPILED):

@@ -6,12 +6,15 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from types import FrameType
 from typing import NamedTuple
 
 import torch
+
+from longscan._errors import setting_error
+from longscan._files import lock_file
 
 GRACE = 20.0  # seconds before the limit at which processes get the signal to stop
 # Exit statuses of a process that was stopped.
@@ -189,6 +192,16 @@ def terminate_as_interrupt() -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def lock_job(folder: Path) -> AbstractContextManager[None]:
+    """Return the lock of a run, the file FOLDER.lock, for the process of a job to hold while it trains the run.
+
+    If the parent of jobs is killed, they save checkpoints before they end. When the parent is started again meanwhile, the new
+    jobs wait for them. Raises SettingError if another process has the lock for longer than `GRACE` seconds.
+    """
+    in_use = setting_error("--out", str(folder), "a run that no other process trains")
+    return lock_file(folder.with_suffix(".lock"), in_use, GRACE)
 
 
 def stop_with_parent() -> None:

@@ -25,13 +25,12 @@ import yaml
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState, PartialState
 from accelerate.utils import DistributedType, ProjectConfiguration, gather_object
-from filelock import FileLock, Timeout
 from torch import Tensor, distributed, nn
 from torch.optim import AdamW
 
 import longscan.report
 from longscan._errors import SettingError, names_argument, one_line, setting_error
-from longscan._files import write_text
+from longscan._files import lock_file, write_text
 from longscan.blocks import BatchNorm
 from longscan.distributed import watch_processes
 from longscan.engine import Callback, Engine, NonFiniteLossError, Patience, StepResult, WeightAverage, copy_weights
@@ -141,7 +140,8 @@ def train(
         with open_accelerator(settings.training, folder) as accelerator:
             command = command or shlex.join(sys.argv)
             trainer = Trainer(settings, folder, accelerator, command, resume=resume, progress=progress, test=test)
-            with lock_run(folder) if accelerator.is_main_process else nullcontext():
+            in_use = setting_error("--out", str(folder), "a folder in which no other process trains")
+            with lock_file(folder / "run.lock", in_use) if accelerator.is_main_process else nullcontext():
                 if accelerator.is_main_process:  # again: another process may have trained here since the first time
                     check_folder(folder, settings, resume=resume, overwrite=overwrite)
                 if overwrite and not resume:  # after all checks that may raise
@@ -152,26 +152,6 @@ def train(
     finally:
         torch.set_num_threads(threads)
     return Run(folder)
-
-
-@contextmanager
-def lock_run(folder: Path) -> Iterator[None]:
-    """Lock the folder of a run, which is created if needed, by a file that remains in it.
-
-    Raises SettingError if another process trains in the folder: both would write the same checkpoints.
-    """
-    folder.mkdir(parents=True, exist_ok=True)
-    lock = FileLock(folder / "run.lock", blocking=False)
-    try:
-        lock.acquire()
-    except Timeout:
-        raise setting_error("--out", str(folder), "a folder in which no other process trains") from None
-    except NotImplementedError:
-        log.warning("%s: its file system has no locks, so two processes that train in it are not noticed", folder)
-    try:
-        yield
-    finally:
-        lock.release()
 
 
 def check_folder(folder: Path, settings: Settings, *, resume: bool, overwrite: bool) -> None:
