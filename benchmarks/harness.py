@@ -12,7 +12,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime
 from functools import partial
@@ -146,6 +146,22 @@ class Measurement(Entry):
     rows: Callable[[Any], Iterator[Row]]
 
 
+def measurements(
+    suite: str, names: Iterable[str], rows_of: Callable[..., Iterator[Row]], write_page: Callable[[Path], None], folder: str
+) -> tuple[Measurement, ...]:
+    """Return a measurement for each name of a method, whose rows `rows_of(options, name=NAME)` yields."""
+    return tuple(
+        Measurement(
+            suite=suite,
+            name=name.replace(",", "").replace(" ", "_"),
+            folder=folder,
+            rows=partial(rows_of, name=name),
+            write_page=write_page,
+        )
+        for name in names
+    )
+
+
 def milliseconds(call: Call, device: torch.device = CPU) -> float:
     """Return the milliseconds of one call, with a synchronisation of the device at its end."""
     start = time.perf_counter()
@@ -245,20 +261,39 @@ def record(op: str, shape: Shape, device: torch.device, **found: Any) -> Row:
     return {"op": op, "shape": shape, "dtype": "float32", "runs": 1, **empty, **found, **provenance(device)}
 
 
-def provenance(device: torch.device) -> Row:
+def provenance(device: torch.device, *, uses_triton: bool = True) -> Row:
     """Return the fields of a row that say how it was made: device, commit, date, versions and command."""
-    try:
-        triton = version("triton")
-    except PackageNotFoundError:
-        triton = None
     return {
         "device": f"{device_name(device)}, {_native.isa()}" if device.type == "cpu" else device_name(device),
         "commit": commit(),
         "date": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
         "torch": torch.__version__,
-        "triton": triton,
+        **({"triton": _triton_version()} if uses_triton else {}),
         "command": shlex.join(["python", *sys.argv]),
     }
+
+
+def _triton_version() -> str | None:
+    try:
+        return version("triton")
+    except PackageNotFoundError:
+        return None
+
+
+def cpu_provenance(package: str | None = None) -> Row:
+    """Return the same fields for a measurement on the CPU without Triton, with the threads and the version of a package."""
+    versions = {} if package is None else {package: version(package)}
+    return {"threads": torch.get_num_threads(), **versions, **provenance(CPU, uses_triton=False)}
+
+
+def fit_and_predict(build: Callable[[], Any], X: Any, y: Any, X_test: Any) -> tuple[Any, Row]:
+    """Return the predictions of a model that is built and fitted to X and y, and the fields of a row with the seconds."""
+    started = time.perf_counter()
+    model = build()
+    model.fit(X, y)
+    fitted = time.perf_counter()
+    predictions = model.predict(X_test)
+    return predictions, {"fit_seconds": fitted - started, "predict_seconds": time.perf_counter() - fitted}
 
 
 def compare(case: Case, shape: Shape, *, runs: int, quick: bool) -> list[Row]:

@@ -80,9 +80,7 @@ def device_of(backend: str) -> torch.device:
 
 def stamped(row: Row) -> Row:
     """Return a row with the fields that say how it was made."""
-    about = provenance(device_of(row.get("backend", "cpu")))
-    del about["triton"]
-    return row | about
+    return row | provenance(device_of(row.get("backend", "cpu")), uses_triton=False)
 
 
 def mistakes(compiled: automata.CompiledAutomaton, *batches: torch.Tensor) -> dict[str, Any]:

@@ -13,15 +13,13 @@ import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache, partial
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 from sklearn.dummy import DummyClassifier
 
-from harness import CPU, ROOT, Measurement, Row, provenance
+from harness import ROOT, Row, cpu_provenance, fit_and_predict, measurements
 from longscan.estimators import SSMClassifier
 from longscan.report.records import Record, read_records
 from longscan.tasks.timeseries.files import Recordings, read_arff, read_arff_dimensions, read_ts
@@ -159,26 +157,16 @@ def measure(data: str, name: str, seed: int) -> Row:
         compile_kernels(name)
     longest = max(map(len, train.series + test.series))
     X, X_test = method.convert(train.series, longest), method.convert(test.series, longest)
-    started = time.perf_counter()
-    model = method.build(seed)
-    model.fit(X, train.labels)
-    fitted = time.perf_counter()
-    accuracy = float(np.mean(model.predict(X_test) == test.labels))
-    predicted = time.perf_counter()
-    about = provenance(CPU)
-    del about["triton"]
+    labels, seconds = fit_and_predict(partial(method.build, seed), X, train.labels, X_test)
     return {
         "set": data,
         "method": name,
         "seed": seed,
-        "accuracy": accuracy,
+        "accuracy": float(np.mean(labels == test.labels)),
         "n_train": len(train.series),
         "n_test": len(test.series),
-        "fit_seconds": fitted - started,
-        "predict_seconds": predicted - fitted,
-        "threads": torch.get_num_threads(),
-        **({} if method.package is None else {method.package: version(method.package)}),
-        **about,
+        **seconds,
+        **cpu_provenance(method.package),
     }
 
 
@@ -229,14 +217,4 @@ def _mean(of_seed: dict[int, Record], field: str) -> float:
     return float(np.mean([row[field] for row in of_seed.values()]))
 
 
-CASES = tuple(
-    Measurement(
-        suite="classification",
-        name=name.replace(" ", "_"),
-        folder="classification",
-        file="classification",
-        rows=partial(rows_of, name=name),
-        write_page=write_page,
-    )
-    for name in METHODS
-)
+CASES = measurements("classification", METHODS, rows_of, write_page, folder="classification")

@@ -16,7 +16,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 from scipy.linalg import cho_factor, cho_solve
 from torch import Tensor, nn
 
-from harness import CPU, ROOT, Measurement, Row, provenance
+from harness import CPU, ROOT, Row, measurements, provenance
 from longscan.estimators import SSMForecaster
 from longscan.estimators.shifts import OLDEST
 from longscan.report.records import Record, read_records
@@ -312,9 +312,8 @@ def measure(data: Part, channels: str, horizon: int, name: str, seed: int, quick
         row["mae" + suffix] = None if part is None else float(np.abs(part).mean())
     row |= {"origins": len(origins), "origins_few": len(few), "fit_seconds": seconds, "threads": torch.get_num_threads()}
     row["predict_seconds"] = (time.perf_counter() - started) / len(read)
-    about = provenance(CPU)
-    del about["triton"]
-    return row | ({} if fitted.note is None else {"note": fitted.note}) | CHOSEN_ON.get(name, {}) | about
+    note = {} if fitted.note is None else {"note": fitted.note}
+    return row | note | CHOSEN_ON.get(name, {}) | provenance(CPU, uses_triton=False)
 
 
 def _key(row: Record) -> tuple[Any, ...]:
@@ -393,14 +392,4 @@ def _cost(rows: Sequence[Record]) -> str:
     return f"{np.mean([row['fit_seconds'] for row in rows]):.0f} s" + (f", {windows}" if windows else "")
 
 
-CASES = tuple(
-    Measurement(
-        suite="forecasts",
-        name=name.replace(" ", "_"),
-        folder="forecasts",
-        file="forecasts",
-        rows=partial(rows_of, name=name),
-        write_page=write_page,
-    )
-    for name in MODELS
-)
+CASES = measurements("forecasts", MODELS, rows_of, write_page, folder="forecasts")

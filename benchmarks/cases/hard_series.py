@@ -29,11 +29,11 @@ import numpy as np
 import pandas as pd
 
 from cases.forecasts import Problem, dlinear, ridge
-from cases.short_series import row_of
-from harness import ROOT, Measurement, Row
+from cases.short_series import ratio_table, row_of
+from harness import ROOT, Row, measurements
 from longscan.estimators import SSMForecaster
 from longscan.report.records import Record, read_records
-from page import mark_uncommitted, recorded_keys, write_section
+from page import recorded_keys, write_section
 
 LENGTH, HORIZON, DAY = 1000, 24, 24
 SERIES = 20
@@ -230,26 +230,8 @@ def write_page(path: Path) -> None:
 
 
 def table(rows: Sequence[Record]) -> str:
-    """Return a Markdown table: geometric means of the errors in units of the better naive forecast, and how many exceed 1.2."""
-    latest = {(row["set"], row["model"]): row for row in rows if "replaced" not in row}
-    names = [name for name in MODELS if any(model == name for _, model in latest)]
-    lines = ["| Series | " + " | ".join(names) + " |", "|" + "---|" * (1 + len(names))]
-    for group in GROUPS:
-        found = {name: latest[group, name] for name in names if (group, name) in latest}
-        if found:
-            cells = [f"{found[name]['ratio']:.2f}, {found[name]['above_1_2']}" if name in found else "–" for name in names]
-            lines.append(f"| {group} | " + " | ".join(cells) + " |")
-    return "\n".join(lines) + "\n" + mark_uncommitted(list(latest.values()), "model")
+    """Return the table of ratios, without the numbers of the series, which are those of `SERIES`."""
+    return ratio_table(rows, GROUPS, MODELS, has_numbers=False)
 
 
-CASES = tuple(
-    Measurement(
-        suite="hard_series",
-        name=name.replace(",", "").replace(" ", "_"),
-        folder="short_series",
-        file="hard_series",
-        rows=partial(rows_of, name=name),
-        write_page=write_page,
-    )
-    for name in MODELS
-)
+CASES = measurements("hard_series", MODELS, rows_of, write_page, folder="short_series")

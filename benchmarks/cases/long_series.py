@@ -19,7 +19,6 @@ import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -28,7 +27,7 @@ import numpy as np
 import torch
 
 from cases.classification import KEY, METHODS, compile_kernels, read_set
-from harness import CPU, ROOT, Measurement, Row, provenance
+from harness import CPU, ROOT, Row, measurements, provenance
 from longscan.report.records import Record, read_records
 from longscan.tasks.dna.fasta import read_fasta
 from longscan.tasks.events.files import read_nmnist, read_sample_list
@@ -180,9 +179,7 @@ def rows_of(options: Any, *, name: str) -> Iterator[Row]:
             if time.perf_counter() < options.end and (options.quick or (data, name, seed) not in recorded_keys(path, KEY)):
                 with ProcessPoolExecutor(1, mp_context=context) as pool:
                     row = pool.submit(fit_and_score, data, name, seed, torch.get_num_threads(), options.quick).result()
-                about = provenance(CPU)
-                del about["triton"]
-                yield row | about
+                yield row | provenance(CPU, uses_triton=False)
 
 
 def write_page(path: Path) -> None:
@@ -216,14 +213,4 @@ def table(rows: Sequence[Record]) -> str:
     return "\n".join(lines) + "\n" + mark_uncommitted(rows, "method")
 
 
-CASES = tuple(
-    Measurement(
-        suite="long_series",
-        name=name.replace(" ", "_"),
-        folder="classification",
-        file="long_series",
-        rows=partial(rows_of, name=name),
-        write_page=write_page,
-    )
-    for name in NAMES
-)
+CASES = measurements("long_series", NAMES, rows_of, write_page, folder="classification")

@@ -13,19 +13,17 @@ import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache, partial
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
-import torch
 from sklearn.dummy import DummyRegressor
 from sklearn.linear_model import RidgeCV
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
-from harness import CPU, ROOT, Measurement, Row, provenance
+from harness import ROOT, Row, cpu_provenance, fit_and_predict, measurements
 from longscan.estimators import SSMRegressor
 from longscan.report.records import Record, read_records
 from page import mark_uncommitted, recorded_keys, write_section
@@ -140,25 +138,16 @@ def measure(data: str, name: str, seed: int, quick: bool) -> Row:
     X, X_test = convert(train.X, method.layout), convert(test.X, method.layout)
     if method.package is not None:  # numba compiles at the first call
         method.build(0).fit(X[:8], train.y[:8]).predict(X[:8])
-    started = time.perf_counter()
-    model = method.build(seed).fit(X, train.y)
-    fitted = time.perf_counter()
-    error = float(np.sqrt(np.mean((model.predict(X_test) - test.y) ** 2)))
-    predicted = time.perf_counter()
-    about = provenance(CPU)
-    del about["triton"]
+    predictions, seconds = fit_and_predict(partial(method.build, seed), X, train.y, X_test)
     return {
         "set": data,
         "method": name,
         "seed": seed,
-        "rmse": error,
+        "rmse": float(np.sqrt(np.mean((predictions - test.y) ** 2))),
         "n_train": len(train.y),
         "n_test": len(test.y),
-        "fit_seconds": fitted - started,
-        "predict_seconds": predicted - fitted,
-        "threads": torch.get_num_threads(),
-        **({} if method.package is None else {method.package: version(method.package)}),
-        **about,
+        **seconds,
+        **cpu_provenance(method.package),
     }
 
 
@@ -197,14 +186,4 @@ def table(rows: Sequence[Record]) -> str:
     return "\n".join(lines) + "\n" + mark_uncommitted(rows, "method")
 
 
-CASES = tuple(
-    Measurement(
-        suite="regression",
-        name=name.replace(" ", "_"),
-        folder="regression",
-        file="regression",
-        rows=partial(rows_of, name=name),
-        write_page=write_page,
-    )
-    for name in METHODS
-)
+CASES = measurements("regression", METHODS, rows_of, write_page, folder="regression")

@@ -13,7 +13,7 @@ Rows that are in the file are not measured again: delete rows to replace them.
 """
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from importlib.resources import files
 from pathlib import Path
@@ -21,9 +21,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
-import torch
 
-from harness import CPU, ROOT, Measurement, Row, provenance
+from harness import ROOT, Row, cpu_provenance, measurements
 from longscan.estimators import SSMForecaster
 from longscan.report.records import Record, read_records
 from page import mark_uncommitted, recorded_keys, write_section
@@ -156,8 +155,6 @@ def error(name: str, series: Series) -> float:
 
 def row_of(group: str, model: str, ratios: np.ndarray, seconds: float) -> Row:
     """Return the row of a model on a group of series, from its errors (n,) in units of the better naive forecast."""
-    about = provenance(CPU)
-    del about["triton"]
     return {
         "set": group,
         "model": model,
@@ -167,8 +164,7 @@ def row_of(group: str, model: str, ratios: np.ndarray, seconds: float) -> Row:
         "above_1_2": int((ratios > 1.2).sum()),
         "ratios": [float(f"{ratio:.3g}") for ratio in ratios],
         "seconds": seconds,
-        "threads": torch.get_num_threads(),
-        **about,
+        **cpu_provenance(),
     }
 
 
@@ -193,26 +189,26 @@ def write_page(path: Path) -> None:
 
 
 def table(rows: Sequence[Record]) -> str:
-    """Return a Markdown table: geometric means of the errors in units of the better naive forecast, and how many exceed 1.2."""
+    """Return `ratio_table` with the numbers of the series."""
+    return ratio_table(rows, GROUPS, MODELS, has_numbers=True)
+
+
+def ratio_table(rows: Sequence[Record], groups: Iterable[str], models: Iterable[str], *, has_numbers: bool) -> str:
+    """Return a Markdown table: geometric means of the errors in units of the better naive forecast, and how many exceed 1.2.
+
+    has_numbers: whether a column has the number of the series of each group.
+    """
     latest = {(row["set"], row["model"]): row for row in rows if "replaced" not in row}
-    names = [name for name in MODELS if any(model == name for _, model in latest)]
-    lines = ["| Series | Number | " + " | ".join(names) + " |", "|" + "---|" * (2 + len(names))]
-    for group in GROUPS:
+    names = [name for name in models if any(model == name for _, model in latest)]
+    columns = ["Series", *(["Number"] if has_numbers else []), *names]
+    lines = ["| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
+    for group in groups:
         found = {name: latest[group, name] for name in names if (group, name) in latest}
         if found:
             cells = [f"{found[name]['ratio']:.2f}, {found[name]['above_1_2']}" if name in found else "–" for name in names]
-            lines.append(f"| {group} | {next(iter(found.values()))['series']} | " + " | ".join(cells) + " |")
+            number = [str(next(iter(found.values()))["series"])] if has_numbers else []
+            lines.append("| " + " | ".join([group, *number, *cells]) + " |")
     return "\n".join(lines) + "\n" + mark_uncommitted(list(latest.values()), "model")
 
 
-CASES = tuple(
-    Measurement(
-        suite="short_series",
-        name=name.replace(",", "").replace(" ", "_"),
-        folder="short_series",
-        file="short_series",
-        rows=partial(rows_of, name=name),
-        write_page=write_page,
-    )
-    for name in MODELS
-)
+CASES = measurements("short_series", MODELS, rows_of, write_page, folder="short_series")

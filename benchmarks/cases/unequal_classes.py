@@ -12,17 +12,15 @@ the folder LONGSCAN_DATA.
 import time
 from collections.abc import Iterator, Sequence
 from functools import cache, partial
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 from sklearn.metrics import balanced_accuracy_score
 
 from cases.classification import METHODS as OF_ARCHIVE
 from cases.classification import Method, Part, compile_kernels, pad, read_set
-from harness import CPU, ROOT, Measurement, Row, provenance
+from harness import ROOT, Row, cpu_provenance, fit_and_predict, measurements
 from longscan.estimators import SSMClassifier
 from longscan.report.records import Record, read_records
 from page import mark_uncommitted, recorded_keys, write_section
@@ -98,15 +96,8 @@ def measure(data: str, name: str, seed: int) -> Row:
         compile_kernels("MiniRocket")
     longest = max(map(len, train.series + test.series))
     X, X_test = method.convert(train.series, longest), method.convert(test.series, longest)
-    started = time.perf_counter()
-    model = method.build(seed)
-    model.fit(X, train.labels)
-    fitted = time.perf_counter()
-    labels = model.predict(X_test)
-    predicted = time.perf_counter()
+    labels, seconds = fit_and_predict(partial(method.build, seed), X, train.labels, X_test)
     counts = np.unique(train.labels, return_counts=True)[1]
-    about = provenance(CPU)
-    del about["triton"]
     return {
         "set": data,
         "method": name,
@@ -117,11 +108,8 @@ def measure(data: str, name: str, seed: int) -> Row:
         "n_test": len(test.series),
         "smallest_class": int(counts.min()),
         "largest_class": int(counts.max()),
-        "fit_seconds": fitted - started,
-        "predict_seconds": predicted - fitted,
-        "threads": torch.get_num_threads(),
-        **({} if method.package is None else {method.package: version(method.package)}),
-        **about,
+        **seconds,
+        **cpu_provenance(method.package),
     }
 
 
@@ -165,14 +153,4 @@ def table(rows: Sequence[Record]) -> str:
     return "\n".join(lines) + "\n" + mark_uncommitted(rows, "method")
 
 
-CASES = tuple(
-    Measurement(
-        suite="unequal_classes",
-        name=name.replace(",", "").replace(" ", "_"),
-        folder="classification",
-        file="unequal_classes",
-        rows=partial(rows_of, name=name),
-        write_page=write_page,
-    )
-    for name in METHODS
-)
+CASES = measurements("unequal_classes", METHODS, rows_of, write_page, folder="classification")
