@@ -179,6 +179,20 @@ def test_run_continues_and_refuses_changed_data(table, tmp_path, capsys):
     assert "the file has changed since the run began" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(("select", "adds_nothing"), [("best", True), ("last", False)])
+def test_a_network_that_adds_nothing_to_the_regression_is_named(select, adds_nothing, tmp_path, capsys):
+    """With a large learning rate no update lowers the validation loss, so that the best weights are those before the first."""
+    path, out = table_to_forecast(tmp_path)["path"], tmp_path / "run"
+    columns = ["--target", "sales", "--horizon", "6", "--id", "shop", "--time", "hour", "--task.context", "24"]
+    argv = [*columns, "--out", str(out), *QUICK, "--training.lr", "3", "--training.select", select]
+    assert main(["train", str(path), *argv]) == 0
+    printed, page = capsys.readouterr().out, (out / "report.html").read_text("utf-8")
+    assert ("the forecast is that of ridge: no update" in printed) == adds_nothing
+    assert ("no update of the network lowered the validation loss" in page) == adds_nothing
+    assert ("What the last answer depends on." in page) != adds_nothing, "a map of zeros is left out"
+    assert ("a ridge regression plus a correction by the network" in page) != adds_nothing
+
+
 def test_forecast_has_dates_and_every_window(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     path = table_to_forecast(tmp_path)["path"]

@@ -316,6 +316,9 @@ def test_map_of_a_forecast_is_explained_as_that_of_a_number():
     text = " ".join(map(str, example_section(found)))
     assert "Blue raises the number" in text
     assert "supports the answer" not in text
+    text = " ".join(map(str, example_section(found | {"has_corrections": True})))
+    assert "a ridge regression plus a correction by the network" in text
+    assert "Blue raises the correction" in text
 
 
 @pytest.mark.parametrize("key", ["n_examined", "looked_at"])  # the second is that of folders of earlier versions

@@ -1,5 +1,6 @@
 """The commands that train: `longscan train` and `longscan sweep`."""
 
+import json
 import os
 import shlex
 from collections.abc import Iterator
@@ -106,8 +107,16 @@ def train(
     echo(f"best constant predictor: {result['constant']:.4f} (scaled {result['constant_scaled']:.4f})")
     if file is not None:
         _print_baselines(parsed.task, result["value"])
+    if _adds_nothing(run.folder):
+        echo("the forecast is that of ridge: no update of the network lowered the validation loss, so that it adds nothing")
     echo(f"report: {run.folder / 'report.html'}")
     return 0
+
+
+def _adds_nothing(folder: Path) -> bool:
+    """Return whether the network of a run changes none of the ridge regression's forecasts, by the examples of its report."""
+    path = folder / "examples.json"
+    return path.exists() and json.loads(path.read_text("utf-8")).get("has_corrections") is False
 
 
 def _print_baselines(task: "Task", value: float) -> None:

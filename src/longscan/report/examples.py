@@ -16,6 +16,16 @@ RELEVANCE_OF_NUMBERS = (
     "The map of an example shows what the model's number at the last step depends on: the gradient of this number times each "
     f"input. Blue raises the number, orange lowers it; {OPACITY}"
 )
+RELEVANCE_OF_CORRECTIONS = (
+    "The forecast is that of a ridge regression plus a correction by the network. The map of an example shows what the "
+    "correction at the last step depends on: its gradient times each input. The channel ahead is 1 at the steps of the forecast; "
+    "the level of a channel is its last known value, and at the steps of the forecast that of the regression. Blue raises the "
+    f"correction, orange lowers it; {OPACITY}"
+)
+NO_CORRECTIONS = (
+    "The forecast is that of the ridge regression: no update of the network lowered the validation loss, so that the weights "
+    "before the first update were kept, which add nothing to it."
+)
 
 
 def class_section(result: Mapping[str, Any]) -> Iterator[str]:
@@ -84,8 +94,11 @@ def example_section(found: Mapping[str, Any] | None) -> Iterator[str]:
         order = f"The most certain wrong answers come first, then {right}" if wrong else f"{right.capitalize()} come first"
         yield page.paragraph(f"{words}. {order}.{below}")
         yield page.group("columns", (page.group("", _answer(example)) for example in examples))
-    if any("relevance" in example for example in examples):
-        yield page.paragraph(RELEVANCE_OF_NUMBERS if found["kind"] == "values" else RELEVANCE, "caption")
+    if found.get("has_corrections") is False:
+        yield page.paragraph(NO_CORRECTIONS)
+    elif any("relevance" in example for example in examples):
+        numbers = RELEVANCE_OF_CORRECTIONS if found.get("has_corrections") else RELEVANCE_OF_NUMBERS
+        yield page.paragraph(numbers if found["kind"] == "values" else RELEVANCE, "caption")
 
 
 def _answer(example: Mapping[str, Any]) -> Iterator[str]:

@@ -241,9 +241,10 @@ def _find_forecasts(
 ) -> dict[str, Any]:
     """Return the answers with the smallest, the median and the largest error, with intervals from the validation errors.
 
+    Of a task with `starts_at_zero` also `has_corrections`: whether the model changes the other forecast in any of the batches.
     names: of the examples of all batches, in their order; empty without names.
     """
-    errors, rows, inside = [], [], []
+    errors, rows, inside, has_corrections = [], [], [], False
     valid = _spread_batches(task, "valid", seed)
     masks = [batch.loss_mask for batch in (*valid, *batches) if batch.loss_mask is not None]
     steps = torch.cat(masks).any(0) if masks else None  # of the forecasts, of which an example may have missing targets
@@ -252,6 +253,7 @@ def _find_forecasts(
         assert batch.targets is not None
         scored = _scored_steps(batch, task)
         output = _outputs(model, batch, batch_size)
+        has_corrections = has_corrections or bool(output[scored].any())
         for i in range(len(batch.inputs)):
             difference = (batch.targets[i] - output[i])[scored[i]]
             errors.append(float(difference.square().mean()))
@@ -265,7 +267,13 @@ def _find_forecasts(
     for error, row in chosen.items():
         examples.append({"error": error, **_named(names, row), **_describe_forecast(model, task, rows[row], interval, steps)})
     coverage = round(float(np.mean(inside)), 4) if inside else None
-    return {"kind": "values", "coverage": coverage, "examples": examples}
+    found: dict[str, Any] = {"kind": "values", "coverage": coverage, "examples": examples}
+    if task.starts_at_zero:
+        found["has_corrections"] = has_corrections
+    if task.starts_at_zero and not has_corrections:
+        for example in examples:
+            example.pop("relevance", None)  # zeros
+    return found
 
 
 def _describe_forecast(
