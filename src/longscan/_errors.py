@@ -1,6 +1,8 @@
 """The error that the command line prints as one line, and the forms of its message."""
 
-from collections.abc import Iterable, Sequence
+import re
+import shlex
+from collections.abc import Container, Iterable, Sequence
 from difflib import get_close_matches
 from typing import NamedTuple
 
@@ -79,6 +81,22 @@ def nearest_names(word: str, names: Sequence[str]) -> list[str]:
     """
     options = [name for name in names if "." not in name and abs(len(name) - len(word)) <= 1]
     return list(dict.fromkeys(name for name in (nearest(word, options), nearest(word, names)) if name is not None))
+
+
+def with_options(message: str, names: Container[str], prefix: str = "") -> str:
+    """Return a message in which settings are options of the command line.
+
+    "`missing`" becomes "`--missing`" and "`missing='fill'`" becomes "`--missing fill`", for each setting in `names`.
+    prefix: what comes before a name, such as "task.".
+    """
+
+    def as_option(found: re.Match[str]) -> str:
+        name, value = found.groups()
+        if name not in names:
+            return found[0]
+        return f"`--{prefix}{name}`" if value is None else f"`--{prefix}{name} {shlex.quote(value)}`"
+
+    return re.sub(r"`(\w+)(?:='([^'`]*)')?`", as_option, message)
 
 
 def unknown_setting(path: str, names: Sequence[str]) -> SettingError:

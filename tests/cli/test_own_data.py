@@ -91,7 +91,7 @@ def test_errors_of_a_file_name_the_options_of_the_command(tmp_path, capsys):
     path.write_text("unit,second,force,kind\n" + "".join(f"u{i // 4},{i % 4},{'' if i == 5 else i},a\n" for i in range(40)))
     assert main(["train", str(path), "--label", "kind", "--id", "unit", "--time", "second"]) == 2
     assert "has 1 missing values" in (error := capsys.readouterr().err)
-    assert "`--task.missing` fill interpolates them" in error
+    assert "`--task.missing fill` interpolates them, `--task.missing mask` marks them" in error
     for argv, named in (
         (["--label", "kind", "--id", "unti"], "`--id` must be a column of"),
         (["--label", "kid", "--id", "unit"], "`--label` must be a column of"),
@@ -107,6 +107,18 @@ def test_first_of_several_processes_prints_for_all(table, tmp_path, capsys, monk
     monkeypatch.setenv("RANK", "1")
     assert main(["train", str(table), "--label", "kind", *COLUMNS, "--out", str(tmp_path / "run")]) == 0
     assert capsys.readouterr().out == ""
+
+
+def test_missing_values_of_a_new_file_name_the_option_of_predict(run, table, tmp_path, capsys):
+    rows = table.read_text("utf-8").splitlines()
+    column = rows[0].split(",").index("force")
+    words = rows[2].split(",")
+    words[column] = "n/a"
+    path = tmp_path / "new.csv"
+    path.write_text("\n".join([*rows[:2], ",".join(words), *rows[3:]]) + "\n")
+    assert main(["predict", run, str(path)]) == 2
+    assert "has 1 missing values, the first in step 2 of series 'u0', force; `--missing fill` inter" in capsys.readouterr().err
+    assert main(["predict", run, str(path), "--missing", "fill"]) == 0
 
 
 def test_labels_and_layout_that_are_missing_name_the_options(table, tmp_path, capsys):

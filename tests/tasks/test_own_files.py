@@ -88,6 +88,18 @@ BAD: dict[str, tuple[str, dict[str, object], str]] = {
     ),
     "two columns that may be times": (GOOD.replace("x,", "date,", 1), {}, "`time` must be one of the columns time, date"),
     "label missing in a row": (change(7, 4, ""), {}, "column 'kind' must have a value in each row, got none in line 9"),
+    "label that is a word for missing values": (
+        change(7, 4, "NA"), {}, "got none in line 9 (nothing, or one of the words ?, NaN, nan, NA, <NA>, N/A, n/a, #N/A, null,"
+    ),
+    "word in a row": (change(7, 2, "-"), {}, "got '-' in line 9; missing values are empty or one of the words ?, NaN, nan, NA,"),
+    "column of text": (
+        text_of([[*row, "red"] for row in long_rows()], (*HEADER, "hue")), {},
+        "got 'red' in line 2; `channels` lists the columns to read",
+    ),
+    "column of text that may be an id": (
+        text_of([[*row[1:], "red"] for row in long_rows()[:5]], (*HEADER[1:], "hue")), {"id": None},
+        "`channels` lists the columns to read, and `id` names the column of several series",
+    ),
     "id missing in a row": (change(3, 0, ""), {}, "column 'unit' must have a value in each row, got none in line 5"),
     "time missing in a row": (change(3, 1, ""), {}, "column 'time' must have a value in each row, got none in line 5"),
     "several labels": (change(7, 4, "a"), {}, "each series must have one label, got 'b' and 'a' in column 'kind' of series 'u1'"),
@@ -109,7 +121,7 @@ BAD: dict[str, tuple[str, dict[str, object], str]] = {
     "too many values in each row": (text_of(long_rows(), HEADER[:4]), {"label": "y"}, "Expected 4 fields in line 2, saw 5"),
     "infinite value": (change(4, 2, "inf"), {}, "values must be finite and at most 3.4e+38, got inf in step 5 of series 'u0', x"),
     "beyond float32": (change(4, 3, "1e39"), {}, "got 1e+39 in step 5 of series 'u0', y"),
-    "missing value": (change(4, 2, ""), {}, "has 1 missing values, the first in step 5 of series 'u0', x; `missing` fill"),
+    "missing value": (change(4, 2, ""), {}, "has 1 missing values, the first in step 5 of series 'u0', x; `missing='fill'`"),
     "question mark": (change(4, 2, "?"), {}, "has 1 missing values"),
     "channel without values in a series": (
         text_of([[*row[:2], "" if row[0] == "u3" else row[2], *row[3:]] for row in long_rows()]), {"missing": "fill"},
@@ -127,11 +139,19 @@ BAD: dict[str, tuple[str, dict[str, object], str]] = {
         text_of([[row[0], row[1] * (1 if row[0] < "u5" else 2), *row[2:]] for row in long_rows()]), {}, "`uneven` must be elapsed"
     ),
     "several forms of dates": (dates(*FIVE[:3], "04.01.2024", "05.01.2024"), {}, "all rows, got '04.01.2024' in line 5"),
-    "no date": (dates(*FIVE[:4], "monday"), {}, "got 'monday' in line 6"),
+    "no date": (dates(*FIVE[:4], "monday"), {}, "got 'monday' in line 6, after '2024-01-04'; `time_format` is for other forms"),
+    "offset in some rows": (
+        dates(*(f"{day}T00+02:00" for day in FIVE[:4]), "2024-01-05T00"), {},
+        "got '2024-01-05T00' in line 6, after '2024-01-04T00+02:00'",
+    ),
+    "hour twice": (
+        dates(*(f"2024-10-27 {hour}" for hour in ("00:00", "01:00", "02:00", "02:00", "03:00"))), {},
+        "got 2024-10-27 02:00:00 twice in series 'u0'; if the clocks were changed then, write times in UTC or with their offset",
+    ),
     "day or month first": (
         dates("01/01/2024", "02/02/2024", "03/03/2024", "04/04/2024", "05/05/2024"), {}, "`uneven` must be elapsed"
     ),
-    "long cell": (dates(*FIVE[:4], "[{" * 20_000), {}, "[{[... in line 6"),
+    "long cell": (dates(*FIVE[:4], "[{" * 20_000), {}, "[{[... in line 6, after"),
     "long name": (GOOD.replace("y,", "y" * 20_000 + ",", 1), {"label": "other"}, "`label` must be a column of"),
     "two readings of dates": (
         dates("01/02/2024", "02/03/2024", "03/04/2024", "04/05/2024", "05/06/2024"), {}, "`time_format` must be one of %m/%d/%Y"
@@ -148,7 +168,7 @@ BAD: dict[str, tuple[str, dict[str, object], str]] = {
     "semicolons": (GOOD.replace(",", ";"), {}, "`separator` must be the character between the columns of"),
     "tabs": (GOOD.replace(",", "\t"), {}, "`separator` must be the character between the columns of"),
     "decimal comma": (
-        GOOD.replace(",", ";").replace(".", ","), {"separator": ";"}, "got '0,1257' in line 2; `decimal` ',' reads 1,5"
+        GOOD.replace(",", ";").replace(".", ","), {"separator": ";"}, "got '0,1257' in line 2; `decimal=','` reads 1,5"
     ),
     "decimal comma, but points": (
         GOOD.replace(",", ";"), {"separator": ";", "decimal": ","}, "must contain numbers with a decimal comma, got '0.1257' in"

@@ -139,7 +139,7 @@ def test_missing_values_repeat_the_value_before(tmp_path):
     frame = pd.DataFrame({"date": pd.date_range("2024-01-01", periods=80), "x": np.arange(80.0)})
     frame.loc[10:11, "x"] = np.nan
     path = write(tmp_path / "a.csv", frame)
-    with pytest.raises(ValueError, match=r"has 2 missing values, the first in step 11 of series '1', x; `missing` fill"):
+    with pytest.raises(ValueError, match=r"has 2 missing values, the first in step 11 of series '1', x; `missing='fill'`"):
         SeriesForecast(path=path, horizon=4, context=8).size("train")
     task = SeriesForecast(path=path, horizon=4, context=8, missing="fill")
     assert task._data.values[9:13, 0].tolist() == [9, 9, 9, 12]
@@ -302,6 +302,11 @@ def test_uneven_steps_and_short_tables_are_errors(tmp_path):
     dates = pd.date_range("2024-01-01", periods=80, freq="h").delete([20, 21])
     with pytest.raises(ValueError, match=r"must be equal, got 1 that differ from 1:00:00, the first from 2024-01-01 19:00:00 to"):
         single(tmp_path / "a.csv", dates).size("train")
+    local = pd.date_range("2026-03-27", periods=80, freq="h", tz="Europe/Berlin").tz_localize(None)
+    with pytest.raises(ValueError, match=r"01:00:00 to 2026-03-29 03:00:00;.*; if the clocks were changed then, write"):
+        single(tmp_path / "f.csv", local).size("train")
+    with pytest.raises(ValueError, match=r"19:00:00 to 2026-01-01 21:00:00; asfreq and interpolate of pandas fill gaps$"):
+        single(tmp_path / "g.csv", pd.date_range("2026-01-01", periods=80, freq="h").delete(20)).size("train")
     with pytest.raises(ValueError, match=r"`horizon` must be small enough for a window of 8 \+ 4 steps in the part train"):
         single(tmp_path / "b.csv", pd.date_range("2024-01-01", periods=12)).size("train")
     task = single(tmp_path / "c.csv", pd.date_range("2024-01-01", periods=80, freq="h"))
@@ -489,5 +494,5 @@ def test_months_of_a_short_series_are_those_of_the_other_series(tmp_path):
 def test_error_for_missing_values_says_what_a_forecast_does_with_them(tmp_path):
     frame = pd.DataFrame({"time": range(80), "price": np.sin(np.arange(80.0))})
     frame.loc[77:, "price"] = np.nan
-    with pytest.raises(ValueError, match=r"has 3 missing values, .*; `missing` fill repeats the value before each$"):
+    with pytest.raises(ValueError, match=r"has 3 missing values, .*; `missing='fill'` repeats the value before each$"):
         _ = SeriesForecast(path=write(tmp_path / "end.csv", frame), target=("price",), horizon=4, context=8).length

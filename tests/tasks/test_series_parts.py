@@ -59,7 +59,7 @@ def test_a_channel_is_constant_up_to_rounding(spread: float, is_constant: bool) 
 
 def test_missing_values_are_counted_and_the_first_is_named() -> None:
     store = store_of([[1, 2], [3, 4]], [[5, 6], [7, NAN], [NAN, NAN]])
-    message = "mine.csv has 3 missing values, the first in step 2 of series 'u1', y; `missing` fill interpolates"
+    message = "mine.csv has 3 missing values, the first in step 2 of series 'u1', y; `missing='fill'` interpolates"
     with pytest.raises(ValueError, match=message):
         base.check_missing(store, "refuse", "mine.csv")
     base.check_missing(store, "mask", "mine.csv")

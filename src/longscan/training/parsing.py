@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from longscan._argparse import UnknownArgumentError, new_parser, option_help, parse_known
-from longscan._errors import SettingError, nearest, one_line, setting_error, unknown_setting
+from longscan._errors import SettingError, nearest, one_line, setting_error, unknown_setting, with_options
 from longscan._specs import upgrade_settings
 from longscan._types import (
     SettingsGroup,
@@ -298,7 +298,7 @@ def with_section(section: str, error: BaseException, kind: type) -> str:
     name = re.match(r"`(\w+)` ", message)
     first = f"`{section}.{name[1]}` " if name is not None and name[1] in fields else ""
     rest = message[len(f"`{name[1]}` ") :] if name is not None and first else message
-    options = re.sub(r"`(\w+)`", lambda word: f"`--{section}.{word[1]}`" if word[1] in fields else word[0], rest)
+    options = with_options(rest, fields, f"{section}.")
     return f"{first}{options}" if first else f"{section}: {options}"
 
 

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 
 import longscan
-from longscan._errors import SettingError, one_line, setting_error
+from longscan._errors import SettingError, one_line, setting_error, with_options
 from longscan._files import try_writing
 from longscan._specs import SPEC_VERSION, format_names, upgrade_record
 from longscan.blocks import BidirectionalBlock
@@ -294,7 +294,7 @@ class Run:
         try:
             examples = task.read_inputs(path)
         except (ValueError, OSError) as error:
-            raise SettingError(one_line(error)) from error
+            raise SettingError(with_options(one_line(error), ("missing",))) from error
         model = self.model(which)
         errors = self._error_quantiles(model, task, examples, quantiles) if quantiles else None
         rows: list[dict[str, str | float]] = []

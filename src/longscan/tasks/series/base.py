@@ -25,7 +25,7 @@ Uneven = Literal["refuse", "elapsed", "ignore"]
 PART = Rule(lambda part: 0 < part < 0.5, "a number above 0 and below 0.5")
 WITH_TIMES = "times-"  # how a checksum begins that depends on the times of the steps
 SHOWN = 12  # largest number of channels or classes in a summary
-TREATMENTS = "`missing` fill interpolates them, mask marks them"
+TREATMENTS = "`missing='fill'` interpolates them, `missing='mask'` marks them"
 DECIMALS: tuple[str, ...] = (".", ",")
 
 
@@ -243,7 +243,7 @@ def check_missing(store: SeriesStore, missing: Missing, source: str | Path, trea
         if empty.any():
             raise ValueError(
                 f"{source}: series {str(store.ids[row])!r} must have a value of {store.channels[int(empty.argmax())]}, from "
-                "which missing ones are interpolated, got none; `missing` mask marks them"
+                "which missing ones are interpolated, got none; `missing='mask'` marks them"
             )
 
 

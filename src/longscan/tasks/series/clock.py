@@ -28,6 +28,7 @@ _FREQUENCIES = {
     "YS": "first days of years",
     "YE": "last days of years",
 }  # by their names in pandas
+HOUR, _DAY = 3600 * 10**9, 86_400 * 10**9  # nanoseconds
 _MONDAY = 4 * 86_400.0  # seconds from 1970-01-01, a Thursday, to the next Monday
 WITH_OFFSETS = "ISO8601 with offsets"  # such as 2024-01-31 12:00+02:00; a separate format, so that a table does not mix both
 OFFSET = r"(?:[Zz]|[Tt ]\d{2}.*[+-]\d{2}(?::?\d{2})?)$"
@@ -115,6 +116,16 @@ def format_stamps(stamps: np.ndarray, form: str) -> list[str]:
 def has_offsets(form: str) -> bool:
     """Return whether dates of a format have an offset to UTC."""
     return form == WITH_OFFSETS or "%z" in form
+
+
+def clock_change_hint(stamp: int, form: str) -> str:
+    """Return advice for a local time that occurs twice, or is before a gap, where clocks may have been changed; "" elsewhere.
+
+    stamp: the local time. form: its format. Most places change their clocks between midnight and four o'clock.
+    """
+    if form == "numbers" or has_offsets(form) or stamp % _DAY >= 4 * HOUR:
+        return ""
+    return "; if the clocks were changed then, write times in UTC or with their offset, such as 2024-03-31 03:00+02:00"
 
 
 def _format_number(number: float) -> str:

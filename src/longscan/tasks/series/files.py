@@ -27,7 +27,7 @@ COMPRESSED = (".gz", ".bz2", ".xz", ".zip")
 PARQUET = (".parquet", ".pq")
 SERIES = (".ts", ".arff")
 SUFFIXES = (*CSV, *PARQUET, ".npz", *SERIES)
-MISSING_WORDS = ["?", "", "NaN", "nan", "NA", "N/A", "null", "None"]
+MISSING_WORDS = ["?", "", "NaN", "nan", "NA", "<NA>", "N/A", "n/a", "#N/A", "null", "NULL", "None"]
 
 
 class Dialect(NamedTuple):

@@ -31,9 +31,11 @@ from longscan.tasks.series.base import (
     scaled_values,
 )
 from longscan.tasks.series.clock import (
+    HOUR,
     calendar_features,
     calendar_frequency,
     calendar_periods,
+    clock_change_hint,
     format_frequency,
     format_stamps,
     later_stamps,
@@ -435,7 +437,7 @@ def _series_dates(store: SeriesStore, number: int, horizon: int, data: ForecastD
 def _checked_values(store: SeriesStore, task: SeriesForecast, source: str | Path) -> np.ndarray:
     """Return the values of a table, missing ones replaced by the value before if the setting `missing` is "fill"."""
     if task.missing == "refuse":
-        check_missing(store, "refuse", source, "`missing` fill repeats the value before each")
+        check_missing(store, "refuse", source, "`missing='fill'` repeats the value before each")
         return store.values
     values = np.array(store.values)
     gaps = np.isnan(values)
@@ -464,9 +466,11 @@ def _check_even(store: SeriesStore, unit: float, source: str | Path, *, calendar
     before, after = format_stamps(np.asarray(store.stamps[row : row + 2]), store.form)
     usual = format_step(unit, is_dated=store.is_dated)
     name = f" of series {str(store.ids[series])!r}" if store.has_ids else ""
+    is_hour = store.is_dated and store.stamps[row + 1] - store.stamps[row] - unit == HOUR
+    change = clock_change_hint(int(store.stamps[row]), store.form) if is_hour else ""
     raise ValueError(
         f"{source}: the steps of a forecast must be equal, got {len(odd)} that differ from {usual}, the first from {before} to "
-        f"{after}{name}; asfreq and interpolate of pandas fill gaps"
+        f"{after}{name}; asfreq and interpolate of pandas fill gaps{change}"
     )
 
 

@@ -27,12 +27,14 @@ from longscan.tasks.series.clock import (
     Clock,
     ClockReader,
     calendar_frequency,
+    clock_change_hint,
     first_decrease,
     format_stamps,
     uneven_steps,
     usual_step,
 )
 from longscan.tasks.series.files import (
+    MISSING_WORDS,
     PARQUET,
     SERIES,
     Dialect,
@@ -50,6 +52,7 @@ _log = logging.getLogger("longscan")
 TableLayout = Literal["auto", "long", "wide", "nlc", "ncl"]
 Order = Literal["refuse", "sort"]
 MIN_STEPS = 3  # smallest number of numbered columns that are taken for the steps of a wide table
+_WORDS_FOR_MISSING = ", ".join(filter(None, MISSING_WORDS))
 _WHOLE = re.compile(r"\s*[+-]?\d+\s*")
 _NUMBERED = re.compile(r"(.*?)[ _.\[(-]*(\d+)[\])]?")
 # Column names by which tables of this shape call ids and times; a table with one of them needs no setting for it.
@@ -387,7 +390,9 @@ def _check_present(words: Any, name: str, path: Path, first: int) -> None:
     missing = words.isna().to_numpy() | (words == "").to_numpy()
     if missing.any():
         row = int(missing.argmax())
-        raise ValueError(f"{path}: column {quote(name)} must have a value in each row, got none in {_where(path, first + row)}")
+        found = f"got none in {_where(path, first + row)}"
+        meaning = "" if suffix_of(path) in PARQUET else f" (nothing, or one of the words {_WORDS_FOR_MISSING})"
+        raise ValueError(f"{path}: column {quote(name)} must have a value in each row, {found}{meaning}")
 
 
 def _where(path: Path, row: int) -> str:
@@ -403,7 +408,7 @@ def _read_long(path: Path, files: Sequence[Path], roles: _Roles, options: ReadOp
     names: dict[str, str | None] = {"id": roles.id, "label": roles.label, "group": roles.group}
     texts = [name for name in (*names.values(), roles.time) if name is not None]
     columns = list(dict.fromkeys([*texts, *roles.channels]))
-    ends = [0]
+    ends, has_ids = [0], roles.id is not None or is_folder
     with values_path.open("wb") as values_file, codes_path.open("wb") as codes_file:
         for file in files:
             first = 0
@@ -415,7 +420,7 @@ def _read_long(path: Path, files: Sequence[Path], roles: _Roles, options: ReadOp
                 if roles.time is not None:
                     _add_times(clock, frame[roles.time], file, first, options)
                 for name in roles.channels:
-                    frame[name] = _as_numbers(frame[name], name, file, first, options.dialect.decimal)
+                    frame[name] = _as_numbers(frame[name], name, file, first, options.dialect.decimal, may_be_id=not has_ids)
                 frame[list(roles.channels)].to_numpy(np.float64).tofile(values_file)
                 first += len(frame)
             if not first:
@@ -423,7 +428,6 @@ def _read_long(path: Path, files: Sequence[Path], roles: _Roles, options: ReadOp
             ends.append(ends[-1] + first)
     numbers = np.fromfile(codes_path, np.int32)
     values = np.memmap(values_path, np.float64, "r", shape=(len(numbers), len(roles.channels)))
-    has_ids = roles.id is not None or is_folder
     parts = _Parts(values, np.zeros(0), list(codes.numbers), roles.channels, has_ids=has_ids)
     parts.labels = codes.words["label"] if roles.label else None
     parts.groups = codes.words["group"] if roles.group else None
@@ -447,9 +451,11 @@ def _add_times(clock: ClockReader, words: Any, file: Path, first: int, options: 
     if wrong is not None:
         years = f"from {MIN_YEAR} to {MAX_YEAR}"
         needed = f"numbers below 2^53, ISO 8601 (2024-01-31 13:00) or a common form of day, month, year {years}"
+        before = f", after {quote(words.iloc[wrong - 1], 40)}" if wrong else ""
+        others = "" if options.time_format else "; `time_format` is for other forms, such as '%d.%m.%y %I:%M %p'"
         raise ValueError(
             f"{file}: column {words.name!r} must contain {options.time_format or needed}, the same in all rows, got "
-            f"{quote(words.iloc[wrong])} in {_where(file, first + wrong)}"
+            f"{quote(words.iloc[wrong], 40)} in {_where(file, first + wrong)}{before}{others}"
         )
 
 
@@ -458,8 +464,12 @@ def _file_id(folder: Path, file: Path) -> str:
     return without_suffix(str(file.relative_to(folder)))
 
 
-def _as_numbers(column: Any, name: str, path: Path, first: int, decimal: str) -> np.ndarray:
+def _as_numbers(
+    column: Any, name: str, path: Path, first: int, decimal: str, *, may_be_id: bool = False
+) -> np.ndarray:
     """Return a column as float64 with NaN for missing values.
+
+    may_be_id: whether a column of text may be that of the ids of the series, for the error.
 
     Raises ValueError with the first word that is no number with this decimal mark, and with the first whole number that is too
     large to be exact.
@@ -480,8 +490,12 @@ def _as_numbers(column: Any, name: str, path: Path, first: int, decimal: str) ->
         if wrong.any():
             row = int(wrong.argmax())
             word = str(column.iloc[row])
-            is_comma = decimal == "." and re.fullmatch(r"\s*-?\d+,\d+\s*", word)
-            hint = "`decimal` ',' reads 1,5" if is_comma else "`channels` lists the columns to read"
+            if decimal == "." and re.fullmatch(r"\s*-?\d+,\d+\s*", word):
+                hint = "`decimal=','` reads 1,5"
+            elif found.notna().any():
+                hint = f"missing values are empty or one of the words {_WORDS_FOR_MISSING}; `channels` lists the columns to read"
+            else:
+                hint = "`channels` lists the columns to read" + (", and `id` names the column of several series" * may_be_id)
             raise ValueError(
                 f"{path}: column {quote(name)} must contain numbers{' with a decimal comma' if decimal == ',' else ''}, got "
                 f"{quote(word, 40)} in {_where(path, first + row)}; {hint}"
@@ -549,11 +563,12 @@ def _choose_clock(
         series = int(np.searchsorted(parts.offsets, again, "right")) - 1
         name = f"series {quote(parts.ids[series])}" if parts.has_ids else name
         (stamp,) = format_stamps(sorted_clock.stamps[again : again + 1], clock.form)
-        raise ValueError(f"{path}: each time of a series must occur once in column {column!r}, got {stamp} twice in {name}")
+        hint = clock_change_hint(sorted_clock.stamps[again], clock.form)
+        raise ValueError(f"{path}: each time of a series must occur once in column {column!r}, got {stamp} twice in {name}{hint}")
     if options.order == "refuse":
         raise ValueError(
             f"{path}: the rows of a series must be in the order of column {column!r}, got {stamp} after {before} in {name}; "
-            "`order` sort sorts them"
+            "`order='sort'` sorts them"
         )
     return sorted_clock, by_time if order is None else order[by_time]
 
@@ -583,8 +598,8 @@ def _read_wide(path: Path, roles: _Roles, options: ReadOptions) -> _Parts:
     twice = _first_twice(ids)
     if twice is not None:
         raise ValueError(
-            f"{path}: each series must have one row in a wide table, got {quote(twice)} twice in column {roles.id!r}; `layout` "
-            "long takes the rows for steps"
+            f"{path}: each series must have one row in a wide table, got {quote(twice)} twice in column {roles.id!r}; "
+            "`layout='long'` takes the rows for steps"
         )
     offsets = np.concatenate([[0], np.cumsum([len(item) for item in series])]).astype(np.int64)
     parts = _Parts(np.concatenate(series), offsets, ids, channels, layout="wide", has_ids=roles.id is not None)
