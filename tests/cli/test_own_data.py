@@ -3,6 +3,8 @@
 import csv
 import json
 import re
+import subprocess
+import sys
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
@@ -122,13 +124,39 @@ def test_missing_values_of_a_new_file_name_the_option_of_predict(run, table, tmp
 
 
 def test_labels_and_layout_that_are_missing_name_the_options(table, tmp_path, capsys):
-    assert main(["train", str(table), *COLUMNS]) == 2
-    assert "(`--label`), or `--target` and `--horizon` must be given for a forecast, got None" in capsys.readouterr().err
+    assert main(["train", str(table), "--id", "unit", "--time", "second"]) == 2
+    named = "(`--label`), or `--target` and `--horizon` must be given for a forecast; its columns are unit, second, force, speed,"
+    assert named in capsys.readouterr().err
     path = tmp_path / "numbered.csv"
     rows = [f"u{i // 4},{i % 4},{i},{i},{i},{'ab'[i // 4 % 2]}\n" for i in range(40)]
     path.write_text("unit,frame,c1,c2,c3,kind\n" + "".join(rows))
     assert main(["train", str(path), "--label", "kind", "--id", "unit"]) == 2
     assert "as it also has 'frame'; if each row is a step of a series, `--task.layout` must be long" in capsys.readouterr().err
+
+
+def test_overwrite_without_a_folder_replaces_the_run_of_the_file(table, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    argv = ["train", str(table), "--label", "kind", *COLUMNS, *QUICK]
+    for further in ([], ["--steps", "2"], ["--steps", "1", "--overwrite"]):
+        assert main([*argv, *further]) == 0
+    assert {path.name: Run(path).result["steps"] for path in Path("runs").iterdir()} == {"units": 1, "units-2": 2}
+
+
+def test_summary_comes_before_the_progress_also_in_one_file(table, tmp_path):
+    argv = ["train", str(table), "--label", "kind", *COLUMNS, *QUICK, "--out", str(tmp_path / "run")]
+    command = [sys.executable, "-m", "longscan", *argv]
+    lines = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=True).stdout.splitlines()
+    kinds = [line.split()[0] for line in lines]
+    assert kinds.index("file") == 0
+    assert kinds.index("run") < kinds.index("step")
+
+
+def test_answers_in_a_format_that_is_not_written_are_an_error(run, table, tmp_path, capsys):
+    for name in ("answers.xlsx", "answers.csv.gz", "answers.tsv"):
+        assert main(["predict", run, str(table), "--out", str(tmp_path / name)]) == 2
+        needed = f"`--out` must be a file whose name ends in .csv or .parquet, got '{tmp_path / name}'"
+        assert needed in capsys.readouterr().err
+        assert not (tmp_path / name).exists()
 
 
 def test_report_and_pictures_name_the_series_of_an_example(run, table, capsys):

@@ -481,6 +481,10 @@ add_inputs(
             lambda: pd.concat([long(), long().iloc[:L]]),
             "`X` must be without duplicated time stamps in a case, got 6",
         ),
+        "a numbered case occurs twice": (
+            lambda: pd.concat([long(), long().iloc[:L]]).rename(index=lambda case: int(case.removeprefix("case ")), level=0),
+            "`X` must be without duplicated time stamps in a case, got 6, the first .* of case 0",
+        ),
         "a time is missing": (
             lambda: replace_level(1, pd.DatetimeIndex([*HOURS[:5], None] * N)),
             "`X` must have a time stamp in each row, got 8 missing, first row 5",

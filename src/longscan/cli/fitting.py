@@ -44,9 +44,9 @@ def train(
     time: own_data.Time = None,
     channels: own_data.Channels = None,
     group: own_data.Group = None,
-    out: Annotated[str | None, Doc("folder of the run (default with FILE: runs/NAME)")] = None,
+    out: Annotated[str | None, Doc("folder of the run (default with FILE: runs/NAME, or runs/NAME-2, ... if it exists)")] = None,
     resume: Annotated[bool, Doc("continue from the last checkpoint in --out")] = False,
-    overwrite: Annotated[bool, Doc("delete an earlier run in --out first")] = False,
+    overwrite: Annotated[bool, Doc("delete an earlier run in --out, or with FILE in runs/NAME, first")] = False,
     record: Annotated[str | None, Doc("file of records (JSON Lines) to which the result is appended")] = None,
 ) -> int:
     """Train a model on your own file or on a task, test it and write a report.
@@ -81,7 +81,7 @@ def train(
         parsed = parse_settings(settings, merge(stored, {"task": given}))
     elif file is not None:
         parsed = own_data.own_settings(file, options, label_kind, settings)
-        out = out or own_data.free_folder(file)
+        out = out or (str(own_data.run_folder(file)) if overwrite else own_data.free_folder(file))
         if prints:
             own_data.print_summary(parsed, out)
     else:
@@ -103,8 +103,8 @@ def train(
         reason = "as answers are not finite"
         echo_error(f"no test {result['metric']}, {reason}; the report is {run.folder / 'report.html'}", style="red")
         return 1
-    echo(f"test {result['metric']}: {result['value']:.4f} (scaled {result['scaled']:.4f}, weights: {result['selected']})")
-    echo(f"best constant predictor: {result['constant']:.4f} (scaled {result['constant_scaled']:.4f})")
+    echo(f"test {result['metric']}: {result['value']:.4f} (scaled {result['scaled']:z.4f}, weights: {result['selected']})")
+    echo(f"best constant predictor: {result['constant']:.4f} (scaled {result['constant_scaled']:z.4f})")
     if file is not None:
         _print_baselines(parsed.task, result["value"])
     if _adds_nothing(run.folder):
@@ -199,7 +199,7 @@ def _print_sweep(result: dict[str, Any]) -> None:
     if test is not None:
         mean = mean_text((test["mean"], test["half_width"]), 4)
         over = f"{test['count']} seed" + ("s" if test["count"] != 1 else "")
-        echo(f"test {metric}: {mean} over {over} (scaled {test['scaled']:.4f}), {test['failed']} failed")
+        echo(f"test {metric}: {mean} over {over} (scaled {test['scaled']:z.4f}), {test['failed']} failed")
         echo(f"best constant predictor: {test['constant']:.4f}")
 
 

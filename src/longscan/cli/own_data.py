@@ -1,6 +1,7 @@
 """The short form of commands for a user's own file: `longscan train mine.csv --label worn`, `longscan show mine.csv ...`."""
 
 import re
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -148,13 +149,19 @@ def print_summary(settings: "Settings", out: str | None = None) -> None:
     ]
     for name, text in rows:
         echo(f"{name:9} {text}")
+    sys.stdout.flush()  # before the progress on stderr, also where both go into one file
+
+
+def run_folder(file: str) -> Path:
+    """Return runs/NAME for a file NAME.csv."""
+    return Path("runs") / Path(file).resolve().name.partition(".")[0]
 
 
 def free_folder(file: str) -> str:
     """Return runs/NAME for a file NAME.csv, or the first of runs/NAME-2, runs/NAME-3, ... that does not exist."""
-    name = Path(file).resolve().name.partition(".")[0]
-    number, folder = 1, Path("runs") / name
+    number, first = 1, run_folder(file)
+    folder = first
     while folder.exists():
         number += 1
-        folder = Path("runs") / f"{name}-{number}"
+        folder = first.with_name(f"{first.name}-{number}")
     return str(folder)

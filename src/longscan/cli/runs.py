@@ -63,7 +63,7 @@ def evaluate(
             table.add_row(name, "none" if value is None else f"{value:.4f}")
     main_value = scores.values[task.metric]
     if main_value is not None:
-        table.add_row(f"{task.metric}, scaled", f"{task.scaled(main_value):.4f}")
+        table.add_row(f"{task.metric}, scaled", f"{task.scaled(main_value):z.4f}")
     table.add_row(f"{task.metric} of the best constant predictor", f"{task.constant_score(split):.4f}")
     print_table(table)
     return 0
@@ -107,7 +107,10 @@ def _check_out_file(path: str) -> None:
     """Raise SettingError if the table of `--out` could not be written, before anything is computed for it."""
     if Path(path).is_dir():
         raise setting_error("--out", path, "a file, not a folder")
-    if Path(path).suffix.lower() in PARQUET:
+    suffix = Path(path).suffix.lower()
+    if suffix not in ("", ".csv", ".txt", *PARQUET):
+        raise setting_error("--out", path, "a file whose name ends in .csv or .parquet")
+    if suffix in PARQUET:
         find_pyarrow()
     try:
         try_writing(path if Path(path).exists() else Path(path).resolve())  # /dev/stdout resolves to no file

@@ -17,6 +17,7 @@ import torch
 from scipy import sparse
 from torch import Tensor
 
+from longscan._errors import quote
 from longscan._float32 import check_whole
 from longscan.estimators.clock import as_clock, check_increasing
 from longscan.estimators.series import Collection, pad_arrays
@@ -167,7 +168,7 @@ def _split_long(X: Any, argument: str) -> tuple[pd.Index, list[Any]]:
         row = order[1:][twice][0]
         raise ValueError(
             f"`{argument}` must be without duplicated time stamps in a case, got {twice.sum()}, the first {times[row]} of case "
-            f"{first[row]!r}"
+            f"{quote(first.tolist()[row])}"
         )
     ordered = X.iloc[order].set_axis(times[order], axis=0)
     bounds = np.flatnonzero(np.diff(codes[order])) + 1

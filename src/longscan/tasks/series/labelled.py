@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from longscan._errors import setting_error
+from longscan._errors import cut, setting_error
 from longscan._types import Doc, NonEmptyStr
 from longscan.tasks._sparklines import sparkline
 from longscan.tasks.base import TASKS, Batch, Split, check_request, rows_of_step
@@ -44,6 +44,7 @@ from longscan.tasks.series.base import (
     scaled_values,
 )
 from longscan.tasks.series.clock import format_stamps, usual_step
+from longscan.tasks.series.files import CSV, PARQUET, column_names, suffix_of
 from longscan.tasks.series.reading import ReadOptions, SeriesStore, read_series
 from longscan.tasks.series.splits import split_series, split_units
 
@@ -383,9 +384,12 @@ class SeriesValues(LabelledSeries, RegressionTask):
 
 def label_kind(path: str | Path, options: ReadOptions) -> Literal["classes", "values", "unclear"]:
     """Return what the labels of a file are: classes (text, or two whole numbers), numbers (with fractions), or unclear."""
+    needed = f"the column of the labels in {path} (`--label`), or `--target` and `--horizon` must be given for a forecast"
+    if options.label is None and Path(path).is_file() and suffix_of(Path(path)) in (*CSV, *PARQUET):
+        columns = column_names(Path(path), options.dialect)  # without labels the column of labels would be a channel of text
+        raise setting_error("label", None, f"{needed}; its columns are {cut(', '.join(columns))}")
     store = read_series(path, options)
     if store.labels is None:
-        needed = f"the column of the labels in {path} (`--label`), or `--target` and `--horizon` must be given for a forecast"
         raise setting_error("label", options.label, needed)
     if store.has_numbers is not None:
         return "values" if store.has_numbers else "classes"

@@ -464,9 +464,7 @@ def _file_id(folder: Path, file: Path) -> str:
     return without_suffix(str(file.relative_to(folder)))
 
 
-def _as_numbers(
-    column: Any, name: str, path: Path, first: int, decimal: str, *, may_be_id: bool = False
-) -> np.ndarray:
+def _as_numbers(column: Any, name: str, path: Path, first: int, decimal: str, *, may_be_id: bool = False) -> np.ndarray:
     """Return a column as float64 with NaN for missing values.
 
     may_be_id: whether a column of text may be that of the ids of the series, for the error.
