@@ -105,8 +105,12 @@ def expand_spec(spec: str) -> list[tuple[str, int]]:
                 raise ValueError(f"`spec` must have a name in the group at position {start}, got {_quote(spec)}")
             groups[-1] += inner
             repeatable = len(inner)
+        elif token == "[":
+            needed = f"a name before the '[' at position {position} and a ']' after it"
+            raise ValueError(f"`spec` must have {needed}, got {_quote(spec)}")
         elif match["count"] is None:
-            raise ValueError(f"`spec` must have a name, '(', ')' or '*' at position {position}, got {token!r} in {_quote(spec)}")
+            found = f"got {token!r} in {_quote(spec)}; blanks separate blocks"
+            raise ValueError(f"`spec` must have a name, '(', ')' or '*' at position {position}, {found}")
         else:
             if not repeatable:
                 raise ValueError(f"`spec` must have a name or group before the '*' at position {position}, got {_quote(spec)}")

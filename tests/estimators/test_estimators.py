@@ -190,8 +190,12 @@ def test_invalid_series_or_times_raise(X, times, message):
 def test_data_that_differ_from_those_of_fit_raise():
     X, y = make_waves(8, 6)
     model = SSMClassifier(**BRIEF).fit(X, y)
-    with pytest.raises(ValueError, match="`X` must have 2 channels as in fit, got 1"):
+    with pytest.raises(ValueError, match=r"`X` must have 2 channels as in fit, got 1$"):
         model.predict(X[..., :1])
+    hint = r"two axes are \(cases, steps\), and a single series is X\[None\]"
+    with pytest.raises(ValueError, match=f"`X` must have 2 channels as in fit, got 1; {hint}$"):
+        model.predict(X[0])
+    assert model.predict(X[0][None]).shape == (1,)
     with pytest.raises(ValueError, match="`times` must be None as in fit, got times"):
         model.predict(X, np.zeros((8, 6)))
     with pytest.raises(ValueError, match="`y` must have 8 labels, one for each series, got 7"):

@@ -316,6 +316,8 @@ def test_invalid_inputs_raise():
         net(torch.tensor([[1, -1]]))
     with pytest.raises(ValueError, match=r"`inputs` must have shape \(batch, length, 2\), got \(2, 3\)"):
         vectors(torch.randn(2, 3))
+    with pytest.raises(TypeError, match="`inputs` must be a tensor, got ndarray"):
+        vectors(torch.randn(2, 3, 2).numpy())
     with pytest.raises(ValueError, match=r"`elapsed` must be None, as block 0 \(gru\) takes no elapsed times"):
         vectors(torch.randn(2, 3, 2), elapsed=torch.ones(2, 3))
     with pytest.raises(ValueError, match="`seq_idx` must be None with pooling="):

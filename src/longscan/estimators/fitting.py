@@ -354,6 +354,9 @@ class SeriesEstimator(SavedEstimator):
             raise type(error)(f"`X` is not a valid table: {error}") from error
         values = np.asarray(table, dtype=np.float64)
         check_whole(table, values, "`X`")
+        if known is not None and known.channels > 1 and isinstance(X, np.ndarray) and known.channels in values.shape:
+            single = "two axes are (cases, steps), and a single series is X[None]"
+            raise ValueError(f"`X` must have {known.channels} channels as in fit, got 1; {single}")
         collection = read_collection(values[..., None], layout="nlc", known=known)
         if isinstance(X, pd.DataFrame):
             collection = replace(collection, cases=X.index)

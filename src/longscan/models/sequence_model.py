@@ -298,6 +298,8 @@ class SequenceModel(PretrainedModel):
             raise ValueError(f"`state` must have {batch} rows, as many as the inputs, got {rows}")
 
     def _check_inputs(self, inputs: Tensor, elapsed: Tensor | None, valid: Tensor | None, seq_idx: Tensor | None) -> None:
+        if not isinstance(inputs, Tensor):
+            raise TypeError(f"`inputs` must be a tensor, got {type(inputs).__name__}")
         if self.vocab_size is not None:
             check_tokens(inputs, valid, self.vocab_size)
         if self.d_input is not None and (inputs.ndim != 3 or inputs.shape[-1] != self.d_input):

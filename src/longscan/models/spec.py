@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
 from typing import Any, TypedDict, cast
 
+from longscan._errors import nearest
 from longscan._specs import LETTERS, STANDARD_BLOCKS, expand_spec, format_names, translate_letters
 from longscan._types import describe_type, matches_type
 from longscan.blocks import BLOCKS
@@ -15,7 +16,8 @@ from longscan.layers._registry import parameter_names
 from longscan.layers._settings import declared_types
 from longscan.ops.dispatch import Backend
 
-MISTYPED = 0.85  # similarity of two names of which one is a typing error: "mambda" and "mamba" have .91, "sd" and "s4d" .80
+MISTYPED = 0.85  # similarity of two names of which one is a typing error: "s4dd" and "s4d" have .86, "sd" and "s4d" .80
+MISTYPED_LONG = 0.75  # the same for names of five letters and more: "mmaba" and "mamba" have .80
 
 
 class BlockSpec(TypedDict):
@@ -76,7 +78,8 @@ def _explain_unknown_name(spec: str, name: str, reason: str) -> str:
 
     A name that is similar to an existing one is treated as a typing error, not as letters.
     """
-    if get_close_matches(name.lower(), {*STANDARD_BLOCKS, *LAYERS, *BLOCKS}, 1, MISTYPED):
+    cutoff = MISTYPED if len(name) < 5 else MISTYPED_LONG
+    if get_close_matches(name.lower(), {*STANDARD_BLOCKS, *LAYERS, *BLOCKS}, 1, cutoff):
         return reason
     try:
         return f"{reason.partition('; there are ')[0]}; in the letters of earlier versions this is {translate_letters(spec)!r}"
@@ -121,7 +124,9 @@ def parse_spec(
         for name, value in entry["options"].items():
             if name not in layer_settings | block_settings:
                 known = ", ".join(sorted(layer_settings | block_settings)) or "none"
-                raise ValueError(f"the options of block {index} ({label}) of `spec` must be among {known}, got {name!r}")
+                near = nearest(name, layer_settings | block_settings)
+                hint = f"; did you mean {near}?" if near else ""
+                raise ValueError(f"the options of block {index} ({label}) of `spec` must be among {known}, got {name!r}{hint}")
             owner = LAYERS[str(entry["layer"])] if name in layer_settings else BLOCKS[str(entry["block"])]
             declared = declared_types(owner)[name]
             if not matches_type(value, declared):
