@@ -187,6 +187,17 @@ def test_invalid_series_or_times_raise(X, times, message):
         SSMClassifier(**BRIEF).fit(X, [0, 1], times)
 
 
+@pytest.mark.parametrize(
+    ("longest", "times", "warns"), [(5, None, True), (4, None, False), (5, "index", False)], ids=["gap", "weekend", "read"]
+)
+def test_uneven_times_of_an_index_that_are_not_read_are_warned_of(longest, times, warns, caplog):
+    X, y = make_waves(8, 6)
+    days = pd.Timestamp("2024-01-01") + pd.to_timedelta([0, 1, 2, 2 + longest, 3 + longest, 4 + longest], unit="D")
+    SSMClassifier(**BRIEF).fit([pd.DataFrame(series, index=days) for series in X], y, times=times)
+    assert ("X: its longest step is 5 median steps, which times='index' reads" in caplog.text) == warns
+    assert bool(caplog.text) == warns
+
+
 def test_data_that_differ_from_those_of_fit_raise():
     X, y = make_waves(8, 6)
     model = SSMClassifier(**BRIEF).fit(X, y)

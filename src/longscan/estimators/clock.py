@@ -1,5 +1,6 @@
 """Time stamps of series as pandas indexes: their validation, their regular step, and the stamps that follow."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -80,6 +81,13 @@ def to_seconds(clock: pd.Index) -> np.ndarray:
     if numbers.dtype.kind in "iu" and len(numbers) and max(-int(numbers.min()), int(numbers.max())) > MAX_WHOLE:
         numbers = numbers - numbers[0]
     return np.asarray(numbers, dtype=np.float64)
+
+
+def gap_ratio(clocks: Sequence[pd.Index]) -> float:
+    """Return the longest time between two steps divided by the median of all; 1.0 if no series has two steps."""
+    gaps = np.concatenate([np.diff(to_seconds(clock)) for clock in clocks])
+    median = float(np.median(gaps)) if len(gaps) else 0.0
+    return float(gaps.max()) / median if median else 1.0
 
 
 def check_increasing(clock: pd.Index, source: str) -> None:

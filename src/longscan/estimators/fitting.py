@@ -24,7 +24,7 @@ from longscan._devices import find_device
 from longscan._float32 import check_whole
 from longscan._types import FractionBelowOne, NonNegativeFloat, PositiveFloat, PositiveInt, Rule, checked_value
 from longscan.engine import Callback, EarlyStopping, Engine, EpochLosses, NonFiniteLossError, StepResult, TimeLimit
-from longscan.estimators.clock import check_unit, has_seconds
+from longscan.estimators.clock import check_unit, gap_ratio, has_seconds
 from longscan.estimators.features import SHAPE_KINDS, STATES, FeatureModel, StateFeatures, calibrated_features, rows_at_once
 from longscan.estimators.reading import (
     FittedChannels,
@@ -46,6 +46,7 @@ from longscan.layers._settings import declared_types
 from longscan.models import SequenceModel, optimizer_groups
 
 CLIP = 1.0
+UNEVEN = 4  # longest step in median ones above which times that are not read are warned of; a long weekend is four business days
 WARMUP = 0.1  # fraction of the steps with a linear warm-up of the learning rate
 Spec = str | Sequence[Mapping[str, Any]]
 BlockOptions = Mapping[str, Mapping[str, Any]]
@@ -339,6 +340,9 @@ class SeriesEstimator(SavedEstimator):
             self.n_channels_, self.channel_names_ = collection.channels, collection.channel_names
             self.has_times_ = collection.times is not None
             self._times_are_seconds = has_seconds(collection.clocks[0]) if self.has_times_ and collection.clocks else None
+            ratio = gap_ratio(collection.clocks) if collection.clocks and not self.has_times_ else 1.0
+            if ratio > UNEVEN:
+                _log.warning("X: its longest step is %.3g median steps, which times='index' reads; without it steps count", ratio)
         if not fitting and (collection.times is not None) != self.has_times_:
             raise times_presence_error(self.has_times_)
         if not fitting and self.has_times_ and collection.clocks:
