@@ -47,5 +47,8 @@ class UnknownArgumentError(SettingError):
         self.word, self.names = word, tuple(names)
         name = word.lstrip("-")  # with a section that does not exist, a name's last part may tell which setting is meant
         near = nearest_names(name, self.names) or nearest_names(name.rpartition(".")[2], self.names)
-        hint = f"did you mean {' or '.join(f'--{one}' for one in near)}? " if near and word.startswith("-") else ""
+        if not word.startswith("-"):
+            hint = "a value with blanks needs quotes; "
+        else:
+            hint = f"did you mean {' or '.join(f'--{one}' for one in near)}? " if near else ""
         super().__init__(f"`{word}` is an unknown argument; {hint}`--help` lists the arguments that exist")

@@ -125,8 +125,9 @@ def test_missing_values_of_a_new_file_name_the_option_of_predict(run, table, tmp
 
 def test_labels_and_layout_that_are_missing_name_the_options(table, tmp_path, capsys):
     assert main(["train", str(table), "--id", "unit", "--time", "second"]) == 2
-    named = "(`--label`), or `--target` and `--horizon` must be given for a forecast; its columns are unit, second, force, speed,"
-    assert named in capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert error.startswith("longscan: `--label` must be the column of the labels, one of unit, second, force, speed,")
+    assert error.endswith("or `--target` and `--horizon` must be given for a forecast, got None\n")
     path = tmp_path / "numbered.csv"
     rows = [f"u{i // 4},{i % 4},{i},{i},{i},{'ab'[i // 4 % 2]}\n" for i in range(40)]
     path.write_text("unit,frame,c1,c2,c3,kind\n" + "".join(rows))
@@ -157,6 +158,10 @@ def test_answers_in_a_format_that_is_not_written_are_an_error(run, table, tmp_pa
         needed = f"`--out` must be a file whose name ends in .csv or .parquet, got '{tmp_path / name}'"
         assert needed in capsys.readouterr().err
         assert not (tmp_path / name).exists()
+    picture = tmp_path / "picture.jpg"
+    assert main(["show", run, "--out", str(picture)]) == 2
+    assert f"`--out` must be a file whose name ends in .png, got '{picture}'" in capsys.readouterr().err
+    assert not picture.exists()
 
 
 def test_report_and_pictures_name_the_series_of_an_example(run, table, capsys):

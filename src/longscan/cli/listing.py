@@ -4,6 +4,7 @@ from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+from longscan._errors import setting_error
 from longscan._types import Doc, PositiveInt
 from longscan.cli import own_data
 from longscan.cli._arguments import first_line
@@ -119,6 +120,8 @@ def show(
     options = own_data.given_options(
         label=label, target=target, horizon=horizon, known=known, id=id, time=time, channels=channels, group=group
     )
+    if out is not None and Path(out).suffix.lower() not in ("", ".png"):
+        raise setting_error("--out", out, "a file whose name ends in .png")
     is_run = task is not None and task not in TASKS and is_run_folder(Path(task))
     if task is not None and task not in TASKS and not is_run and own_data.is_path(task):
         parsed = own_data.own_settings(task, options, label_kind, settings)

@@ -384,13 +384,14 @@ class SeriesValues(LabelledSeries, RegressionTask):
 
 def label_kind(path: str | Path, options: ReadOptions) -> Literal["classes", "values", "unclear"]:
     """Return what the labels of a file are: classes (text, or two whole numbers), numbers (with fractions), or unclear."""
-    needed = f"the column of the labels in {path} (`--label`), or `--target` and `--horizon` must be given for a forecast"
+    forecast = "or `--target` and `--horizon` must be given for a forecast"
     if options.label is None and Path(path).is_file() and suffix_of(Path(path)) in (*CSV, *PARQUET):
-        columns = column_names(Path(path), options.dialect)  # without labels the column of labels would be a channel of text
-        raise setting_error("label", None, f"{needed}; its columns are {cut(', '.join(columns))}")
+        columns = cut(", ".join(column_names(Path(path), options.dialect)))
+        # Before the file is read: without labels their column would be a channel, and an error about its text misleads.
+        raise setting_error("label", None, f"the column of the labels, one of {columns} in {path}, {forecast}")
     store = read_series(path, options)
     if store.labels is None:
-        raise setting_error("label", options.label, needed)
+        raise setting_error("label", options.label, f"the column of the labels in {path} (`--label`), {forecast}")
     if store.has_numbers is not None:
         return "values" if store.has_numbers else "classes"
     words = np.unique(store.labels).tolist()
