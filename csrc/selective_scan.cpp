@@ -6,11 +6,11 @@
 // over time innermost, so that h and A stay in registers.
 //
 // The backward pass computes the chunks in reverse. For each it runs the recurrence again from the saved state and stores
-//   decay_t = exp(dt_t A)   and   moved_t = decay_t h_{t-1}       (moved_t is 0 where the state restarts)
+//   decay_t = exp(dt_t A)   and   the state before the step, h_{t-1}, which is 0 where the state restarts
 // Then it goes back through the chunk with the adjoint g_t = dL/dh_t = k gy_t conj(C_t) + conj(decay_{t+1}) g_{t+1}, without
 // g_{t+1} where the state restarts at t + 1:
 //   dC_t = sum_d k gy_t conj(h_t)        dB_t = sum_d g_t dt_t u_t        d(dt_t u_t) = sum_n Re(g_t conj(B_t))
-//   dA   = sum_t w_t dt_t                d(dt_t) += sum_n Re(w_t conj(A)),  w_t = g_t conj(moved_t) = dL/d(dt_t A)
+//   dA   = sum_t w_t dt_t                d(dt_t) += sum_n Re(w_t conj(A)),  w_t = conj(decay_t) g_t conj(h_{t-1}) = dL/d(dt_t A)
 // Sums over channels (dB, dC, d dt_scale) go over the blocks of a group, then over lanes, then over groups, always in this order; sums over the batch (dA, dD, d dt_bias) go over rows in order. No result depends on the number of threads.
 //
 // An invalid step is replaced by dt = 0, u = 0, B = C = 0, z = 0 when its chunk is loaded. So it does not change the state, and
@@ -74,7 +74,6 @@ template <class Num, class T> const T* clean_rows(const T* rows, T* scratch, con
 // arrays that are a multiple of 4 KiB apart would map to the same few cache sets.
 template <class T> struct Step {
   T dt[lanes<T>];   // after bias, softplus and scale
-  T dt2[lanes<T>];  // dt log2(e)
   T du[lanes<T>];   // dt u
   T y[lanes<T>];    // before the gate
 };
@@ -82,8 +81,9 @@ template <class T> struct Step {
 // The fields of Step and those that only the backward pass needs.
 template <class T> struct GradStep : Step<T> {
   T softplus_derivative[lanes<T>];  // d dt / d raw dt
-  T gy[lanes<T>];     // k times the gradient of y before the gate
-  T d_du[lanes<T>];   // gradients of dt u and, through the decay, of dt
+  T gy[lanes<T>];                   // the gradient of y before the gate
+  T d_gate[lanes<T>];               // the gradient of the gate divided by y: of y after the gate, times the derivative of the gate
+  T d_du[lanes<T>];                 // gradients of dt u and, through the decay, of dt
   T d_dt[lanes<T>];
 };
 
@@ -107,16 +107,19 @@ void prepare(const SelectiveScan& a, Steps* block, int64_t row, int64_t d, int c
     }
     store_softplus_derivative<T>(block[t], step.derivative);
     store(block[t].dt, step.value);
-    store(block[t].dt2, step.value * T(1.4426950408889634));
     store(block[t].du, step.value * input);
     store(block[t].y, skip * input);
   }
 }
 
-// exp(dt A)
-template <class T> INLINE Real<T> decay(Vec<T>, Vec<T> dt2, Real<T> A) { return {exp2_bounded(dt2 * A.re)}; }
-template <class T> INLINE Complex<T> decay(Vec<T> dt, Vec<T> dt2, Complex<T> A) {
-  Vec<T> size = exp2_bounded(dt2 * A.re);
+// A with its real part times log2(e), and exp(dt A) from it.
+template <class Num> INLINE Num times_log2e(Num A) {
+  A.re *= typename Num::value_type(1.4426950408889634);
+  return A;
+}
+template <class T> INLINE Real<T> decay(Vec<T> dt, Real<T> A) { return {exp2_bounded(dt * A.re)}; }
+template <class T> INLINE Complex<T> decay(Vec<T> dt, Complex<T> A) {
+  Vec<T> size = exp2_bounded(dt * A.re);
   SinCos<T> turn = sincos(dt * A.im);
   return {size * turn.cos, size * turn.sin};
 }
@@ -138,13 +141,13 @@ template <class Num, int NB, class T = typename Num::value_type>
 void recur(Step<T>* block, const T* A, T* state, const T* B, const T* C, int64_t row_size, T k, int begin, int end, Ahead<T> ahead) {
   constexpr int WIDTH = Num::PARTS * lanes<T>;
   Num a[NB], h[NB];
-  for (int i = 0; i < NB; i++) a[i] = load_number<Num>(A + i * WIDTH), h[i] = load_number<Num>(state + i * WIDTH);
+  for (int i = 0; i < NB; i++) a[i] = times_log2e(load_number<Num>(A + i * WIDTH)), h[i] = load_number<Num>(state + i * WIDTH);
   for (int t = begin; t < end; t++) {
-    Vec<T> dt = load(block[t].dt), dt2 = load(block[t].dt2), du = load(block[t].du);
+    Vec<T> dt = load(block[t].dt), du = load(block[t].du);
     ahead.fetch(t);
     Vec<T> y{};
     for (int i = 0; i < NB; i++) {
-      h[i] = decay(dt, dt2, a[i]) * h[i] + times(broadcast_number<Num>(B + t * row_size + i * Num::PARTS), du);
+      h[i] = decay(dt, a[i]) * h[i] + times(broadcast_number<Num>(B + t * row_size + i * Num::PARTS), du);
       y = add_real_product(y, broadcast_number<Num>(C + t * row_size + i * Num::PARTS), h[i]);
     }
     store(block[t].y, load(block[t].y) + k * y);
@@ -241,7 +244,7 @@ template <class Num> constexpr int BACK_BATCH = VECTOR_BYTES == 64 ? (Num::PARTS
 // What a step of one state of a block keeps between the two passes over a chunk.
 template <class Num> struct Tape {
   static constexpr int WIDTH = Num::PARTS * lanes<typename Num::value_type>;
-  typename Num::value_type decay[WIDTH], moved[WIDTH];
+  typename Num::value_type decay[WIDTH], before[WIDTH];  // before: the state before the step
 };
 
 // The sums of dB and dC of a step over the blocks of a group, with the lanes of all states of a batch folded into one vector: with
@@ -259,36 +262,36 @@ template <class Num, int NB, class T = typename Num::value_type> INLINE void add
   store(sums, load(sums) + fold_lanes<T, NB * Num::PARTS>(parts));
 }
 
-// The recurrence again, from the chunk-start state h, onto the tape, with dC; block.y += Re(C h) where with_y.
+// The recurrence again, from the chunk-start state h, onto the tape, with dC; block.y += k Re(C h) where with_y.
 template <class Num, int NB, bool with_y, class T = typename Num::value_type>
 void replay(GradStep<T>* block, Tape<Num>* tape, GroupSums<T>* sums, const T* A, const T* start, int64_t start_stride, int count,
-            const T* B, const T* C, int64_t row_size, const Segments& segments) {
+            const T* B, const T* C, int64_t row_size, T k, const Segments& segments) {
   constexpr int WIDTH = Num::PARTS * lanes<T>;
   Num a[NB], h[NB];
   for (int i = 0; i < NB; i++) {
     T parts[WIDTH];
     for (int part = 0; part < Num::PARTS; part++)
       store(parts + part * lanes<T>, load(start + (i * Num::PARTS + part) * start_stride, count));
-    a[i] = load_number<Num>(A + i * WIDTH), h[i] = load_number<Num>(parts);
+    a[i] = times_log2e(load_number<Num>(A + i * WIDTH)), h[i] = load_number<Num>(parts);
   }
   for (int segment = 0; segment < segments.count; segment++) {
     if (segments.resets(segment))
       for (int i = 0; i < NB; i++) h[i] = Num{};
     for (int t = segments.start[segment]; t < segments.start[segment + 1]; t++) {
-      Vec<T> dt = load(block[t].dt), dt2 = load(block[t].dt2), du = load(block[t].du), gy = load(block[t].gy);
+      Vec<T> dt = load(block[t].dt), du = load(block[t].du), gy = k * load(block[t].gy);
       Vec<T> y{};
       Num dC[NB];
       for (int i = 0; i < NB; i++) {
-        Num d = decay(dt, dt2, a[i]), moved = d * h[i];
+        const Num d = decay(dt, a[i]);
         Tape<Num>& saved = tape[t * NB + i];
         store_number(saved.decay, d);
-        store_number(saved.moved, moved);
-        h[i] = moved + times(broadcast_number<Num>(B + t * row_size + i * Num::PARTS), du);
+        store_number(saved.before, h[i]);
+        h[i] = d * h[i] + times(broadcast_number<Num>(B + t * row_size + i * Num::PARTS), du);
         dC[i] = times(conj(h[i]), gy);
         if (with_y) y = add_real_product(y, broadcast_number<Num>(C + t * row_size + i * Num::PARTS), h[i]);
       }
       add_folded<Num, NB>(sums[t].dC, dC);
-      if (with_y) store(block[t].y, load(block[t].y) + y);
+      if (with_y) store(block[t].y, load(block[t].y) + k * y);
     }
   }
 }
@@ -297,7 +300,7 @@ void replay(GradStep<T>* block, Tape<Num>* tape, GroupSums<T>* sums, const T* A,
 // set to 0 where the state restarts, not multiplied by 0: what is infinite or NaN in one sequence must not reach the one before.
 template <class Num, int NB, class T = typename Num::value_type>
 void sweep(GradStep<T>* block, const Tape<Num>* tape, GroupSums<T>* sums, const T* A, T* carry, T* dA, const T* B, const T* C,
-           int64_t row_size, const Segments& segments, Ahead<T> ahead) {
+           int64_t row_size, T k, const Segments& segments, Ahead<T> ahead) {
   constexpr int WIDTH = Num::PARTS * lanes<T>;
   Num a[NB], g[NB], da[NB];
   for (int i = 0; i < NB; i++) {
@@ -307,21 +310,21 @@ void sweep(GradStep<T>* block, const Tape<Num>* tape, GroupSums<T>* sums, const 
   }
   for (int segment = segments.count - 1; segment >= 0; segment--) {
     for (int t = segments.start[segment + 1] - 1; t >= segments.start[segment]; t--) {
-      Vec<T> dt = load(block[t].dt), du = load(block[t].du), gy = load(block[t].gy);
+      Vec<T> dt = load(block[t].dt), du = load(block[t].du), gy = k * load(block[t].gy);
       Vec<T> d_du = load(block[t].d_du), d_dt = load(block[t].d_dt);
       ahead.fetch(t);
       Num dB[NB];
       for (int i = 0; i < NB; i++) {
         const Tape<Num>& saved = tape[t * NB + i];
         Num b = broadcast_number<Num>(B + t * row_size + i * Num::PARTS);
-        Num c = broadcast_number<Num>(C + t * row_size + i * Num::PARTS), moved = load_number<Num>(saved.moved);
+        Num c = broadcast_number<Num>(C + t * row_size + i * Num::PARTS);
         g[i] = g[i] + times(conj(c), gy);
         dB[i] = times(g[i], du);
         d_du = add_real_product(d_du, g[i], conj(b));
-        Num w = g[i] * conj(moved);
+        g[i] = conj(load_number<Num>(saved.decay)) * g[i];
+        const Num w = g[i] * conj(load_number<Num>(saved.before));
         d_dt = add_real_product(d_dt, w, a[i]);
         da[i] = da[i] + times(w, dt);
-        g[i] = conj(load_number<Num>(saved.decay)) * g[i];
       }
       add_folded<Num, NB>(sums[t].dB, dB);
       store(block[t].d_du, d_du);
@@ -350,7 +353,7 @@ template <class T> struct Span {
 // NB states, from n on, of every block of a group in one chunk.
 template <class Num, int NB, class T = typename Num::value_type>
 void group_states(const SelectiveScanGradients& s, const Span<T>& span, const Segments& segments, Tape<Num>* tape, GroupSums<T>* sums,
-                  GradStep<T>* blocks, const T* A, T* carry, T* dA, int64_t n) {
+                  GradStep<T>* blocks, const T* A, T* carry, T* dA, int64_t n, T k) {
   constexpr int PARTS = Num::PARTS, WIDTH = PARTS * lanes<T>, FOLDED = lanes<T> / (NB * PARTS);
   const SelectiveScan& a = s.forward;
   const int64_t N = a.states, D = a.channels;
@@ -361,17 +364,18 @@ void group_states(const SelectiveScanGradients& s, const Span<T>& span, const Se
     const int count = int(D - d < lanes<T> ? D - d : lanes<T>);
     const T* start = at<T>(a.chunk_states, (span.chunk * N + n) * PARTS * D + d);
     GradStep<T>* const block = blocks + (j - span.first) * CHUNK;
+    for (int i = 0; i < NB * PARTS && j + 1 < span.last; i++) __builtin_prefetch(start + i * D + lanes<T>);  // of the next block
     if (a.z)
-      replay<Num, NB, true>(block, tape, sums, A + offset, start, D, count, B, C, N * PARTS, segments);
+      replay<Num, NB, true>(block, tape, sums, A + offset, start, D, count, B, C, N * PARTS, k, segments);
     else
-      replay<Num, NB, false>(block, tape, sums, A + offset, start, D, count, B, C, N * PARTS, segments);
+      replay<Num, NB, false>(block, tape, sums, A + offset, start, D, count, B, C, N * PARTS, k, segments);
     // While the first states are swept, the rows that the chunk before will read are fetched, then those about to be written.
     const int64_t here = span.row * D + d, next = here - (span.first_chunk ? 0 : CHUNK * D);
     const T* const rows[] = {at<T>(a.u, next), at<T>(a.dt, next), at<T>(s.gy, next), at<T>(a.z ? a.z : s.gy, next),
-                             at<T>(s.u, here), at<T>(s.dt, here)};
-    const int pair = n < 2 * NB ? 2 * int(n / NB) : 4;
+                             at<T>(s.u, here), at<T>(s.dt, here), at<T>(a.z ? s.z : s.u, here), at<T>(s.dt, here)};
+    const int pair = n < 4 * NB ? 2 * int(n / NB) : 6;
     const Ahead<T> ahead = {rows[pair], rows[pair + 1], D};
-    sweep<Num, NB>(block, tape, sums, A + offset, carry + offset, dA + offset, B, C, N * PARTS, segments, ahead);
+    sweep<Num, NB>(block, tape, sums, A + offset, carry + offset, dA + offset, B, C, N * PARTS, k, segments, ahead);
   }
   for (int t = 0; t < span.steps; t++)
     for (int i = 0; i < NB * PARTS; i++) {
@@ -383,20 +387,25 @@ void group_states(const SelectiveScanGradients& s, const Span<T>& span, const Se
     }
 }
 
-// The gradient before the gate and zeroed sums, for a block and chunk that prepare() has loaded.
+// The gradients of y, before the gate and times the derivative of the gate, and zeroed sums, for a block and chunk that prepare()
+// has loaded.
 template <class T>
 void prepare_gradients(const SelectiveScanGradients& s, GradStep<T>* block, int64_t row, int64_t d, int count, int steps,
-                       const uint8_t* flags, T k) {
+                       const uint8_t* flags) {
   const SelectiveScan& a = s.forward;
   const T *gy = at<T>(s.gy, row * a.channels + d), *z = at<T>(a.z, row * a.channels + d);
   for (int t = 0; t < steps; t++) {
-    Vec<T> g{};
+    Vec<T> g{}, d_gate{};
     if (!flags || !(flags[t] & INVALID)) {
       g = load(gy + t * a.channels, count);
-      if (z) g *= silu(load(z + t * a.channels, count));
+      if (z) {
+        const Vec<T> gate = load(z + t * a.channels, count), s1 = sigmoid(gate);
+        d_gate = g * s1 * (1 + gate * (1 - s1));
+        g *= gate * s1;
+      }
     }
-    store(block[t].gy, k * g);
-    store(block[t].y, Vec<T>{});
+    store(block[t].gy, g);
+    store(block[t].d_gate, d_gate);
     store(block[t].d_du, Vec<T>{});
     store(block[t].d_dt, Vec<T>{});
   }
@@ -408,11 +417,11 @@ template <class T> struct ChannelSums {
 };
 template <class T>
 void finish(const SelectiveScanGradients& s, const GradStep<T>* block, ChannelSums<T>& sums, T* d_scale, int64_t row, int64_t d,
-            int count, int steps, const uint8_t* flags, T k) {
+            int count, int steps, const uint8_t* flags) {
   const SelectiveScan& a = s.forward;
   const int64_t D = a.channels, at_row = row * D + d;
   ChannelSums<T> here = {};
-  const T *u = at<T>(a.u, at_row), *dt = at<T>(a.dt, at_row), *z = at<T>(a.z, at_row), *gy = at<T>(s.gy, at_row);
+  const T *u = at<T>(a.u, at_row), *dt = at<T>(a.dt, at_row);
   const T* scale = at<T>(a.dt_scale, row);
   T *du = at<T>(s.u, at_row), *ddt = at<T>(s.dt, at_row), *dz = at<T>(s.z, at_row);
   Vec<T> bias = a.dt_bias ? load(at<T>(a.dt_bias, d), count) : Vec<T>{}, skip = a.D ? load(at<T>(a.D, d), count) : Vec<T>{};
@@ -420,16 +429,11 @@ void finish(const SelectiveScanGradients& s, const GradStep<T>* block, ChannelSu
     if (flags && flags[t] & INVALID) {
       store(du + t * D, Vec<T>{}, count);
       store(ddt + t * D, Vec<T>{}, count);
-      if (z) store(dz + t * D, Vec<T>{}, count);
+      if (dz) store(dz + t * D, Vec<T>{}, count);
       continue;
     }
-    Vec<T> input = load(u + t * D, count), g = load(gy + t * D, count);
-    if (z) {
-      Vec<T> gate = load(z + t * D, count), s1 = sigmoid(gate);
-      Vec<T> y = k * load(block[t].y) + skip * input;
-      store(dz + t * D, g * y * s1 * (1 + gate * (1 - s1)), count);
-      g *= gate * s1;
-    }
+    Vec<T> input = load(u + t * D, count), g = load(block[t].gy);
+    if (dz) store(dz + t * D, load(block[t].d_gate) * load(block[t].y), count);
     Vec<T> d_du = load(block[t].d_du);
     store(du + t * D, d_du * load(block[t].dt) + skip * g, count);
     here.dD += g * input;
@@ -516,18 +520,18 @@ template <class Num> void backward(const SelectiveScanGradients& s) {
           const int64_t d = j * lanes<T>;
           const int count = int(D - d < lanes<T> ? D - d : lanes<T>);
           prepare<T>(a, group + (j - first) * CHUNK, row, d, count, steps, flags);
-          prepare_gradients<T>(s, group + (j - first) * CHUNK, row, d, count, steps, flags, k);
+          prepare_gradients<T>(s, group + (j - first) * CHUNK, row, d, count, steps, flags);
         }
         int64_t n = 0;
         for (; n + NB <= N; n += NB)
-          group_states<Num, NB>(s, span, segments, tape, group_sums, group, A, carry, dA, n);
+          group_states<Num, NB>(s, span, segments, tape, group_sums, group, A, carry, dA, n, k);
         for (; n < N; n++)
-          group_states<Num, 1>(s, span, segments, tape, group_sums, group, A, carry, dA, n);
+          group_states<Num, 1>(s, span, segments, tape, group_sums, group, A, carry, dA, n, k);
         memset(d_scale, 0, sizeof(T) * CHUNK * lanes<T>);
         for (int64_t j = first; j < last; j++) {
           const int64_t d = j * lanes<T>;
           const int count = int(D - d < lanes<T> ? D - d : lanes<T>);
-          finish<T>(s, group + (j - first) * CHUNK, sums[j - first], d_scale, row, d, count, steps, flags, k);
+          finish<T>(s, group + (j - first) * CHUNK, sums[j - first], d_scale, row, d, count, steps, flags);
         }
         if (a.dt_scale) {
           T* const to = scale_parts.slice(slot, rows) + row;
