@@ -128,6 +128,17 @@ def test_later_settings_replace_earlier_ones(tmp_path: Path) -> None:
     assert parse_settings(["--config", str(first)]).training.lr == 0.01
 
 
+def test_recorded_command_is_that_of_the_own_program(tmp_path: Path, tiny_argv: list[str]) -> None:
+    """A program that registers a layer and calls `main` is needed to repeat the run."""
+    program = tmp_path / "own.py"
+    program.write_text("import sys\n\nfrom longscan.cli import main\n\nif __name__ == '__main__':\n    sys.exit(main())\n")
+    argv = [*tiny_argv, "--steps", "1", "--out", str(tmp_path / "run")]
+    subprocess.run([sys.executable, str(program), "train", *argv], check=True, capture_output=True)
+    result = Run(tmp_path / "run").result
+    assert result is not None
+    assert shlex.split(result["command"]) == ["python", str(program), "train", *argv]
+
+
 def test_spec_can_be_a_list_of_blocks(tmp_path: Path, tiny_argv: list[str]) -> None:
     """Recipes and the command line accept the list of `SequenceModel.from_spec`; the result names the blocks."""
     path, out = tmp_path / "recipe.yaml", tmp_path / "run"

@@ -13,6 +13,7 @@ import re
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from pathlib import Path
 
 import longscan
 from longscan._allocator import keep_freed_memory
@@ -54,6 +55,8 @@ _OUTSIDE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS, err
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command that the arguments name (`sys.argv` if None) and return its exit code."""
+    is_own_program = argv is None and Path(sys.argv[0]).suffix == ".py" and Path(sys.argv[0]).name != "__main__.py"
+    program = ("python", sys.argv[0]) if is_own_program else ("longscan",)
     argv = list(sys.argv[1:] if argv is None else argv)
     name = argv[0] if argv else "--help"
     for stream in ("stdout", "stderr"):
@@ -64,7 +67,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     keep_freed_memory()
     let_waiting_threads_sleep()
     try:
-        code = run_command(name, COMMANDS[name], argv[1:]) if name in COMMANDS else _print_page(name, argv)
+        code = run_command(name, COMMANDS[name], argv[1:], program) if name in COMMANDS else _print_page(name, argv)
         sys.stdout.flush()
         return code
     except ModuleNotFoundError as error:

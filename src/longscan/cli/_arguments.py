@@ -80,8 +80,11 @@ def list_arguments(command: Command) -> list[Argument]:
     return arguments
 
 
-def run_command(name: str, command: Command, argv: Sequence[str]) -> int:
-    """Parse the arguments of a command and call it, or print its help. Raises SettingError for an unknown or invalid argument."""
+def run_command(name: str, command: Command, argv: Sequence[str], program: Sequence[str] = ("longscan",)) -> int:
+    """Parse the arguments of a command and call it, or print its help. Raises SettingError for an unknown or invalid argument.
+
+    program: the words of the command line before the name of the command, for records.
+    """
     parameters = inspect.signature(command).parameters
     takes_settings = any(one.kind is one.VAR_POSITIONAL for one in parameters.values())
     arguments = list_arguments(command)
@@ -103,7 +106,7 @@ def run_command(name: str, command: Command, argv: Sequence[str]) -> int:
     try:
         values = {one.name: one.convert(texts.get(one.name)) for one in arguments}
         if COMMAND_LINE in parameters:
-            values[COMMAND_LINE] = shlex.join(["longscan", name, *argv])
+            values[COMMAND_LINE] = shlex.join([*program, name, *argv])
         return command(*(values.pop(one.name) for one in positional), *(rest if takes_settings else ()), **values)
     except UnknownArgumentError as error:  # of the parser of settings, which does not know the options of the command
         raise UnknownArgumentError(error.word, [*options, *error.names]) from error
