@@ -328,6 +328,9 @@ def test_order_of_answers_names_wrong_ones_only_if_there_are_any(key):
     assert "None of 24 test examples has a wrong answer. The least certain right ones come first." in str(text)
     _, text = itertools.islice(example_section(found | {"wrong": 2}), 2)
     assert "2 of 24 test examples have a wrong answer. The most certain wrong answers come first, then" in str(text)
+    assert "standard deviations" not in str(text)
+    _, text = itertools.islice(example_section(found | {"standardised": True}), 2)
+    assert "come first. The values of a channel are in standard deviations of the training series." in str(text)
 
 
 def test_thinned_line_keeps_its_extremes():

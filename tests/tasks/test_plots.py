@@ -12,6 +12,7 @@ from matplotlib.figure import Figure
 from longscan.tasks import TASKS, Batch
 from longscan.tasks import pictures as module
 from longscan.tasks.pictures import draw_examples
+from made_up import labelled_series, table_to_forecast
 
 
 @pytest.fixture
@@ -40,6 +41,19 @@ def test_examples_are_in_rows_of_three(figures: list[Any], tmp_path: Path, count
     assert figure.get_size_inches().tolist() == pytest.approx(size)
     assert len(figure.axes) == count
     assert (tmp_path / "new" / "one").is_dir()
+
+
+def test_examples_of_an_own_file_have_its_name_and_theirs(figures: list[Any], tmp_path: Path) -> None:
+    task = TASKS["series_classes"](**labelled_series(tmp_path))
+    draw_examples(task, tmp_path / "a.png", count=2)
+    assert figures[0].get_suptitle() == "units.csv (series_classes), train, standardised by the training series"
+    names = task.example_names("train", 0, 2)
+    answers = [task.describe(task.batch("train", 0, 2), row).rpartition(" | ")[2] for row in range(2)]
+    assert [axes.get_title() for axes in figures[0].axes] == [f"{a} · {n}" for a, n in zip(answers, names, strict=True)]
+    task = TASKS["series_forecast"](**table_to_forecast(tmp_path))
+    draw_examples(task, tmp_path / "b.png", count=1)
+    (name,) = task.example_names("train", 0, 1)
+    assert figures[1].axes[0].get_title() == f"dotted: the steps to forecast, from {name}"
 
 
 def test_texts_are_in_one_column_and_cut(figures: list[Any], tmp_path: Path) -> None:

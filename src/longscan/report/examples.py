@@ -92,7 +92,8 @@ def example_section(found: Mapping[str, Any] | None) -> Iterator[str]:
         below = " The model's answer stands below its token." if has_letters else ""
         right = "the least certain right ones"
         order = f"The most certain wrong answers come first, then {right}" if wrong else f"{right.capitalize()} come first"
-        yield page.paragraph(f"{words}. {order}.{below}")
+        scale = " The values of a channel are in standard deviations of the training series." if found.get("standardised") else ""
+        yield page.paragraph(f"{words}. {order}.{below}{scale}")
         yield page.group("columns", (page.group("", _answer(example)) for example in examples))
     if found.get("has_corrections") is False:
         yield page.paragraph(NO_CORRECTIONS)

@@ -11,7 +11,7 @@ import torch
 from longscan._files import write_user_file
 from longscan._types import PositiveInt, checked_value
 from longscan.tasks.base import Batch, Split, Task
-from longscan.tasks.series import SeriesForecast
+from longscan.tasks.series import SeriesFile, SeriesForecast
 
 _COLUMNS = 3
 _MAX_COLOURS = 3  # largest number of channels of a pixel, and of targets in a plot
@@ -28,9 +28,18 @@ def draw_examples(task: Task, path: str | Path, *, split: Split = "train", count
     rows = -(-count // columns)
     height = 1.2 if task.plot_kind == "text" else 3.2
     figure = Figure(figsize=(12 if columns == 1 else 4.2 * columns, height * rows + 0.6), layout="constrained")
-    figure.suptitle(f"{task.name}, {split}")
+    title = f"{task.name}, {split}"
+    if isinstance(task, SeriesFile):
+        scale = ", standardised by the training series" if task.plot_kind == "series" else ""
+        title = f"{Path(task.path or '').name} ({task.name}), {split}{scale}"
+    figure.suptitle(title, parse_math=False)
+    names = task.example_names(split, 0, count)
     for row in range(count):
-        _PLOTTERS[task.plot_kind](figure.add_subplot(rows, columns, row + 1), task, batch, row)
+        axes = figure.add_subplot(rows, columns, row + 1)
+        _PLOTTERS[task.plot_kind](axes, task, batch, row)
+        if names is not None:
+            joint = ", from " if task.plot_kind == "forecast" else " · "
+            axes.set_title(f"{axes.get_title()}{joint}{names[row]}", fontsize=8, parse_math=False)
     content = io.BytesIO()
     figure.savefig(content, dpi=110, format="png")
     return write_user_file(Path(path), content.getvalue())
@@ -73,7 +82,7 @@ def _forecast(axes: Any, task: Task, batch: Batch, row: int) -> None:
         if ahead is not None:
             axes.plot(range(len(past), len(past) + len(ahead)), ahead[:, number].numpy(), lw=1.4, ls=":", color=f"C{number}")
     axes.axvline(len(past) - 0.5, color="grey", lw=0.6)
-    axes.set_title("context, and the steps to forecast (dotted)", fontsize=8)
+    axes.set_title("dotted: the steps to forecast", fontsize=8)
     axes.set_xlabel("step", fontsize=8)
     if row == 0:
         axes.legend(fontsize=7, loc="upper left")
@@ -113,7 +122,7 @@ def _events(axes: Any, task: Task, batch: Batch, row: int) -> None:
 
 
 def _answer(axes: Any, task: Task, batch: Batch, row: int) -> None:
-    axes.set_title(task.describe(batch, row).rpartition(" | ")[2][:60], fontsize=9)
+    axes.set_title(task.describe(batch, row).rpartition(" | ")[2][:60], fontsize=9, parse_math=False)
 
 
 _PLOTTERS: dict[str, Callable[[Any, Task, Batch, int], None]] = {

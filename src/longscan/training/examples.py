@@ -16,6 +16,7 @@ from longscan.report.svg import thin
 from longscan.tasks import Batch, Task
 from longscan.tasks.base import Split
 from longscan.tasks.regression import RegressionTask
+from longscan.tasks.series import SeriesFile
 from longscan.training.evaluate import error_quantiles, predict
 
 MAX_EXAMPLES, MIN_EXAMPLES = 256, 16  # number of examples that are examined
@@ -35,7 +36,7 @@ def find_examples(model: nn.Module, task: Task, batch_size: int, seed: int = 0) 
 
     At most MAX_EXAMPLES examples are examined, fewer if they are long. Wrong answers are those with the greatest probability;
     forecasts those with the smallest, the median and the largest error. None for tasks of pairs of sequences, and of one number
-    for each sequence.
+    for each sequence. `standardised` is True for a user's own series, which are in standard deviations of the training series.
     """
     if task.is_pair or (isinstance(task, RegressionTask) and not task.per_step):
         return None
@@ -49,7 +50,9 @@ def find_examples(model: nn.Module, task: Task, batch_size: int, seed: int = 0) 
             found = _find_answers(model, task, batches, names, batch_size)
     finally:
         model.train(was_training)
-    return {"split": "test", "n_examined": sum(len(batch.inputs) for batch in batches), **found}
+    count = sum(len(batch.inputs) for batch in batches)
+    scale = {"standardised": True} if isinstance(task, SeriesFile) else {}
+    return {"split": "test", "n_examined": count, **scale, **found}
 
 
 def _spread_steps(task: Task, split: Split) -> tuple[list[int], int]:
