@@ -594,6 +594,22 @@ def test_usual_step_leaves_out_the_steps_between_series():
     assert usual_step(stamps, np.array([0, 1, 2, 3, 4])) == 1
 
 
+@pytest.mark.parametrize(
+    ("codes", "is_named"),
+    [((0.0, 1.0), True), ((2.0, 2.0), False), (None, False)],
+    ids=["copy of the label", "constant", "copy but for one step"],
+)
+def test_summary_names_a_channel_that_is_a_copy_of_the_label(tmp_path, codes, is_named):
+    rows = [[*row, (codes or (0.0, 1.0))["ab".index(str(row[-1]))]] for row in long_rows()]
+    if codes is None:
+        rows[-1][-1] = 0.5
+    path = tmp_path / "mine.csv"
+    path.write_text(text_of(rows, (*HEADER, "code")))
+    text = dict(SeriesClasses(path=str(path), **PLAIN).summary()).get("suspect", "")
+    assert text.startswith("code: one value for each class, as in a copy of the label; `--channels`") == is_named
+    assert bool(text) == is_named
+
+
 def test_summary_names_twelve_classes_and_counts_the_others(tmp_path):
     for count, more in ((12, ""), (13, ", and 1 others"), (15, ", and 3 others")):
         rows = long_rows(count=3 * count)

@@ -334,7 +334,25 @@ class SeriesClasses(LabelledSeries, ClassificationTask):
         counts = np.bincount(self._data.targets, minlength=self.num_classes).tolist()
         shown = [f"{name} {count:,}" for name, count in list(zip(self.classes, counts, strict=True))[:SHOWN]]
         more = f", and {self.num_classes - SHOWN} others" if self.num_classes > SHOWN else ""
-        return [("classes", f"{self.num_classes} in {self.label or 'the labels'}: {', '.join(shown)}{more}")]
+        classes = ("classes", f"{self.num_classes} in {self.label or 'the labels'}: {', '.join(shown)}{more}")
+        copies = _copies_of_labels(self._data)
+        if not copies:
+            return [classes]
+        text = f"{', '.join(copies)}: one value for each class, as in a copy of the label; `--channels` leaves columns out"
+        return [classes, ("suspect", text)]
+
+
+def _copies_of_labels(data: LabelledData) -> list[str]:
+    """Return the channels that have one value in all series of a class, and another value in each class."""
+    store, classes = data.store, np.unique(data.targets)
+    firsts = np.asarray(store.values[store.offsets[:-1]])
+    found = []
+    for channel, name in enumerate(store.channels):
+        values = np.array([firsts[np.argmax(data.targets == number), channel] for number in classes])
+        is_copy = len(np.unique(values)) == len(classes) and (firsts[:, channel] == values[data.targets]).all()
+        if is_copy and (store.values[:, channel] == np.repeat(firsts[:, channel], store.lengths)).all():
+            found.append(name)
+    return found
 
 
 @TASKS.register("series_values")
