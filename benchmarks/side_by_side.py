@@ -6,8 +6,9 @@
 A line of a plan is a name, a program and its arguments, without --out and --limit; lines that begin with # are comments.
 Programs: train (`longscan train`, into DIR/NAME), seeds (benchmarks/seeds.py, DIR/NAME.json), learned (benchmarks/learned.py,
 DIR/NAME/automata); DIR is runs/PLAN unless --out is given. Each line is a process and prints into DIR/NAME.txt. At most --per-gpu
-processes run on each GPU, in the plan's order; --gpus names the GPUs to use. After --limit seconds the processes get a signal, on
-which they save a checkpoint and end; finished runs are not repeated. The exit status is 1 if a run failed.
+processes run on each GPU, in the plan's order; --gpus names the GPUs to use, without it those of CUDA_VISIBLE_DEVICES, or all.
+After --limit seconds the processes get a signal, on which they save a checkpoint and end; finished runs are not repeated. The
+exit status is 1 if a run failed.
 """
 
 import argparse
@@ -17,10 +18,9 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-import torch
 from tqdm import tqdm
 
-from longscan.training.processes import Ended, Job, run_jobs
+from longscan.training.processes import Ended, Job, run_jobs, visible_gpus
 
 TRAIN = "import sys; from longscan.cli import main; sys.exit(main())"
 PROGRAMS = ("train", "seeds", "learned")
@@ -74,7 +74,7 @@ def main() -> int:
     parser.add_argument("plan", type=Path)
     parser.add_argument("--only", nargs="+", default=[], help="beginnings of names")
     parser.add_argument("--out", type=Path, help="runs/PLAN without it")
-    parser.add_argument("--gpus", nargs="+", default=[str(number) for number in range(torch.cuda.device_count())] or [""])
+    parser.add_argument("--gpus", nargs="+", default=visible_gpus() or [""])
     parser.add_argument("--per-gpu", type=int, default=8)
     parser.add_argument("--limit", type=float, default=float("inf"), help="seconds")
     given = parser.parse_args()

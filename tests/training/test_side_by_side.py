@@ -6,6 +6,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 
@@ -49,6 +50,19 @@ def test_finished_and_failed_runs_of_a_plan_are_reported(tmp_path: Path, monkeyp
     assert "`training.steps` must be a whole number of at least 1, got 0" in (out / "bad.txt").read_text()
     ended = side_by_side.side_by_side(side_by_side.read_plan(path, ["good"]), [""], 1, out, 60.0)
     assert {name: one.status for name, one in ended.items()} == {"good": 0}, "a finished run is not repeated"
+
+
+@pytest.mark.parametrize(("gpus", "expected"), [([], ["3", "5"]), (["--gpus", "5"], ["5"])])
+def test_runs_use_the_gpus_that_are_visible(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gpus: list[str], expected: list[str]
+) -> None:
+    used: list[list[str]] = []
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5")
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(side_by_side, "side_by_side", lambda *args: used.append(args[1]) or {})
+    monkeypatch.setattr(sys, "argv", ["side_by_side.py", str(write_plan(tmp_path, "a train --task parity")), *gpus])
+    assert side_by_side.main() == 0
+    assert used == [expected]
 
 
 @pytest.mark.slow
