@@ -278,7 +278,7 @@ def test_columns_that_are_known_ahead(tmp_path, capsys, monkeypatch):
     assert main(["show", "runs/shops", "--out", "a.png", "--count", "1"]) == 0
     assert main(["eval", "runs/shops"]) == 0
     assert main(["predict", "runs/shops", path]) == 2
-    assert "must have 6 rows after the last value of series 's0' with rain" in capsys.readouterr().err
+    assert "must have 6 rows after the last value of series 's0', for the forecast, with values of" in capsys.readouterr().err
 
 
 def check_quantiles(path: str, rows: list[dict[str, str]], capsys: pytest.CaptureFixture[str]) -> None:

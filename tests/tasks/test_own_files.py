@@ -80,7 +80,11 @@ BAD: dict[str, tuple[str, dict[str, object], str]] = {
     "unknown time": (GOOD, {"time": "tim"}, "did you mean time?"),
     "unknown group": (GOOD, {"group": "machine"}, "`group` must be a column of"),
     "unknown channel": (GOOD, {"channels": ("x", "z")}, "`channels` must be a column of"),
-    "one column for two things": (GOOD, {"id": "kind"}, "got 'kind' for both"),
+    "one column for two things": (GOOD, {"id": "kind"}, "`id` must be another column than `label`, got 'kind' for both"),
+    "a row for each series, by names of months": (
+        text_of([[f"u{n}", n, n / 2, 3, "ab"[n % 2]] for n in range(12)], ("unit", "jan", "feb", "mar", "kind")), {},
+        "`layout` must be wide if each row of",
+    ),
     "no label": (GOOD, {"label": None, "channels": ("x",)}, "`label` must be the column with the answers"),
     "neither id nor time": (GOOD.replace("time", "step"), {"id": None}, "`layout` must be wide if each row is a series"),
     "two columns that may be ids": (
@@ -592,6 +596,15 @@ def test_usual_step_leaves_out_the_steps_between_series():
     stamps = np.array([0, 10, 20, 22])
     assert usual_step(stamps, np.array([0, 1, 2, 4])) == 2
     assert usual_step(stamps, np.array([0, 1, 2, 3, 4])) == 1
+
+
+@pytest.mark.parametrize("place", ["header", "row"])
+def test_text_in_another_encoding_is_an_error_that_names_utf_8(tmp_path, place):
+    path = tmp_path / "mine.csv"
+    text = GOOD.replace("kind", "größe") if place == "header" else GOOD.replace("a\n", "ä\n")
+    path.write_bytes(text.encode("cp1252"))
+    with pytest.raises(ValueError, match=r"mine.csv must be UTF-8 text, got the byte 0x.*; spreadsheets save"):
+        SeriesClasses(path=str(path), **PLAIN).size("train")
 
 
 @pytest.mark.parametrize(

@@ -374,7 +374,7 @@ def test_rows_with_known_columns_alone_are_the_steps_of_the_forecast(tmp_path):
     forecast = np.array([row["sales"] for row in rows])
     assert np.corrcoef(forecast, promo[24:])[0, 1] > 0.9
     short = write(tmp_path / "short.csv", frame[:217])
-    with pytest.raises(ValueError, match=r"must have 6 rows after the last value of series .* with promo, .* got 5"):
+    with pytest.raises(ValueError, match=r"must have 6 rows after .*, with values of promo and empty other channels, got 5$"):
         task.read_inputs(short)
     with pytest.raises(ValueError, match="got 0"):
         task.read_inputs(write(tmp_path / "none.csv", frame[:212]))

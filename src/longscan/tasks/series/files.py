@@ -216,6 +216,9 @@ def number_text(number: np.floating) -> str:
 
 def _unreadable(path: Path, error: Exception) -> ValueError:
     """Return the error for a file that cannot be read as a table."""
+    if isinstance(error, UnicodeDecodeError):
+        byte = error.object[error.start]
+        return ValueError(f"{path} must be UTF-8 text, got the byte 0x{byte:02x}; spreadsheets save this form as CSV UTF-8")
     reason = getattr(error, "strerror", None) or one_line(error).removeprefix("Error tokenizing data. C error: ")
     return ValueError(f"{path} cannot be read: {reason}")
 

@@ -649,8 +649,8 @@ def _check_known(store: SeriesStore, known: np.ndarray, task: SeriesForecast, so
         ahead = ~np.isnan(known[end : end + task.horizon]).any(1)
         if not ahead.all():
             raise ValueError(
-                f"{source} must have {task.horizon} rows after the last value of series {str(store.ids[number])!r} with "
-                f"{', '.join(task.known)}, which are known ahead, and nothing else, got {int(np.cumprod(ahead).sum())}"
+                f"{source} must have {task.horizon} rows after the last value of series {str(store.ids[number])!r}, for the "
+                f"forecast, with values of {', '.join(task.known)} and empty other channels, got {int(np.cumprod(ahead).sum())}"
             )
 
 

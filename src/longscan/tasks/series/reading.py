@@ -265,9 +265,8 @@ def _find_roles(path: Path, columns: Sequence[str], options: ReadOptions, *, is_
     used = [name for name in named.values() if name is not None]
     for name in used:
         if used.count(name) > 1:
-            both = ", ".join(setting for setting, value in named.items() if value == name)
-            first = both.partition(", ")[0]
-            raise SettingError(f"`{first}` must be another column than the other of {both}, got {quote(name)} for both")
+            first, second, *_ = (setting for setting, value in named.items() if value == name)
+            raise SettingError(f"`{first}` must be another column than `{second}`, got {quote(name)} for both")
     rest = [name for name in columns if name not in used]
     ids = [name for name in rest if name.lower() in ID_NAMES] if is_folder and options.channels is None else []
     if ids:
@@ -429,6 +428,9 @@ def _read_long(path: Path, files: Sequence[Path], roles: _Roles, options: ReadOp
     numbers = np.fromfile(codes_path, np.int32)
     values = np.memmap(values_path, np.float64, "r", shape=(len(numbers), len(roles.channels)))
     parts = _Parts(values, np.zeros(0), list(codes.numbers), roles.channels, has_ids=has_ids)
+    if roles.id is not None and not options.fixed and options.layout == "auto" and len(numbers) == len(codes.numbers) > 1:
+        needed = f"wide if each row of {path} is a series, whose steps are its columns, or long, as each series has only one row"
+        raise setting_error("layout", "auto", needed)
     parts.labels = codes.words["label"] if roles.label else None
     parts.groups = codes.words["group"] if roles.group else None
     clocks = clock.clocks() if roles.time is not None else None
