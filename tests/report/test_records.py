@@ -190,6 +190,7 @@ def test_results_folder_has_only_records_and_images():
         "stacked_seeds",
         "table1_validation",
         "kernels_old_new",
+        "host_time",
         "cpu_floor",
         "busy_threads",
     )
