@@ -260,7 +260,9 @@ def sum_over_channels(x):
 def decay(dt, A_re, A_im, COMPLEX: tl.constexpr):
     """Return the real and imaginary part of exp(dt A).
 
-    In float32 the angle is measured in half turns r, and sin(pi r) and cos(pi r) are near-minimax polynomials.
+    In float32 the angle is measured in half turns. The nearest whole number of them is subtracted, so that the rest r is between
+    -1/2 and 1/2, and the sign is changed for an odd number. sin(pi r) and cos(pi r) are near-minimax polynomials, whose largest
+    errors are 5.3e-9 and 2.5e-10 in exact arithmetic, and 2e-7 and 1.5e-7 in float32.
     """
     size = tl.exp2(dt * (A_re * 1.4426950408889634))
     if COMPLEX and dt.dtype == tl.float64:
@@ -268,7 +270,7 @@ def decay(dt, A_re, A_im, COMPLEX: tl.constexpr):
         re, im = size * c, size * s
     elif COMPLEX:
         half_turns = A_im * 0.3183098861837907
-        shifted = dt * half_turns + 12582912.0
+        shifted = dt * half_turns + 12582912.0  # 1.5 * 2^23: the sum has no fraction, and its last bit says whether it is odd
         r = dt * half_turns - (shifted - 12582912.0)
         q = r * r
         s = q * 0.07756038697733733 - 0.5982421264103598
