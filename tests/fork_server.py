@@ -5,7 +5,10 @@ import os
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import IO, Any
 
 PROCESSES = multiprocessing.get_context("forkserver")
@@ -81,3 +84,19 @@ class ForkedPython:
 
     def kill(self) -> None:
         self.process.kill()
+
+
+@contextmanager
+def running_job(command: list[str], log: Path) -> Iterator[ForkedPython]:
+    """Start the process of a job as `run_jobs` does, and kill it at the end of the block.
+
+    When its `stdin` is closed, the process finds what it would find if its parent had been killed.
+    """
+    log.parent.mkdir(parents=True, exist_ok=True)
+    options: dict[str, Any] = {"stdin": subprocess.PIPE, "stderr": subprocess.STDOUT, "process_group": 0}
+    with log.open("ab") as file:
+        process = ForkedPython(command, stdout=file, env=dict(os.environ), **options)
+    try:
+        yield process
+    finally:
+        process.kill()

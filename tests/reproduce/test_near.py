@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from longscan.cli import main
 from longscan.report.records import read_seeds
 from longscan.report.statistics import mean_interval
 from longscan.reproduce import PublishedRow, find_rows, read_rows
@@ -73,13 +74,14 @@ def test_runs_are_grouped_by_the_settings_of_their_commands(tmp_path: Path) -> N
         {"command": f"{command} 60", "published": ["r078"]},
         {"command": f"{command} 60", "recipe": "recipes/aussm/weather_384.yaml"},
         {"command": f"{command} 60", "row": "aussm/table3/weather"},
+        {"command": f"{command} 60", "seed": 7, "status": "failed", "value": None, "scaled": None},
     ]
     (tmp_path / "runs").mkdir()
     text = "".join(json.dumps(line | change) + "\n" for change in changes)
     (tmp_path / "runs" / "weather.jsonl").write_text(text)
     first, second = near_runs(replace(row, near={"runs/weather.jsonl": "fewer updates"}), tmp_path)
     assert (first.settings, first.scores) == ("training.lr=0.01 training.steps=60", (0.9,))
-    assert (second.settings, second.scores) == ("training.steps=60", (0.6, 0.7))
+    assert (second.settings, second.scores, second.failed) == ("training.steps=60", (0.6, 0.7), 0)
 
 
 def test_runs_near_a_row_change_no_verdict(row: PublishedRow) -> None:
@@ -98,15 +100,16 @@ def try_record(row: PublishedRow, changed: dict[str, Any], seed: int, **changes:
 
 
 def test_tries_of_a_row_stand_below_it_and_are_not_the_row(tmp_path: Path) -> None:
-    """Each text of settings is a line, also where all seeds failed. The row stays without a run."""
-    (row,) = find_rows("aussm/table1/parity/ma")
+    """Each text of settings is a line, also where all seeds failed. The row and other rows stay without a run."""
+    (row,), (other,) = find_rows("aussm/table1/parity/ma"), find_rows("aussm/table1/parity/am")
     failed: dict[str, Any] = {"status": "failed", "value": None, "scaled": None, "steps": 7}
     records = [
         try_record(row, {"training.lr": 0.003}, 0, scaled=0.6, device_seconds=60.0, seconds=110.0),
-        try_record(row, {"training.lr": 0.003}, 1, scaled=0.8, device_seconds=30.0),
+        try_record(row, {"training.lr": 0.003}, 1, scaled=0.8, device_seconds=30.0, steps=90_000),
         try_record(row, {"training.lr": 0.003}, 2, device_seconds=6.0, **failed),
         try_record(row, {"model.d_state": 8}, 0, scaled=0.5, steps=50_000, device_seconds=None, seconds=120.0),
         try_record(row, {"training.lr": 9.0}, 0, device_seconds=None, seconds=None, **failed),
+        try_record(row, {"training.note": "a|b"}, 0, scaled=0.4, device_seconds=6.0),
     ]
     file = tmp_path / "tries" / "runs" / "any_name.jsonl"
     file.parent.mkdir(parents=True)
@@ -120,9 +123,13 @@ def test_tries_of_a_row_stand_below_it_and_are_not_the_row(tmp_path: Path) -> No
         "",
         *HEADER,
         f"| parity/ma | 0.500 | 1 | 50,000, of 100,000 | 1.0 | `model.d_state=8` | {source} |",
-        f"| parity/ma | 0.700 ± 1.271 | 2, 1 failed | 100,000, of 100,000 | 1.6 | `training.lr=0.003` | {source} |",
+        f"| parity/ma | 0.700 ± 1.271 | 2, 1 failed | 90,000, of 100,000 | 1.6 | `training.lr=0.003` | {source} |",
         f"| parity/ma | – | 0, 1 failed | 7, of 100,000 | – | `training.lr=9.0` | {source} |",
+        f"| parity/ma | 0.400 | 1 | 100,000, of 100,000 | 0.1 | `training.note=a\\|b` | {source} |",
     ]
+    assert near_lines("aussm/table1", [other], tmp_path) == []
     outcomes = read_outcomes([row], tmp_path)
     assert (outcomes[0].verdict, outcomes[0].has_run, outcomes[0].minutes) == ("not run", False, 0.0)
     assert "\n".join(lines) in report_page(outcomes, "longscan reproduce report", folder=tmp_path)
+    assert main(["reproduce", "report", str(tmp_path), "--out", str(tmp_path / "page.md")]) == 0
+    assert "\n".join(lines) in (tmp_path / "page.md").read_text("utf-8")

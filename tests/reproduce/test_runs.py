@@ -18,6 +18,7 @@ from filelock import FileLock
 from safetensors.torch import load_file
 
 import longscan
+from fork_server import running_job
 from longscan._errors import SettingError
 from longscan.cli import main
 from longscan.report.records import read_records
@@ -25,7 +26,17 @@ from longscan.reproduce import PublishedRow, archive, find_rows, runs, state_tra
 from longscan.reproduce.archive import MANIFEST, checkpoint_bytes
 from longscan.reproduce.near import near_runs
 from longscan.reproduce.page import choose_candidates, merge_candidates, outcome_of, read_outcomes, report_page, summary_table
-from longscan.reproduce.runs import Planned, check_manifest, check_run, progress_of, reproduce, row_settings, run_folder
+from longscan.reproduce.runs import (
+    Planned,
+    Process,
+    check_manifest,
+    check_run,
+    progress_of,
+    reproduce,
+    row_argv,
+    row_settings,
+    run_folder,
+)
 from longscan.reproduce.stacks import is_stacked
 from longscan.reproduce.tries import count_runs, make_tries, settings_name, settings_text
 from longscan.training import Run, processes, train
@@ -250,6 +261,7 @@ def test_tries_of_different_settings_have_different_folders() -> None:
     long = {"model.spec": "a" * 90, "training.steps": 400_000, "training.select": "best"}
     assert re.fullmatch(rf"model\.spec={'a' * 90},~\w{{16}}", settings_name(long)), "no number is cut"
     assert settings_name({"training.lr": 0.003, "model.d_state": 8}) == "model.d_state=8,training.lr=0.003"
+    assert settings_text({"training.lr": 0.003, "model.d_state": 8}) == "model.d_state=8 training.lr=0.003"
 
 
 def test_tries_are_apart_from_the_row_and_continue(row: PublishedRow, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -310,10 +322,17 @@ def test_tries_are_apart_from_the_row_and_continue(row: PublishedRow, tmp_path: 
     [
         (["training.lrx=1"], "`training.lrx` is an unknown setting; did you mean lr?"),
         (["lr=1"], "`--lr` is an unknown argument; did you mean --training.lr?"),
+        (["optimizer.lr=1"], "`--optimizer.lr` is an unknown argument; did you mean --training.lr?"),
+        (["model={d_model: 8}"], "`--model` is an unknown argument"),
         (["config=other.yaml"], "`--config` is an unknown argument"),
         (["model.block_options.aussm.phase_dt=none"], "model: phase_dt of block 1 (aussm) of `--model.spec` must be true or"),
         (["training.lr=-1"], "`training.lr` must be a number above 0, got -1"),
         (["training.lr=0.001"], "`training.lr` must be another value than that of aussm/table1/parity/ma, got '0.001'"),
+        (
+            ["training.lr=0.003", "training.lr_min=0"],
+            "`training.lr_min` must be another value than that of aussm/table1/parity/ma, got '0'",
+        ),
+        (["=1"], "`--settings` must be settings of the form NAME=VALUE, each once, got '=1'"),
         (["training.lr"], "`--settings` must be settings of the form NAME=VALUE, each once, got 'training.lr'"),
         (["training.lr=1", "training.lr=2"], "`--settings` must be settings of the form NAME=VALUE, each once, got"),
         (["task.name=majority"], "`task.name` must be left out of --settings, as the task, its data and"),
@@ -332,10 +351,22 @@ def test_settings_of_tries_that_are_no_other_training_of_the_row_are_refused(
 
 def test_try_with_the_settings_of_another_candidate_is_refused() -> None:
     name = "aussm/table1/parity/aa/aa-0"
-    with pytest.raises(SettingError, match=rf"settings that make {name}\.001 differ from {name}\.01, got"):
+    with pytest.raises(SettingError, match=rf"settings that make {name}\.001 differ from {name}\.01, got 'training\.lr=0\.01'"):
         make_tries(find_rows(f"{name}.001"), ["training.lr=0.01"])
+    with pytest.raises(SettingError, match=r"differ from .*/aaaa-0\.01, got 'training\.lr=0\.01 model\.spec=aaaa'"):
+        make_tries(find_rows(f"{name}.001"), ["training.lr=0.01", "model.spec=aaaa"])
     with pytest.raises(SettingError, match=rf"settings that make {name}\.001 differ from tries/{name}\.0001/training"):
         make_tries(find_rows("aussm/table1/parity/aa"), ["training.lr=0.003"])
+
+
+def test_rows_of_another_figure_recipe_or_seeding_may_have_the_same_tries(row: PublishedRow, tmp_path: Path) -> None:
+    recipe = shutil.copy(row.recipe or "", tmp_path / "other.yaml")
+    others = [{"published": "r037"}, {"recipe": str(recipe)}, {"with_seed": ["training.seed"]}]
+    rows = [row, *(replace(row, id=f"{row.id}-{number}", **other) for number, other in enumerate(others))]
+    assert [one.try_of for one in make_tries(rows, ["training.lr=0.003"])] == [one.id for one in rows]
+    same = replace(row, id=f"{row.id}-same")
+    with pytest.raises(SettingError, match=f"settings that make {same.id} differ from tries/{row.id}/training.lr=0.003, got"):
+        make_tries([row, same], ["training.lr=0.003"])
 
 
 def write_run(row: PublishedRow, out: Path, seed: int, step: int) -> Path:
@@ -429,9 +460,29 @@ def test_command_runs_tries_in_place_of_the_row(
     assert main(command) == 0
     assert [one.id for one in given] == [f"tries/{name}/model.d_state=9,training.lr=0.003"]
     assert capsys.readouterr().out.endswith(f"report {tmp_path}` shows these tries below aussm/table1\n")
+    write_run(find_rows(name)[0], tmp_path, 0, 2)
+    assert main(["reproduce", "list", str(tmp_path), "--paper", "aussm"]) == 0
+    assert "tries" not in capsys.readouterr().out
     write_run(given[0], tmp_path, 0, 2)
     assert main(["reproduce", "list", str(tmp_path), "--paper", "aussm"]) == 0
     assert f"tries with other settings in {tmp_path}: 0 runs over, which `report` shows, and 1 not" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("pack", [[], ["--pack", "packed"]])
+def test_command_says_what_is_left(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], pack: list[str]) -> None:
+    left: list[Any] = [None, None]
+    monkeypatch.setattr("longscan.reproduce.runs.reproduce", lambda *_, **__: left)
+    monkeypatch.setattr("longscan.reproduce.state_tracking.run", lambda *_, **__: left)
+    for target, options in (("aussm/table1/parity/ma", pack), ("state-tracking", [])):
+        assert main(["reproduce", target, "--out", "runs", *options]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    elsewhere = ", on another machine from packed" if pack else ""
+    assert f"runs that have not finished: 2; the same command continues them{elsewhere}" in lines
+    assert "trainings that have not finished: 2; the same command continues them" in lines
+    left.clear()
+    assert main(["reproduce", "aussm/table1/parity/ma", "--out", "runs"]) == 0
+    assert main(["reproduce", "state-tracking", "--out", "runs"]) == 0
+    assert "not finished" not in capsys.readouterr().out
 
 
 def test_archive_keeps_the_run_with_more_updates(row: PublishedRow, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -516,6 +567,21 @@ def test_run_waits_for_the_process_that_still_trains_it(tmp_path: Path, monkeypa
     began = time.monotonic()
     with lock_job(tmp_path / "seed_1"):
         assert time.monotonic() - began >= 0.2
+
+
+@pytest.mark.parametrize("seeds", [1, 2])
+def test_run_whose_parent_is_killed_saves_a_checkpoint(row: PublishedRow, tmp_path: Path, seeds: int) -> None:
+    """A run alone in its process, and two that share one."""
+    Path(row.recipe or "").write_text(RECIPE.replace("steps: 3", "steps: 1000000"))
+    plan = [Planned(row, seed, run_folder(tmp_path, row, seed), row_argv(row, seed)) for seed in range(seeds)]
+    job = Process(plan)
+    with running_job(job.command(1.0), job.log) as process:
+        while not all((one.folder / "metrics.jsonl").exists() for one in plan):
+            assert process.poll() is None, job.log.read_text()
+            time.sleep(0.1)
+        process.stdin.close()
+        assert process.wait(60.0) == 130
+    assert all(progress_of(one.folder).updates > 0 for one in plan)
 
 
 class KilledError(Exception):
@@ -680,6 +746,7 @@ def test_errors_in_arguments_are_one_line(
         ("thesis/section15",): "thesis/section15/r372: cannot be run (no recipe: a difference of two models of a study, ",
         ("thesis/table7/1k",): "thesis/table7/1k/mamba-s6 and 1 more: missing data: `longscan data get genomes` says how to",
         ("list", "--seeds", "3"): "`--seeds` must be left out with `longscan reproduce list`, got 3",
+        ("list", "--settings", "training.lr=1"): "`--settings` must be left out with `longscan reproduce list`, got",
         ("state-tracking", "--settings", "training.lr=1"): "`--settings` must be left out with `longscan reproduce state-",
         ("aussm/table1", "--settings", "lr=1"): "`--lr` is an unknown argument; did you mean --training.lr?",
         ("aussm/table1", "--minutes", "0"): "`--minutes` must be a number above 0 or None, got 0",

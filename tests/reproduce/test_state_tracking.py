@@ -1,20 +1,38 @@
 """The state-tracking benchmark: its words do not change, and a run adds rows, continues and is reported."""
 
+import json
+import signal
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from filelock import FileLock
 
+from fork_server import running_job
 from longscan import automata
 from longscan._errors import SettingError
 from longscan.cli import main
 from longscan.report.records import read_records
 from longscan.reproduce import state_tracking, word_problems
-from longscan.reproduce.state_tracking import MAX_PARAMETERS, MODELS, RECORDS, Training, _error_line, find_targets, report_lines
+from longscan.reproduce.state_tracking import (
+    MAX_PARAMETERS,
+    MODELS,
+    RECORDS,
+    Planned,
+    Training,
+    _command,
+    _error_line,
+    find_targets,
+    read_rows,
+    report_lines,
+    train_one,
+)
 from longscan.reproduce.word_problems import random_words, word_problem
+from longscan.training import processes
 from longscan.training.processes import Ended
 
 ORDERS = {"Z2": 2, "Z5": 5, "S3": 6, "A4": 12, "S4": 24, "A5": 60, "S5": 120}
@@ -226,3 +244,35 @@ def test_compiled_depth_is_that_of_the_analysis() -> None:
     row = state_tracking.compiled_row("A4")
     (holonomy,) = automata.analyse(word_problem("A4")).holonomy
     assert row["derived_length"] == row["layers"] == len(holonomy.series) == 2
+
+
+@pytest.mark.usefixtures("small")
+def test_a_training_waits_for_the_process_that_still_trains_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its row, if it has added one meanwhile, is not added again."""
+    planned = Planned("Z2", "gru", 0, 1)
+    argument = json.dumps([*planned, str(tmp_path)])
+    held = FileLock(planned.path(tmp_path, ".lock"), thread_local=False)
+    held.acquire()
+    monkeypatch.setattr(processes, "GRACE", 0.1)
+    with pytest.raises(SettingError, match="`--out` must be a run that no other process trains, got '"):
+        train_one(argument)
+    assert read_rows(tmp_path) == []
+    held.release()
+    for _ in range(2):
+        assert train_one(argument) == 0
+        assert len(read_rows(tmp_path)) == 1
+
+
+def test_a_training_whose_parent_is_killed_saves_its_state(tmp_path: Path) -> None:
+    planned = Planned("Z2", "gru", 0, 1_000_000)
+    file, log = (planned.path(tmp_path, suffix) for suffix in (".pt", ".txt"))
+    program, option, code, *arguments = _command(planned, tmp_path, 1.0)
+    code = f"from longscan.reproduce import state_tracking\nstate_tracking.PRINT_SECONDS = 0.0\n{code}"
+    with running_job([program, option, code, *arguments], log) as process:
+        while "update" not in log.read_text():
+            assert process.poll() is None, log.read_text()
+            time.sleep(0.1)
+        assert not file.exists()
+        process.stdin.close()
+        assert process.wait(60.0) == 128 + signal.SIGINT
+    assert file.exists()

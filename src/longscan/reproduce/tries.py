@@ -52,7 +52,7 @@ def _parse_words(words: Sequence[str]) -> dict[str, str]:
         section = name.partition(".")[0]
         if not equals or not name or name in given:
             raise setting_error(OPTION, word, "settings of the form NAME=VALUE, each once")
-        if section not in ("task", *SECTIONS) or section == name:
+        if section not in ("task", *SECTIONS):
             known = [one.name for group in SECTIONS for one in list_settings(SECTIONS[group], group)]
             raise UnknownArgumentError(f"--{name}", known)
         if section not in ("model", "training"):
