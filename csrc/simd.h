@@ -329,20 +329,9 @@ INLINE Floats exp(Floats x) { return exp_any<float>(x); }
 #endif
 INLINE Doubles exp(Doubles x) { return exp_any<double>(x); }
 
-// 1 / x for 1 <= x <= inf
-#if defined(__AVX512F__)
-INLINE Floats reciprocal(Floats x) {  // an estimate of 14 bits and a Newton step, because a division occupies its unit for ten cycles
-  x = min(broadcast<float>(1e38f), x);
-  Floats estimate = (Floats)_mm512_rcp14_ps((__m512)x);
-  return estimate * (2 - x * estimate);
-}
-INLINE Doubles reciprocal(Doubles x) { return 1 / x; }
-#else
-template <class V> INLINE V reciprocal(V x) { return 1 / x; }
-#endif
-
-template <class V> INLINE V sigmoid(V x) { return reciprocal(1 + exp(-x)); }
-template <class V> INLINE V silu(V x) { return x * sigmoid(x); }
+// A division, also where an estimate of the reciprocal exists: with a Newton step, an estimate takes more time next to an exponential.
+template <class V> INLINE V sigmoid(V x) { return 1 / (1 + exp(-x)); }
+template <class V> INLINE V silu(V x) { return x / (1 + exp(-x)); }
 
 // log(1 + y) for 0 <= y <= 1. float: y times a polynomial that is 1 at 0, so that small results keep their digits; double:
 // 2 atanh(s), s = y / (2 + y) <= 1/3, as an odd series in s.
@@ -363,7 +352,7 @@ template <class T> struct Softplus {
   Vec<T> value, derivative;
 };
 template <class T> INLINE Softplus<T> softplus_and_derivative(Vec<T> x) {
-  Vec<T> small = exp(-absolute<T>(x)), large = reciprocal(1 + small);
+  Vec<T> small = exp(-absolute<T>(x)), large = 1 / (1 + small);
   return {max(broadcast<T>(0), x) + log1p_unit(small), x < 0 ? small * large : large};
 }
 INLINE Floats softplus(Floats x) { return softplus_and_derivative<float>(x).value; }
