@@ -32,6 +32,11 @@ def cut(text: str, most: int = 200) -> str:
     return text if len(text) <= most else f"{text[:most]}..."
 
 
+def count_text(count: float, noun: str, plural: str | None = None) -> str:
+    """Return a number and a noun: "1 run", "2,000 runs". plural: the noun for all numbers but 1; None appends "s"."""
+    return f"{count:,.15g} {noun if count == 1 else plural or f'{noun}s'}"
+
+
 def setting_error(setting: str, got: object, needed: str) -> SettingError:
     """Return an error whose message has the form "`training.lr` must be a number above 0, got -1"."""
     return SettingError(str(FieldError(setting, quote(got), needed)))

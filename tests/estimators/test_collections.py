@@ -208,7 +208,7 @@ def test_split_cases_accepts_equal_times_and_dates_as_cases():
             "^series 1 of `X` must have 2 channels like the first, got 1; with layout='ncl'",
         ),
         ([np.zeros((3, 2)), np.zeros((4, 1))], {}, "^series 1 of `X` must have 2 channels like the first, got 1$"),
-        ([np.zeros((3, 2))], {"known": FittedChannels(1, None)}, "^`X` must have 1 channels as in fit, got 2"),
+        ([np.zeros((3, 2))], {"known": FittedChannels(1, None)}, "^`X` must have 1 channel as in fit, got 2"),
         (
             [np.zeros((3, 2))],
             {"known": FittedChannels(3, None), "layout": "nlc"},

@@ -201,7 +201,7 @@ def test_invalid_validation_data_raise(kind):
         with pytest.raises(ValueError, match=f"^`validation_data` must be series and targets like those of `fit`, got .*{got}"):
             fit(X, y, validation_data=invalid)
     wrong = np.full(12, 7) if kind is SSMClassifier else np.zeros((12, 2))
-    with pytest.raises(ValueError, match=r"^`validation_data` must .* `y` must have (labels|1 columns) (of|as in) fit"):
+    with pytest.raises(ValueError, match=r"^`validation_data` must .* `y` must have (labels|1 column) (of|as in) fit"):
         fit(X, y, validation_data=(X, wrong))
     assert fit(X, y, times, validation_data=(X, y, times)).validation_curve_
 

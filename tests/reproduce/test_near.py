@@ -87,7 +87,7 @@ def test_runs_are_grouped_by_the_settings_of_their_commands(tmp_path: Path) -> N
 def test_runs_near_a_row_change_no_verdict(row: PublishedRow) -> None:
     outcomes = read_outcomes([row], RESULTS / "protocol")
     page = report_page(outcomes, "longscan reproduce report", folder=RESULTS)
-    assert "Of 1 rows with a recipe, for 1 figures: not run." in page
+    assert "Of 1 row with a recipe, for 1 figure: not run." in page
     assert "\n| parity/ma | -0.005 ± 0.006 | 10 | 100,000, of 100,000 |" in page
 
 

@@ -243,7 +243,7 @@ def test_report_has_one_line_for_candidates_without_runs(row: PublishedRow, tmp_
     outcomes = read_outcomes([row, *rows], tmp_path)
     assert [one.row.id for one in merge_candidates(outcomes)] == [row.id, "aussm/table1/parity/aa (2 settings)"]
     page = report_page(outcomes, "longscan reproduce report")
-    assert "Of 2 rows with a recipe, for 1 figures: not run." in page
+    assert "Of 2 rows with a recipe, for 1 figure: not run." in page
     assert "| parity/aa (2 settings) | " in page
     begun = choose_candidates([*outcomes[:2], replace(outcomes[2], validation=0.7, scores=(0.5,), verdict="short")])
     assert merge_candidates(begun) == begun
@@ -463,9 +463,30 @@ def test_command_runs_tries_in_place_of_the_row(
     write_run(find_rows(name)[0], tmp_path, 0, 2)
     assert main(["reproduce", "list", str(tmp_path), "--paper", "aussm"]) == 0
     assert "tries" not in capsys.readouterr().out
-    write_run(given[0], tmp_path, 0, 2)
-    assert main(["reproduce", "list", str(tmp_path), "--paper", "aussm"]) == 0
-    assert f"tries with other settings in {tmp_path}: 0 runs over, which `report` shows, and 1 not" in capsys.readouterr().out
+    for seed, over in enumerate(("0 runs", "1 run", "2 runs")):
+        write_run(given[0], tmp_path, seed, 2)
+        for earlier in range(seed):
+            (run_folder(tmp_path, given[0], earlier) / "result.json").write_text('{"steps": 2}')
+        assert main(["reproduce", "list", str(tmp_path), "--paper", "aussm"]) == 0
+        text = f"tries with other settings in {tmp_path}: {over} over, which `report` shows, and 1 not over\n"
+        assert text in capsys.readouterr().out
+
+
+def test_lines_before_the_runs_have_singular_and_plural(
+    row: PublishedRow, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(runs, "run_jobs", lambda *_: None)
+    lines: list[str] = []
+    for minutes in (1.0, 1.5):
+        reproduce([row], tmp_path / "out", minutes=minutes, per_device=int(minutes * 2) - 1, echo=lines.append)
+    first, second = lines[::2]
+    assert first.startswith("runs to train: 2, in 1 process at a time; ")
+    assert first.endswith(" and stops after 1 minute")
+    assert second.startswith("runs to train: 2, in 2 processes at a time; ")
+    assert second.endswith(" and stops after 1.5 minutes")
+    (outcome,) = read_outcomes([replace(row, seeds=1)], tmp_path)
+    assert replace(outcome, scores=(1.0,), verdict="partial").state == "done: ours 1.000, 1 of 1 seed, partial"
+    assert replace(outcome, unfinished={0: 7}).state == "at update 7, 1 of 1 seed"
 
 
 @pytest.mark.parametrize("pack", [[], ["--pack", "packed"]])

@@ -79,7 +79,7 @@ def test_uneven_steps_name_the_first_and_their_number() -> None:
     base.check_steps(store_of([[1.0]] * 3, [[1.0]] * 2, stamps=stamps[:5]), 2.0, "mine.csv")
     base.check_steps(store_of([[1.0]] * 3), 2.0, "mine.csv")
     dates = store_of([[1.0]] * 3, stamps=nanoseconds("2024-01-01", "2024-01-02", "2024-01-04"), form="ISO8601")
-    with pytest.raises(SettingError, match=r"as 1 steps of mine.csv differ from 1 day, 0:00:00, the first, 2 days, 0:00:00, in"):
+    with pytest.raises(SettingError, match=r"as 1 step of mine.csv differs from 1 day, 0:00:00, the first, 2 days, 0:00:00, in"):
         base.check_steps(dates, float(DAY), "mine.csv")
 
 

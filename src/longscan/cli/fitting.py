@@ -9,7 +9,7 @@ from math import isclose
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from longscan._errors import SettingError
+from longscan._errors import SettingError, count_text
 from longscan._types import Doc, NonNegativeInt
 from longscan.cli import own_data
 from longscan.cli._console import echo, echo_error, print_table
@@ -198,7 +198,7 @@ def _print_sweep(result: dict[str, Any]) -> None:
         echo(f"best on validation: trial {best['trial']}, {metric} {best['score']:.4f} ({point})")
     if test is not None:
         mean = mean_text((test["mean"], test["half_width"]), 4)
-        over = f"{test['count']} seed" + ("s" if test["count"] != 1 else "")
+        over = count_text(test["count"], "seed")
         echo(f"test {metric}: {mean} over {over} (scaled {test['scaled']:z.4f}), {test['failed']} failed")
         echo(f"best constant predictor: {test['constant']:.4f}")
 

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING, Annotated
 
-from longscan._errors import SettingError
+from longscan._errors import SettingError, count_text
 from longscan._types import Doc
 from longscan.cli._console import echo, print_table
 from longscan.cli.runs import RunFolder
@@ -56,7 +56,7 @@ def doctor(
             faults += _print_findings(one)
         else:
             echo(f"{one}: no native kernels, ops run on the eager backend")
-    echo(f"{faults} faults: `auto` will not use these kernels here" if faults else "no fault found")
+    echo(f"{count_text(faults, 'fault')}: `auto` will not use these kernels here" if faults else "no fault found")
     return 1 if faults else 0
 
 

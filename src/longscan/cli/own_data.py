@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from longscan._argparse import UnknownArgumentError
-from longscan._errors import SettingError, setting_error
+from longscan._errors import SettingError, count_text, setting_error
 from longscan._types import Doc, PositiveInt
 from longscan.cli._console import echo
 
@@ -141,10 +141,11 @@ def print_summary(settings: "Settings", out: str | None = None) -> None:
     task: SeriesFile = settings.task  # type: ignore[assignment]
     model, training = settings.model, settings.training
     spec = model.spec if isinstance(model.spec, str) else format_names([block_label(entry) for entry in parse_spec(model.spec)])
+    updates = count_text(training.steps, "update")
     rows = [
         *task.summary(),
         ("model", f"{spec}, width {model.d_model} (`--model.spec`, `--model.d_model`)"),
-        ("training", f"{training.steps:,} updates of {training.batch_size} examples, learning rate {training.lr:g} (`--steps`)"),
+        ("training", f"{updates} of {count_text(training.batch_size, 'example')}, learning rate {training.lr:g} (`--steps`)"),
         *([] if out is None else [("run", f"{out} (`--out`)")]),
     ]
     for name, text in rows:

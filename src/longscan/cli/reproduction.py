@@ -6,7 +6,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from longscan._errors import SettingError, setting_error
+from longscan._errors import SettingError, count_text, setting_error
 from longscan._types import Doc, PositiveFloat, PositiveInt
 from longscan.cli._console import echo, print_table, stdout
 
@@ -104,10 +104,10 @@ def _list(folder: Path, paper: str | None) -> int:
     echo("min: GPU minutes of all seeds and settings, expected; –: no rate of its updates is measured")
     if any(tried := count_runs(folder)):
         over, left = tried
-        echo(f"tries with other settings in {folder}: {over} runs over, which `report` shows, and {left} not over")
+        echo(f"tries with other settings in {folder}: {count_text(over, 'run')} over, which `report` shows, and {left} not over")
     if paper is None:
         found = len(read_tracking(folder))
-        echo(f"`longscan reproduce {TRACKING}`: word problems of seven groups, {found} rows in {folder}")
+        echo(f"`longscan reproduce {TRACKING}`: word problems of seven groups, {count_text(found, 'row')} in {folder}")
     return 0
 
 

@@ -17,7 +17,7 @@ import torch
 from scipy import sparse
 from torch import Tensor
 
-from longscan._errors import quote
+from longscan._errors import count_text, quote
 from longscan._float32 import check_whole
 from longscan.estimators.clock import as_clock, check_increasing
 from longscan.estimators.series import Collection, pad_arrays
@@ -216,11 +216,10 @@ def read_collection(
         if array.shape[1] != channels:
             alike = len({len(array) for array in arrays}) == 1
             hint = "; with layout='ncl', (channels, steps), the series have equally many channels" if alike else ""
-            raise ValueError(
-                f"series {index} of `{argument}` must have {channels} channels like the first, got {array.shape[1]}{hint}"
-            )
+            needed = count_text(channels, "channel")
+            raise ValueError(f"series {index} of `{argument}` must have {needed} like the first, got {array.shape[1]}{hint}")
     if known is not None and channels != known.channels:
-        raise ValueError(f"`{argument}` must have {known.channels} channels as in fit, got {channels}")
+        raise ValueError(f"`{argument}` must have {count_text(known.channels, 'channel')} as in fit, got {channels}")
     collection = replace(pad_arrays(arrays), cases=cases, channel_names=names, is_long=is_long)
     if all(isinstance(part, (pd.Series, pd.DataFrame)) for part in parts):
         clocks = []
@@ -392,11 +391,12 @@ def _apply_layout(
             wrong = len(rows) == 1 and max(columns) > min(rows) and len(columns) == 1
         if wrong:
             steps, channels = arrays[free[0]].shape
-            agrees = "" if known is None else f", and the latter has the {known.channels} channels of fit"
+            agrees = "" if known is None else f", and the latter has the {count_text(known.channels, 'channel')} of fit"
             raise ValueError(
                 f"`layout` must be set for series {free[0]} of {argument} with the shape ({steps}, {channels}), got None: "
-                f"{steps} steps of {channels} channels with axes (cases, steps, channels), layout='nlc', or {channels} steps of "
-                f"{steps} channels with axes (cases, channels, steps), layout='ncl'{agrees}"
+                f"{count_text(steps, 'step')} of {count_text(channels, 'channel')} with axes (cases, steps, channels), "
+                f"layout='nlc', or {count_text(channels, 'step')} of {count_text(steps, 'channel')} with axes (cases, channels, "
+                f"steps), layout='ncl'{agrees}"
             )
     transposed = set(free) if layout == "ncl" else set()
     return [array[:, None] if array.ndim == 1 else array.T if i in transposed else array for i, array in enumerate(arrays)]

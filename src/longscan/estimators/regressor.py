@@ -11,6 +11,7 @@ from sklearn.utils.validation import check_array
 from torch import Tensor
 from torch.nn.functional import mse_loss
 
+from longscan._errors import count_text
 from longscan._float32 import check_whole
 from longscan.estimators.features import KINDS, LINEAR_KINDS, SHAPE_KINDS, StateFeatures
 from longscan.estimators.fitting import Examples, SeriesEstimator, read_weights
@@ -112,7 +113,8 @@ class SSMRegressor(RegressorMixin, SeriesEstimator):
         targets = _read_targets(collection, y)
         columns = targets.reshape(len(targets), -1)
         if columns.shape[1] != len(self.target_mean_):
-            raise ValueError(f"`y` must have {len(self.target_mean_)} columns as in fit, got {columns.shape[1]}")
+            needed = count_text(len(self.target_mean_), "column")
+            raise ValueError(f"`y` must have {needed} as in fit, got {columns.shape[1]}")
         return self._standardise(columns)
 
     def _losses(self, outputs: Tensor, targets: Tensor) -> Tensor:

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
+from longscan._errors import count_text
 from longscan._files import write_user_file
 from longscan.report import figures, page
 from longscan.report.comparisons import Comparison, Entry, Measurement, Timing, compare, measurements
@@ -58,7 +59,8 @@ def _records(results_dir: str | Path) -> tuple[list[Record], list[Record]]:
 
 def _overview(runs: Sequence[Record], bench: Sequence[Record]) -> str:
     failed = sum(r["status"] == "failed" for r in runs)
-    return f"{len(runs)} runs, of which {failed} failed · {len(bench)} measurements of speed and memory"
+    measured = f"{count_text(len(bench), 'measurement')} of speed and memory"
+    return f"{count_text(len(runs), 'run')}, of which {failed} failed · {measured}"
 
 
 def _title(comparison: Comparison) -> str:

@@ -8,6 +8,7 @@ from typing import Any
 
 import yaml
 
+from longscan._errors import count_text
 from longscan._files import write_text
 from longscan.report import figures, page
 from longscan.report.page import duration_text, mean_text, number_text
@@ -51,13 +52,13 @@ def _summary(content: Content) -> Iterator[str]:
     trials, seeds, test, best = content["trials"], content["seeds"], content["test"], content["best"]
     failed = sum(row["status"] == "failed" for row in trials)
     size, date = "quick size" if content.get("quick") else "", content["date"].replace("T", " ").rstrip("Z")
-    parts = [f"{len(trials)} settings, {failed} of them failed" if trials else "", size, date]
+    parts = [f"{count_text(len(trials), 'setting')}, {failed} of them failed" if trials else "", size, date]
     yield page.paragraph(" · ".join(part for part in parts if part), "subtitle")
     if content["status"] != "finished":
         over = sum(row["status"] in ("finished", "failed") for row in [*trials, *seeds])
         yield page.paragraph(f"This sweep is not over: {over} of {len(trials) + len(seeds)} trials and seeds have ended.", "note")
     mean = None if test is None else (test["mean"], test["half_width"])
-    count = "" if test is None else f"{test['count']} seeds, {test['failed']} failed"
+    count = "" if test is None else f"{count_text(test['count'], 'seed')}, {test['failed']} failed"
     entries = [(f"test {content['metric']}", "–" if mean is None else mean_text(mean, 4), count)]
     if test is not None:
         entries.append(("best constant predictor", number_text(test["constant"]), "the same metric"))

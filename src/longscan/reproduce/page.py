@@ -8,6 +8,7 @@ from itertools import groupby
 from pathlib import Path
 from statistics import fmean
 
+from longscan._errors import count_text
 from longscan.report.comparisons import compare
 from longscan.report.published import papers, valid_score
 from longscan.report.records import Record, read_folder
@@ -63,14 +64,14 @@ class Outcome:
     @property
     def state(self) -> str:
         """How far the runs of the row are."""
-        seeds = self.row.seeds
+        seeds = count_text(self.row.seeds, "seed")
         if self.scores or self.failed:
-            over = f"done: ours {self.ours}, {len(self.scores)} of {seeds} seeds, {self.verdict}"
+            over = f"done: ours {self.ours}, {len(self.scores)} of {seeds}, {self.verdict}"
             return f"{over}, {self.failed} failed" if self.failed else over
         if self.unfinished:
             first, last = min(self.unfinished.values()), max(self.unfinished.values())
             updates = f"{first:,}" if first == last else f"{first:,} to {last:,}"
-            return f"at update {updates}, {len(self.unfinished)} of {seeds} seeds"
+            return f"at update {updates}, {len(self.unfinished)} of {seeds}"
         return "not run"
 
 
@@ -306,7 +307,8 @@ def report_page(
         "Next to the updates per second stands the rate at which the GPU replays captured updates: a run far below it waits for",
         "its host or for data.",
         "",
-        f"Of {len(rows)} rows with a recipe, for {_n_figures(rows)} figures: {_counts_text([one.verdict for one in rows])}.",
+        f"Of {count_text(len(rows), 'row')} with a recipe, for {count_text(_n_figures(rows), 'figure')}: "
+        f"{_counts_text([one.verdict for one in rows])}.",
         "A row with several settings runs with each of them, and the validation scores choose one.",
     ]
     begun = [one for one in merge_candidates(runnable) if one.has_run]

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import longscan
-from longscan._errors import SettingError, one_line, setting_error
+from longscan._errors import SettingError, count_text, one_line, setting_error
 from longscan._files import lock_file, write_text
 from longscan.datasets import DATA_SETS
 from longscan.report.records import Record, append_record, read_folder
@@ -264,8 +264,9 @@ def reproduce(
         parallel = per_device or (8 if gpus else os.cpu_count() or 1)
         if jobs:
             most = min(len(jobs), parallel * max(1, len(gpus)))
-            stops = "" if math.isinf(minutes) else f", and stops after {minutes:g} minutes"
-            echo(f"runs to train: {len(waiting)}, in {most} processes at a time; each prints a line when it ends{stops}")
+            stops = "" if math.isinf(minutes) else f", and stops after {count_text(minutes, 'minute')}"
+            running = count_text(most, "process", "processes")
+            echo(f"runs to train: {len(waiting)}, in {running} at a time; each prints a line when it ends{stops}")
             echo(f"what the runs print until then is in {jobs[0].log} and the files next to it")
         limit = 60 * minutes - (time.monotonic() - began) - (0 if archive is None else PACKING)
         try:

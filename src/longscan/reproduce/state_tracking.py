@@ -35,7 +35,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from longscan import automata
-from longscan._errors import SettingError, setting_error
+from longscan._errors import SettingError, count_text, setting_error
 from longscan._files import lock_file
 from longscan.engine import Callback, Engine, NonFiniteLossError, StepResult
 from longscan.engine.graphed_step import make_capturable
@@ -520,7 +520,7 @@ def _cost_text(plan: Sequence[Planned]) -> str:
     cores = min(os.cpu_count() or 1, len(plan))
     each = [one.updates * one.cpu_seconds for one in plan]
     seconds = max(sum(each) / cores, *each)  # a training has one core
-    text = f"expected without a GPU: about {duration_text(seconds)} on {cores} {'core' if cores == 1 else 'cores'} of an AMD EPYC"
+    text = f"expected without a GPU: about {duration_text(seconds)} on {count_text(cores, 'core')} of an AMD EPYC"
     return f"{text}; --rows, --seeds and --updates make it less, and after Ctrl-C the same command continues"
 
 

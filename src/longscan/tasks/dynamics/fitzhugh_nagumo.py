@@ -21,7 +21,7 @@ _POINTS, _END_TIME, _SUBSTEPS = 1001, 400.0, 10
 class FitzHughNagumo(GeneratedSeries):
     """Predict the voltage of a neuron one step of 0.4 ahead.
 
-        ▅▇██▇▇▆▆▅▁▁▁▂▂▂▇██▇▇▆▆▅▁ 1 channels x 1000 steps | ▅▇██▇▇▆▆▅▁▁▁▂▂▂▇██▇▇▆▆▅▁
+        ▅▇██▇▇▆▆▅▁▁▁▂▂▂▇██▇▇▆▆▅▁ 1 channel x 1000 steps | ▅▇██▇▇▆▆▅▁▁▁▂▂▂▇██▇▇▆▆▅▁
 
     v' = v - v^3/3 - w + 0.5, w' = (v + 0.7 - 0.8 w)/50, v(0) uniform on -1 .. 1, w(0) = 0, to time 400. The score is the root of
     the mean squared error over all test series; the published code prints that of its last batch of 128. The error of the

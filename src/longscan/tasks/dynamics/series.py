@@ -8,6 +8,7 @@ from typing import Annotated, ClassVar, Literal, NamedTuple
 import numpy as np
 import torch
 
+from longscan._errors import count_text
 from longscan._types import Doc
 from longscan.tasks._sparklines import sparkline
 from longscan.tasks.base import Batch, Split, TestSize, TrainSize, ValidSize, check_request, rows_of_step
@@ -104,14 +105,14 @@ class SeriesRegression(RegressionTask):
     def describe(self, batch: Batch, row: int = 0) -> str:
         """Return an example as text: the first channel and the first target as bars."""
         inputs = batch.inputs[row]
-        text = f"{sparkline(inputs[:, 0], 24)} {inputs.shape[1]} channels x {inputs.shape[0]} steps"
+        text = f"{sparkline(inputs[:, 0], 24)} {count_text(inputs.shape[1], 'channel')} x {inputs.shape[0]} steps"
         return text if batch.targets is None else f"{text} | {sparkline(batch.targets[row][:, 0], 24)}"
 
     def read_inputs(self, path: str | Path) -> Batch:
         """Read series of equal length from a .ts, .arff, .csv or .npy file; the time between steps is 1."""
         series = read_recordings(path, "mask", layout="nlc", with_labels=False).series
         if len(series[0]) != self._channels:
-            raise ValueError(f"{path} must contain series of {self._channels} channels, got {len(series[0])} channels")
+            raise ValueError(f"{path} must contain series of {count_text(self._channels, 'channel')}, got {len(series[0])}")
         lengths = {item.shape[1] for item in series}
         if len(lengths) > 1 or any(np.isnan(item).any() for item in series):
             raise ValueError(f"{path} must contain series of one length without missing values, got others")

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from longscan._errors import setting_error
+from longscan._errors import count_text, setting_error
 from longscan._float32 import LARGEST, first_beyond
 from longscan._types import Doc, PositiveInt, Rule
 from longscan.tasks._sparklines import sparkline
@@ -294,7 +294,8 @@ class Forecast(RegressionTask):
     def describe(self, batch: Batch, row: int = 0) -> str:
         """Return an example as text: the first variable of context and target as bars."""
         context, horizon, overlap = self._shape
-        shape = f"{'1 of ' if self.channels == 'apart' else ''}{len(self._columns)} variables, {context} steps"
+        variables = count_text(len(self._columns), "variable")
+        shape = f"{'1 of ' if self.channels == 'apart' else ''}{variables}, {context} steps"
         text = f"{sparkline(batch.inputs[row, :context, 0], 24)} {shape}"
         if batch.targets is None or batch.loss_mask is None:
             return text

@@ -9,7 +9,7 @@ from typing import Annotated, ClassVar, Literal, NamedTuple
 import numpy as np
 import torch
 
-from longscan._errors import cut, setting_error
+from longscan._errors import count_text, cut, setting_error
 from longscan._float32 import LARGEST
 from longscan._types import Doc, NonEmptyStr, Rule
 from longscan.tasks._store import visible_paths
@@ -259,9 +259,10 @@ def check_steps(store: SeriesStore, unit: float, source: str | Path) -> None:
     found, usual = (
         format_step(step, is_dated=store.is_dated) for step in (float(store.stamps[row + 1] - store.stamps[row]), unit)
     )
+    differ = f"{count_text(len(odd), 'step')} of {source} {'differs' if len(odd) == 1 else 'differ'} from {usual}"
     raise setting_error(
-        "uneven", "refuse", f"elapsed (the layers get the time between steps) or ignore (steps count), as {len(odd)} steps of "
-        f"{source} differ from {usual}, the first, {found}, in series {str(store.ids[series])!r}"
+        "uneven", "refuse", f"elapsed (the layers get the time between steps) or ignore (steps count), as {differ}, the first, "
+        f"{found}, in series {str(store.ids[series])!r}"
     )  # fmt: skip
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from longscan._errors import setting_error
+from longscan._errors import count_text, setting_error
 from longscan._frequencies import steps_in_season
 from longscan._types import Doc, PositiveInt
 from longscan.numerics.regression import generalised_least_squares
@@ -316,8 +316,8 @@ class SeriesForecast(SeriesFile, RegressionTask):
     def describe(self, batch: Batch, row: int = 0) -> str:
         """Return an example as text: the first target in context and horizon as bars."""
         past, ahead = self.past_and_ahead(batch, row)
-        text = f"{sparkline(past[:, 0], 24)} {len(self._data.inputs)} channels, {len(past)} steps"
-        return text if ahead is None else f"{text} | {self.horizon} steps {sparkline(ahead[:, 0], 24)}"
+        text = f"{sparkline(past[:, 0], 24)} {count_text(len(self._data.inputs), 'channel')}, {count_text(len(past), 'step')}"
+        return text if ahead is None else f"{text} | {count_text(self.horizon, 'step')} {sparkline(ahead[:, 0], 24)}"
 
     def decode(self, output: Tensor, batch: Batch) -> list[dict[str, str | float]]:
         """Return a row for each step of a forecast: example, step and the targets in the units of the table."""
@@ -412,7 +412,7 @@ class SeriesForecast(SeriesFile, RegressionTask):
             *self._common_summary(store, data.statistics),
             *scored,
             ("time", ends),
-            ("target", f"{', '.join(self.variables)}, {self.horizon} steps from a context of {data.context}"),
+            ("target", f"{', '.join(self.variables)}, {count_text(self.horizon, 'step')} from a context of {data.context}"),
             ("errors", f"divided by the standard deviation of the training rows, {units}"),
             *known,
             ("season", f"{data.season} steps" if data.season > 1 else "none known (`--task.season`)"),

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from longscan._errors import cut, setting_error
+from longscan._errors import count_text, cut, setting_error
 from longscan._types import Doc, NonEmptyStr
 from longscan.tasks._sparklines import sparkline
 from longscan.tasks.base import TASKS, Batch, Split, check_request, rows_of_step
@@ -172,7 +172,7 @@ class LabelledSeries(SeriesFile):
     def describe(self, batch: Batch, row: int = 0) -> str:
         """Return an example as text: the first channel as bars, the shape, the answer."""
         series = batch.unpadded(row)
-        text = f"{sparkline(series[:, 0])} {len(self._data.store.channels)} channels x {series.shape[0]} steps"
+        text = f"{sparkline(series[:, 0])} {count_text(len(self._data.store.channels), 'channel')} x {series.shape[0]} steps"
         return text if batch.targets is None else f"{text} | {self._answer(batch, row)}"
 
     def _answer(self, batch: Batch, row: int) -> str:

@@ -18,7 +18,7 @@ from unicodedata import normalize
 
 import numpy as np
 
-from longscan._errors import SettingError, cut, quote, setting_error
+from longscan._errors import SettingError, count_text, cut, quote, setting_error
 from longscan._float32 import LARGEST, MAX_WHOLE, check_whole
 from longscan.tasks._store import Arrays, cached_arrays
 from longscan.tasks.series.clock import (
@@ -857,8 +857,9 @@ def _split_array(path: Path, array: np.ndarray, options: ReadOptions) -> tuple[n
         array = array.transpose(0, 2, 1)
     elif options.layout != "nlc" and array.shape[2] > array.shape[1]:
         raise setting_error(
-            "layout", options.layout, f"nlc or ncl: {array.shape}, X of {path}, has {array.shape[1]} steps of {array.shape[2]} "
-            f"channels by nlc, or {array.shape[2]} steps of {array.shape[1]} channels by ncl"
+            "layout", options.layout, f"nlc or ncl: {array.shape}, X of {path}, has {count_text(array.shape[1], 'step')} of "
+            f"{count_text(array.shape[2], 'channel')} by nlc, or {count_text(array.shape[2], 'step')} of "
+            f"{count_text(array.shape[1], 'channel')} by ncl"
         )  # fmt: skip
     count, length, channels = array.shape
     if array.dtype.kind not in "fiub":
@@ -877,8 +878,9 @@ def _array_channels(path: Path, count: int, options: ReadOptions) -> tuple[str, 
         return tuple(f"channel_{number + 1}" for number in range(count))
     if len(options.channels) != count:
         if options.fixed:
-            raise ValueError(f"{path} must contain series of {len(options.channels)} channels, as in training, got {count}")
-        raise setting_error("channels", options.channels, f"names for the {count} channels of {path}")
+            needed = count_text(len(options.channels), "channel")
+            raise ValueError(f"{path} must contain series of {needed}, as in training, got {count}")
+        raise setting_error("channels", options.channels, f"names for the {count_text(count, 'channel')} of {path}")
     return options.channels
 
 

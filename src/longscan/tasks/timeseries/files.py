@@ -25,6 +25,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
+from longscan._errors import count_text
 from longscan._files import read_bytes
 from longscan._float32 import LARGEST, MAX_WHOLE, check_whole
 from longscan._types import checked_value
@@ -154,7 +155,8 @@ def read_npy(path: str | Path, missing: Missing = "refuse", *, layout: Layout | 
     if layout is None and channels > steps:
         raise ValueError(
             f"`layout` must be 'nlc' or 'ncl' for an array with more channels than steps, got None: the shape {array.shape} of "
-            f"{path} is {steps} steps of {channels} channels by 'nlc', or {channels} steps of {steps} channels by 'ncl'"
+            f"{path} is {count_text(steps, 'step')} of {count_text(channels, 'channel')} by 'nlc', or "
+            f"{count_text(channels, 'step')} of {count_text(steps, 'channel')} by 'ncl'"
         )
     channels_first = several if layout == "ncl" else several.transpose(0, 2, 1)
     if array.dtype.kind in "iu":

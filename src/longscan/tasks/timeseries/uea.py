@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from longscan._errors import setting_error
+from longscan._errors import count_text, setting_error
 from longscan._float32 import LARGEST, first_beyond
 from longscan._types import Doc, Rule, between
 from longscan.datasets import DATA_SETS
@@ -156,7 +156,8 @@ class Uea(ClassificationTask):
     def describe(self, batch: Batch, row: int = 0) -> str:
         """Return an example as text: the first channel as bars, the shape, the label."""
         series = batch.unpadded(row)
-        text = f"{sparkline(series[:, int(self.time_channel)])} {series.shape[1]} channels x {series.shape[0]} steps"
+        shape = f"{count_text(series.shape[1], 'channel')} x {series.shape[0]} steps"
+        text = f"{sparkline(series[:, int(self.time_channel)])} {shape}"
         return self._append_class(text, batch, row)
 
     def read_inputs(self, path: str | Path) -> Batch:
@@ -170,7 +171,7 @@ class Uea(ClassificationTask):
         channels = len(loaded.partition.shift)
         if len(series[0]) != channels:
             raise ValueError(
-                f"{path} must contain series of {channels} channels, like {self.dataset}, got {len(series[0])} channels"
+                f"{path} must contain series of {count_text(channels, 'channel')}, like {self.dataset}, got {len(series[0])}"
             )
         duration = self.length if self.time_channel else None
         inputs, valid = _build_arrays(series, loaded.partition, duration, str(path), mark_missing=self.missing == "mask")
