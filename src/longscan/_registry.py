@@ -1,5 +1,6 @@
 """Tables of ops, layers, blocks and tasks by name."""
 
+import re
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -14,7 +15,12 @@ class Registry(dict[str, T]):
         self._kind = kind
 
     def register(self, name: str) -> Callable[[T], T]:
-        """Return a decorator that adds an object under `name`."""
+        """Return a decorator that adds an object under `name`. Raises ValueError for a name that a spec cannot contain."""
+        if not re.fullmatch(r"[A-Za-z_]\w*", name):
+            raise ValueError(f"the name of a {self._kind} must be letters, digits and _, beginning with a letter, got {name!r}")
+        if self._kind in ("layer", "block") and re.fullmatch("[ma]+", name):
+            needed = "must not be a word of m and a, which a spec reads as blocks"
+            raise ValueError(f"the name of a {self._kind} {needed}, got {name!r}")
 
         def add(entry: T) -> T:
             if name in self:

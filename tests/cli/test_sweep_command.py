@@ -74,6 +74,20 @@ def test_sweep_prints_trials_scores_and_report_and_is_recorded(
     assert (out / "report.html").exists()
 
 
+def test_workers_know_the_layers_of_the_own_program(tmp_path: Path) -> None:
+    program, out = tmp_path / "own.py", tmp_path / "out"
+    imports = ["import sys", "from longscan.cli import main", "from longscan.layers import LAYERS, LRU"]
+    lines = [*imports, "LAYERS.register('own')(LRU)", "if __name__ == '__main__':", "    sys.exit(main())"]
+    program.write_text("\n".join(lines) + "\n")
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(RECIPE)
+    argv = ["sweep", "--config", recipe, "--seeds", "2", "--workers", "2", "--model.spec", "simple[own]", "--out", out]
+    subprocess.run([sys.executable, program, *argv], check=True, capture_output=True)
+    result = json.loads((out / "sweep.json").read_text())
+    assert [row["status"] for row in result["seeds"]] == ["finished"] * 2
+    assert result["command"].startswith(f"python {program} sweep --config")
+
+
 def test_sweep_without_a_finished_trial_exits_with_1(
     sweep_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -63,6 +63,12 @@ def test_workers_are_started_and_those_that_fail_are_reported(started: list[Stan
         assert process.calls == [None, 60]
 
 
+def test_workers_run_the_own_program_first(started: list[StandIn], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(StandIn, "statuses", (0,), raising=False)
+    workers.run_workers(Path("sweep"), 1, lambda _: None, "own.py")
+    assert started[0].command == [sys.executable, "-c", workers._PROGRAM, "sweep", "own.py"]
+
+
 def test_an_interrupt_stops_the_workers_and_kills_those_that_do_not_end(
     started: list[StandIn], monkeypatch: pytest.MonkeyPatch
 ) -> None:

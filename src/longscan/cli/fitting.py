@@ -169,7 +169,9 @@ def sweep(
     if record is not None:
         check_target(record)
     with advise_to_resume("sweep", out, CONFIG_FILE):
-        done = run_sweep(config, out, resume=resume, workers=workers, echo=echo_error)
+        words = shlex.split(command_line)
+        program = words[1] if words[0] == "python" else None  # else longscan
+        done = run_sweep(config, out, resume=resume, workers=workers, echo=echo_error, program=program)
     result = done.result()
     _print_sweep(result)
     if record is not None:

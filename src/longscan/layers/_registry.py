@@ -22,13 +22,15 @@ def parameter_names(made: Callable[..., object]) -> frozenset[str]:
 def make_layer(name: str, d_model: int, options: Mapping[str, Any], backend: Backend = "auto") -> SequenceLayer:
     """Return a new layer of this name and width; `backend` is passed to layers that take one.
 
-    Raises KeyError, naming the layers, for an unknown name, TypeError for an option that the layer does not have, and ValueError
-    for a native backend without kernels for the layer.
+    Raises KeyError, naming the layers, for an unknown name, TypeError for an option that the layer does not have and for a class
+    that is no `SequenceLayer`, and ValueError for a native backend without kernels for the layer.
     """
     layer: Callable[..., SequenceLayer] = LAYERS[name]
     if "backend" in parameter_names(layer):
         return layer(d_model, **options, backend=backend)
     made = layer(d_model, **options)
+    if not isinstance(made, SequenceLayer):
+        raise TypeError(f"the layer {name!r} must be a longscan.layers.SequenceLayer, got {type(made).__name__}")
     check_backend(made, backend)
     return made
 

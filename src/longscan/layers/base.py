@@ -120,9 +120,13 @@ class SequenceModule(Marked, ABC):
         check_piece_lengths(x)
         if current_split() is not None and not x.shape[1]:  # all pieces are empty, and so are the whole sequences
             with use_split(None):
-                y, state = self.forward_impl(x, state, info)
+                result = self.forward_impl(x, state, info)
         else:
-            y, state = self.forward_impl(x, state, info)
+            result = self.forward_impl(x, state, info)
+        if not isinstance(result, tuple) or len(result) != 2:
+            found = f"{len(result)} values" if isinstance(result, tuple) else type(result).__name__
+            raise TypeError(f"`forward_impl` of {type(self).__name__} must return the outputs and the state, got {found}")
+        y, state = result
         if info.gate is not None and not self.fuses_gate:
             y = y * silu(info.gate)
         if info.valid is not None and self.checks_inputs:  # otherwise the containing module masks its own output

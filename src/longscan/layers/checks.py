@@ -60,6 +60,8 @@ def check_input(x: Tensor, module: nn.Module) -> None:
     if x.layout != torch.strided:
         raise TypeError(f"`x` must be dense, of layout torch.strided, got layout {x.layout}")
     devices = {parameter.device for parameter in module.parameters()}
+    if not devices:  # a layer without parameters computes with any dtype on any device
+        return
     if x.device not in devices:
         raise ValueError(f"`x` must be on the device of the parameters, {' or '.join(sorted(map(str, devices)))}, got {x.device}")
     dtypes = {parameter.dtype for parameter in module.parameters()}

@@ -360,6 +360,7 @@ def run_sweep(
     resume: bool = False,
     workers: int = 1,
     echo: Callable[[str], None] = echo_to_stderr,
+    program: str | None = None,
 ) -> Sweep:
     """Search, test and report.
 
@@ -372,6 +373,8 @@ def run_sweep(
             only writes the folder, for workers that are started with `resume`.
         echo: called with a line before the first trial, unless `resume`, and with one for each trial and seed that ends; several
             workers write the latter to stderr.
+        program: a Python file that registers layers or tasks, which several workers run first. Its code below
+            `if __name__ == "__main__"` does not run.
 
     Returns the sweep; the status in its sweep.json is "unfinished" if workers were lost. Raises SettingError for an invalid
     configuration, KeyboardInterrupt after the checkpoints are saved on a request to stop.
@@ -387,7 +390,7 @@ def run_sweep(
             if workers == 1:
                 work(sweep.folder, echo)
             elif sweep.result()["status"] != "finished":
-                run_workers(sweep.folder, min(workers, max(len(sweep.search.points), config.seeds)), echo)
+                run_workers(sweep.folder, min(workers, max(len(sweep.search.points), config.seeds)), echo, program)
         finally:
             sweep.write()
     with sweep.lock:

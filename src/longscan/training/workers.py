@@ -8,14 +8,20 @@ from pathlib import Path
 
 from longscan.training.processes import visible_gpus
 
+# A program of the user is run as `multiprocessing` does it, so that its code below `if __name__ == "__main__"` is not.
 _PROGRAM = """
+import runpy
 import sys
+from pathlib import Path
 from longscan._allocator import keep_freed_memory
 from longscan.training import processes, sweep
 processes.stop_with_parent()
 keep_freed_memory()
 try:
     with processes.terminate_as_interrupt():
+        if len(sys.argv) > 2:
+            sys.path.insert(0, str(Path(sys.argv[2]).resolve().parent))
+            runpy.run_path(sys.argv[2], run_name="__mp_main__")
         sweep.work(sys.argv[1])
 except KeyboardInterrupt:
     sys.exit(130)
@@ -23,9 +29,12 @@ except KeyboardInterrupt:
 _PATIENCE = 60  # seconds in which a worker must write its last checkpoint
 
 
-def run_workers(folder: Path, n_workers: int, echo: Callable[[str], None]) -> None:
-    """Run processes that work on a sweep until all have ended. On KeyboardInterrupt they save checkpoints and end first."""
-    command = [sys.executable, "-c", _PROGRAM, str(folder)]
+def run_workers(folder: Path, n_workers: int, echo: Callable[[str], None], program: str | None = None) -> None:
+    """Run processes that work on a sweep until all have ended. On KeyboardInterrupt they save checkpoints and end first.
+
+    program: a Python file that each process runs first, such as one that registers layers.
+    """
+    command = [sys.executable, "-c", _PROGRAM, str(folder), *([] if program is None else [program])]
     environments = [worker_environment(i, n_workers) for i in range(n_workers)]
     # The pipe closes when this process ends, even if it is killed; `stop_with_parent` detects this.
     processes = [subprocess.Popen(command, env=environment, stdin=subprocess.PIPE) for environment in environments]

@@ -1,0 +1,68 @@
+"""Layers that a user registers: their names, and errors for classes that do not keep the contract."""
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import nn
+
+from longscan import SequenceModel
+from longscan.layers import LAYERS, SequenceLayer
+
+
+@pytest.fixture(autouse=True)
+def registered() -> Iterator[None]:
+    """Remove the layers that a test registers."""
+    before = dict(LAYERS)
+    yield
+    for name in LAYERS.keys() - before.keys():
+        del LAYERS[name]
+
+
+class Identity(SequenceLayer):
+    """Returns its input as output; `result` is what `forward_impl` returns besides it."""
+
+    result: tuple = (None,)
+
+    def __init__(self, d_model):
+        super().__init__()
+        self.d_model = d_model
+
+    def forward_impl(self, x, state, info):
+        return (x, *self.result) if self.result else x
+
+    def initial_state(self, batch):
+        return None
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("my layer", r"the name of a layer must be letters, digits and _, beginning with a letter, got 'my layer'"),
+        ("2x", r"the name of a layer must be letters, digits and _, beginning with a letter, got '2x'"),
+        ("mam", r"the name of a layer must not be a word of m and a, which a spec reads as blocks, got 'mam'"),
+    ],
+)
+def test_names_that_a_spec_cannot_contain_are_errors(name, message):
+    with pytest.raises(ValueError, match=message):
+        LAYERS.register(name)
+    assert name not in LAYERS
+
+
+def test_a_registered_layer_is_part_of_a_model():
+    LAYERS.register("identity")(Identity)
+    model = SequenceModel.from_spec("simple[identity]", d_model=4, d_input=2, d_output=3)
+    assert model(torch.randn(2, 5, 2)).shape == (2, 3)
+
+
+def test_a_class_that_is_no_layer_is_an_error():
+    LAYERS.register("linear")(lambda d_model: nn.Linear(d_model, d_model))
+    with pytest.raises(TypeError, match=r"the layer 'linear' must be a longscan.layers.SequenceLayer, got Linear"):
+        SequenceModel.from_spec("simple[linear]", d_model=4, d_input=2, d_output=3)
+
+
+@pytest.mark.parametrize(("result", "found"), [((), "Tensor"), ((None, None), "3 values")])
+def test_a_layer_that_does_not_return_outputs_and_state_is_an_error(result, found, monkeypatch):
+    monkeypatch.setattr(Identity, "result", result)
+    with pytest.raises(TypeError, match=f"`forward_impl` of Identity must return the outputs and the state, got {found}"):
+        Identity(4)(torch.randn(1, 5, 4))
