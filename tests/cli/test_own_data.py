@@ -53,6 +53,21 @@ def test_predictions_have_ids_and_the_probabilities_of_all_classes(run, table, c
         assert float(row["probability"]) == chances[row["class"]]
 
 
+def test_labels_of_a_file_to_predict_are_ignored_with_a_warning(run, table, tmp_path, capsys, caplog):
+    frame = pd.read_csv(table)
+    frame.assign(kind="c").to_csv(other := tmp_path / "other.csv", index=False)
+    frame.drop(columns="kind").to_csv(without := tmp_path / "without.csv", index=False)
+    capsys.readouterr()
+    answers = []
+    for file in (table, other, without):
+        caplog.clear()
+        assert main(["predict", run, str(file)]) == 0
+        answers.append(capsys.readouterr().out)
+        text = f"{file}: its labels are ignored; `longscan eval` scores the series that were read for training"
+        assert caplog.messages == ([] if file == without else [text])
+    assert answers[0] == answers[1] == answers[2]
+
+
 def test_what_was_understood_comes_first(table, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert main(["train", str(table), "--label", "load", *COLUMNS, *QUICK, "--task.test_fraction", "0.25"]) == 0

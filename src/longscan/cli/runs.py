@@ -81,6 +81,9 @@ def predict(
 ) -> int:
     """Apply the model of a run to a file of new examples, and write its answers as a table.
 
+    Labels in the file are ignored: join their table and the answers to score them. `longscan eval` scores a part of the data that
+    the run was made with.
+
     Examples:
         longscan predict runs/pumps new.csv --out answers.csv
     """

@@ -1,5 +1,6 @@
 """Tasks on a user's series with one answer each: a class or a number."""
 
+import logging
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -48,6 +49,7 @@ from longscan.tasks.series.files import CSV, PARQUET, column_names, suffix_of
 from longscan.tasks.series.reading import ReadOptions, SeriesStore, read_series
 from longscan.tasks.series.splits import split_series, split_units
 
+_log = logging.getLogger("longscan")
 MIN_SERIES = 3  # smallest number of series of a class: one for each of train, valid and test
 ROCKET_VALUES = 3e7  # largest number of values of the series that aeon's methods are fitted on
 WARPING_CELLS = 1e10  # largest number of cells of the tables of dynamic time warping
@@ -197,6 +199,8 @@ class LabelledSeries(SeriesFile):
     def read_inputs(self, path: str | Path) -> Batch:
         """Read the series of a file or folder with the same channels and scale them like the training series."""
         store = self._new_series(path)
+        if store.labels is not None:
+            _log.warning("%s: its labels are ignored; `longscan eval` scores the series that were read for training", path)
         return self._to_batch(store, np.arange(len(store.ids)))
 
     def scale_steps(self, steps: np.ndarray) -> Tensor:
