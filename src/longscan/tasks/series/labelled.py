@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from longscan._errors import count_text, cut, setting_error
+from longscan._errors import SettingError, count_text, cut, setting_error
 from longscan._types import Doc, NonEmptyStr
 from longscan.tasks._sparklines import sparkline
 from longscan.tasks.base import TASKS, Batch, Split, check_request, rows_of_step
@@ -449,6 +449,21 @@ def _value_baselines(task: SeriesValues, state: FileState, split: Split) -> dict
     return {"constant": task.constant_score(split), "ridge": float(((found - data.targets[data.rows[split]]) ** 2).mean())}
 
 
+def _check_values_and_steps(store: SeriesStore, unit: float, task: LabelledSeries, source: str) -> None:
+    """Raise one error for missing values and unequal steps, of those that the settings do not allow: ValueError, SettingError."""
+    try:
+        check_missing(store, task.missing, source)
+    except ValueError as missing:
+        if task.uneven == "refuse":
+            try:
+                check_steps(store, unit, source)
+            except SettingError as uneven:
+                raise ValueError(f"{missing}; and {uneven}") from None
+        raise
+    if task.uneven == "refuse":
+        check_steps(store, unit, source)
+
+
 @lru_cache(maxsize=4)
 def _load(task: LabelledSeries, state: FileState) -> LabelledData:  # noqa: ARG001, part of the key
     """Read, check and split the series of a task."""
@@ -457,10 +472,8 @@ def _load(task: LabelledSeries, state: FileState) -> LabelledData:  # noqa: ARG0
     if store.labels is None:
         shown = f"the column with the answers, as {source} has no labels otherwise"
         raise setting_error("label", task.label, shown)
-    check_missing(store, task.missing, source)
     unit = 1.0 if store.stamps is None else usual_step(np.asarray(store.stamps), np.asarray(store.offsets))
-    if task.uneven == "refuse":
-        check_steps(store, unit, source)
+    _check_values_and_steps(store, unit, task, source)
     words = store.labels.tolist()
     units = split_units(store)
     has_groups = store.groups is not None
