@@ -533,6 +533,37 @@ def test_archive_keeps_the_run_with_more_updates(row: PublishedRow, tmp_path: Pa
     assert progress_of(second) == (5, False)
 
 
+def test_archive_waits_for_the_process_that_still_trains_a_run(
+    row: PublishedRow, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such as one whose parent was killed: it would save its checkpoint into the run of the archive."""
+    here, there, packed = tmp_path / "here", tmp_path / "there", tmp_path / "packed"
+    write_run(row, here, 0, 7)
+    write_run(row, here, 1, 2)
+    archive.pack(here, packed)
+    older, newer = write_run(row, there, 0, 5), write_run(row, there, 1, 3)
+    held = [FileLock(folder.with_suffix(".lock"), thread_local=False) for folder in (older, newer)]
+    for lock in held:
+        lock.acquire()
+    monkeypatch.setattr(processes, "GRACE", 0.1)
+    with pytest.raises(SettingError, match="`--out` must be a run that no other process trains, got '"):
+        archive.unpack(packed, there)
+    assert progress_of(older) == (5, False)
+    monkeypatch.setattr(processes, "GRACE", 60.0)
+
+    def end(step: int) -> None:
+        (older / "checkpoints" / "last" / "state.json").write_text(json.dumps({"step": step, "files": {}}))
+        held[0].release()
+
+    threading.Timer(0.2, end, [9]).start()
+    archive.unpack(packed, there)
+    assert [progress_of(one).updates for one in (older, newer)] == [9, 3], "both have more updates than in the archive now"
+    held[0].acquire()
+    end(6)
+    archive.unpack(packed, there)
+    assert [progress_of(one).updates for one in (older, newer)] == [7, 3], "nothing waits for a run that stays"
+
+
 def test_archives_that_are_too_large_or_damaged_are_refused(
     row: PublishedRow, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

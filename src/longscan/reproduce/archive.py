@@ -25,6 +25,7 @@ from longscan._files import write_text, write_user_file
 from longscan.datasets.archives import unpack_members
 from longscan.reproduce.rows import TRIES
 from longscan.training.checkpoint import find_checkpoint
+from longscan.training.processes import lock_job
 from longscan.training.run import SETTINGS, Run, build_model, is_run_folder
 from longscan.training.settings import Settings
 
@@ -145,7 +146,8 @@ def unpack(source: Path, out: Path) -> None:
     """Copy the runs and records of an archive into a folder of runs, which has its manifest.
 
     A run that both have is taken from the archive if it has made more updates there. Records are added to those of the folder.
-    Raises SettingError if the archive is damaged or of another version.
+    Raises SettingError if the archive is damaged or of another version, or if another process keeps training a run that would be
+    replaced.
     """
     new = out / ".unpacking"
     shutil.rmtree(new, ignore_errors=True)  # of a process that was killed
@@ -171,12 +173,14 @@ def _unpack(content: bytes, source: Path, out: Path, new: Path) -> None:
     for settings in sorted(new.rglob(SETTINGS)):
         run = settings.parent
         here = out / run.relative_to(new)
-        if _updates(run) > _updates(here):
-            here.parent.mkdir(parents=True, exist_ok=True)
-            if here.exists():  # renamed, not removed: a kill leaves one run or the other
-                here.rename(replaced)
-            run.rename(here)
-            shutil.rmtree(replaced, ignore_errors=True)
+        if _updates(run) <= _updates(here):
+            continue
+        with lock_job(here):  # until the job of a parent that was killed has saved its checkpoint
+            if _updates(run) > _updates(here):
+                if here.exists():  # renamed, not removed: a kill leaves one run or the other
+                    here.rename(replaced)
+                run.rename(here)
+                shutil.rmtree(replaced, ignore_errors=True)
     for records in (path for folder in RECORDS for path in (new / folder).glob("*.jsonl")):
         _merge_lines(records, out / records.relative_to(new))
 
