@@ -126,6 +126,16 @@ def test_first_of_several_processes_prints_for_all(table, tmp_path, capsys, monk
     assert capsys.readouterr().out == ""
 
 
+def test_uneven_steps_of_a_new_file_name_the_option_of_training(run, table, tmp_path, capsys):
+    rows = pd.read_csv(table)
+    rows["second"] *= 2
+    rows.to_csv(tmp_path / "new.csv", index=False)
+    assert main(["predict", run, str(tmp_path / "new.csv")]) == 2
+    error = capsys.readouterr().err
+    assert "must have 1 between steps, as the training series, got 915 steps of another length, the first, 2, in" in error
+    assert error.endswith("in series 'u0'; models trained with --task.uneven accept it\n")
+
+
 def test_missing_values_of_a_new_file_name_the_option_of_predict(run, table, tmp_path, capsys):
     rows = table.read_text("utf-8").splitlines()
     column = rows[0].split(",").index("force")

@@ -139,6 +139,10 @@ BAD: dict[str, tuple[str, dict[str, object], str]] = {
     "time stamp twice later": (change(38, 1, 2), {}, "a series must occur once in column 'time', got 2 twice in series 'u7'"),
     "clock goes back later": (change(38, 1, 0.5), {}, "in the order of column 'time', got 0.5 after 2 in series 'u7'"),
     "gap": (change(4, 1, 9), {}, "`uneven` must be elapsed"),
+    "column without values": (
+        text_of([[*row[:3], "", *row[4:]] for row in long_rows()]), {},
+        "`missing='mask'` marks them; no row has a value of y, which `channels` can leave out",
+    ),
     "gap and missing value": (
         text_of([[*row[:1], 9 if n == 4 else row[1], "" if n == 2 else row[2], *row[3:]] for n, row in enumerate(long_rows())]),
         {}, "`missing='mask'` marks them; and `uneven` must be elapsed",

@@ -225,10 +225,10 @@ def check_missing(store: SeriesStore, missing: Missing, source: str | Path, trea
     """
     if missing == "mask":
         return
-    count, first = 0, None
+    counts, first = np.zeros(len(store.channels), np.int64), None
     for start in range(0, len(store.values), 1_000_000):
         gaps = np.isnan(store.values[start : start + 1_000_000])
-        count += int(gaps.sum())
+        counts += gaps.sum(0)
         if first is None and gaps.any():
             row, channel = np.argwhere(gaps)[0]
             first = start + int(row), int(channel)
@@ -237,18 +237,24 @@ def check_missing(store: SeriesStore, missing: Missing, source: str | Path, trea
     series = int(np.searchsorted(store.offsets, first[0], "right")) - 1
     where = f"step {first[0] - store.offsets[series] + 1} of series {str(store.ids[series])!r}, {store.channels[first[1]]}"
     if missing == "refuse":
-        raise ValueError(f"{source} has {count} missing values, the first in {where}; {treatments}")
+        empty = [name for name, count in zip(store.channels, counts, strict=True) if count == len(store.values)]
+        hint = f"; no row has a value of {', '.join(empty)}, which `channels` can leave out" if empty else ""
+        raise ValueError(f"{source} has {counts.sum()} missing values, the first in {where}; {treatments}{hint}")
     for row in range(len(store.ids)):
-        empty = np.isnan(store.series(row)).all(0)
-        if empty.any():
+        has_none = np.isnan(store.series(row)).all(0)
+        if has_none.any():
             raise ValueError(
-                f"{source}: series {str(store.ids[row])!r} must have a value of {store.channels[int(empty.argmax())]}, from "
+                f"{source}: series {str(store.ids[row])!r} must have a value of {store.channels[int(has_none.argmax())]}, from "
                 "which missing ones are interpolated, got none; `missing='mask'` marks them"
             )
 
 
-def check_steps(store: SeriesStore, unit: float, source: str | Path) -> None:
-    """Raise SettingError if the time between the steps differs from `unit`, the usual step."""
+def check_steps(store: SeriesStore, unit: float, source: str | Path, *, is_new: bool = False) -> None:
+    """Raise SettingError if the time between the steps differs from `unit`, the usual step.
+
+    is_new: whether the file is one for a trained model, so that the setting cannot be changed any more, and `unit` is that of the
+    training series; the error is a ValueError then.
+    """
     if store.stamps is None:
         return
     odd = uneven_steps(np.asarray(store.stamps), np.asarray(store.offsets), unit)
@@ -260,6 +266,11 @@ def check_steps(store: SeriesStore, unit: float, source: str | Path) -> None:
         format_step(step, is_dated=store.is_dated) for step in (float(store.stamps[row + 1] - store.stamps[row]), unit)
     )
     differ = f"{count_text(len(odd), 'step')} of {source} {'differs' if len(odd) == 1 else 'differ'} from {usual}"
+    if is_new:
+        raise ValueError(
+            f"{source} must have {usual} between steps, as the training series, got {count_text(len(odd), 'step')} of another "
+            f"length, the first, {found}, in series {str(store.ids[series])!r}; models trained with --task.uneven accept it"
+        )
     raise setting_error(
         "uneven", "refuse", f"elapsed (the layers get the time between steps) or ignore (steps count), as {differ}, the first, "
         f"{found}, in series {str(store.ids[series])!r}"

@@ -191,7 +191,7 @@ class LabelledSeries(SeriesFile):
         store = read_series(path, options)
         check_missing(store, self.missing, path)
         if self.uneven == "refuse":
-            check_steps(store, known.unit, path)
+            check_steps(store, known.unit, path, is_new=True)
         elif self.uneven == "elapsed":
             check_times(store, known.store, path)
         return store
