@@ -55,17 +55,18 @@ def test_predictions_have_ids_and_the_probabilities_of_all_classes(run, table, c
 
 def test_labels_of_a_file_to_predict_are_ignored_with_a_warning(run, table, tmp_path, capsys, caplog):
     frame = pd.read_csv(table)
-    frame.assign(kind="c").to_csv(other := tmp_path / "other.csv", index=False)
+    frame.assign(kind=None).to_csv(empty := tmp_path / "empty.csv", index=False)
+    frame.assign(kind=range(len(frame))).to_csv(differing := tmp_path / "differing.csv", index=False)
     frame.drop(columns="kind").to_csv(without := tmp_path / "without.csv", index=False)
     capsys.readouterr()
     answers = []
-    for file in (table, other, without):
+    for file in (table, empty, differing, without):
         caplog.clear()
         assert main(["predict", run, str(file)]) == 0
         answers.append(capsys.readouterr().out)
         text = f"{file}: its labels are ignored; `longscan eval` scores the series that were read for training"
         assert caplog.messages == ([] if file == without else [text])
-    assert answers[0] == answers[1] == answers[2]
+    assert answers == answers[:1] * 4
 
 
 def test_what_was_understood_comes_first(table, tmp_path, capsys, monkeypatch):

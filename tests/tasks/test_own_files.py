@@ -814,3 +814,28 @@ def test_two_ways_to_write_a_number_are_not_two_classes(tmp_path):
     (tmp_path / "mine.csv").write_text(text_of(rows))
     with pytest.raises(ValueError, match=re.escape("'1' and '1.0' would be two classes")):
         _ = SeriesClasses(path=str(tmp_path / "mine.csv"), **PLAIN).length
+
+
+@pytest.mark.parametrize("layout", ["wide", "npz"])
+def test_labels_and_groups_of_a_file_to_predict_may_be_empty(tmp_path: Path, layout: str) -> None:
+    """They are not read. Their names are those of no channel, and a file without them gives the same inputs."""
+    draw, names = np.random.default_rng(0), ("kind", "machine")
+    x, answers = draw.normal(size=(12, 6)), {"kind": [*"ab"] * 6, "machine": [*"cdefgh"] * 2}
+
+    def write(name: str, count: int, columns: dict[str, object]) -> Path:
+        path = tmp_path / f"{name}.{'csv' if layout == 'wide' else 'npz'}"
+        if layout == "wide":
+            pd.DataFrame(x[:count]).add_prefix("t").assign(**columns).to_csv(path, index=False)
+        else:
+            np.savez(path, X=x[:count, :, None], **{key: np.array(value) for key, value in columns.items()})
+        return path
+
+    task = SeriesClasses(path=str(write("all", 12, answers)), label="kind", group="machine")
+    batches = [
+        task.read_inputs(write("whole", 3, {name: values[:3] for name, values in answers.items()})),
+        task.read_inputs(write("empty", 3, dict.fromkeys(names, [np.nan] * 3))),
+        task.read_inputs(write("without", 3, {})),
+    ]
+    assert batches[0].inputs.shape == (3, 6, 1)
+    for batch in batches[1:]:
+        assert torch.equal(batch.inputs, batches[0].inputs)

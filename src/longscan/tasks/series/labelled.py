@@ -199,7 +199,7 @@ class LabelledSeries(SeriesFile):
     def read_inputs(self, path: str | Path) -> Batch:
         """Read the series of a file or folder with the same channels and scale them like the training series."""
         store = self._new_series(path)
-        if store.labels is not None:
+        if (self.label or "y") in store.unread:
             _log.warning("%s: its labels are ignored; `longscan eval` scores the series that were read for training", path)
         return self._to_batch(store, np.arange(len(store.ids)))
 

@@ -88,7 +88,7 @@ class SeriesStore(NamedTuple):
     (N,) text, None where the files have none. stamps: (T,) time stamps, int64 nanoseconds or float64, None without a time column.
     form: format of the time stamps. layout: "long" or "wide". has_ids: whether the ids are those of the file, not row numbers.
     has_numbers: whether the format says that the labels are numbers (True) or classes (False), None if it does not. unread: names
-    of the arrays of an .npz file that are not read.
+    of the arrays of an .npz file that are not read, and of the columns of labels and groups of new files for a trained model.
     """
 
     values: np.ndarray
@@ -218,6 +218,7 @@ class _Roles(NamedTuple):
     label: str | None
     group: str | None
     channels: tuple[str, ...]  # for a wide table, the columns of its steps
+    unread: tuple[str, ...]  # the columns of labels and groups of a table to predict
 
 
 def _read_tables(path: Path, files: Sequence[Path], options: ReadOptions, folder: Path) -> _Parts:
@@ -236,9 +237,8 @@ def _read_tables(path: Path, files: Sequence[Path], options: ReadOptions, folder
         if set(others) != set(columns):
             differing = ", ".join(sorted(set(others) ^ set(columns)))[:80]
             raise ValueError(f"{file} must have the columns of {files[0]}, got others: {differing}")
-    if roles.layout == "wide":
-        return _read_wide(files[0], roles, options)
-    parts = _read_long(path, files, roles, options, folder)
+    parts = _read_wide(files[0], roles, options) if roles.layout == "wide" else _read_long(path, files, roles, options, folder)
+    parts.unread = roles.unread
     if is_folder and roles.label is None:
         _label_files(path, parts, options)
     return parts
@@ -274,7 +274,10 @@ def _find_roles(path: Path, columns: Sequence[str], options: ReadOptions, *, is_
         raise setting_error("channels", None, needed)
     layout = _find_layout(path, columns, rest, named, options, is_folder=is_folder)
     channels = _find_channels(path, columns, rest, options) if layout == "long" else tuple(rest)
-    return _Roles(layout, named["id"], named["time"], named["label"], named["group"], channels)
+    if not options.fixed:
+        return _Roles(layout, named["id"], named["time"], named["label"], named["group"], channels, ())
+    unread = tuple(name for setting in optional if (name := named[setting]) is not None)  # they may be empty
+    return _Roles(layout, named["id"], named["time"], None, None, channels, unread)
 
 
 def _find_layout(
@@ -789,7 +792,7 @@ def _read_npz(path: Path, options: ReadOptions) -> _Parts:
     named = {"label": label, "group": options.group, "id": options.id or ("id" if "id" in content else None)}
     for setting, name in named.items():
         words[setting] = None
-        if name is None or (options.fixed and name not in content):
+        if name is None or (options.fixed and (setting != "id" or name not in content)):
             continue
         check_column(setting, name, names, path)
         array = content[name]
@@ -798,7 +801,7 @@ def _read_npz(path: Path, options: ReadOptions) -> _Parts:
         if array.dtype.kind == "f" and np.isnan(array).any():
             raise ValueError(f"{path}: {name} must have a value for each series, got none in row {np.isnan(array).argmax() + 1}")
         words[setting] = _array_words(path, name, array)
-    read = {"X", *(("values", "offsets") if "X" not in content else ()), *named.values()}
+    read = {"X", *(("values", "offsets") if "X" not in content else ()), *([named["id"]] if options.fixed else named.values())}
     unread = tuple(name for name in names if name not in read)
     if "X" in content and "lengths" in unread:
         raise ValueError(
