@@ -226,7 +226,13 @@ def test_split_cases_accepts_equal_times_and_dates_as_cases():
         ([pd.DataFrame({"a": [1.0, None]})], {}, r"got 1 NaN and 0 infinity"),
         ([np.array(["a"])], {}, "^series 0 of `X` must contain only real numbers, got a value that is no number"),
         ([np.zeros(2, "timedelta64[s]")], {}, r"^series 0 of `X` must contain only real numbers, got dtype timedelta64\[s\]"),
-        ([pd.Series([1j])], {}, "^series 0 of `X` must contain only real numbers, got dtype complex128"),
+        ([pd.Series([1j])], {}, "^series 0 of `X` must contain only real numbers, got dtype complex128$"),
+        (
+            [pd.DataFrame({"date": pd.date_range("2024-01-01", periods=3), "x": 1.0})],
+            {},
+            r"got dtype datetime64\[..\]; set_index makes a column of dates the index$",
+        ),
+        ([pd.DataFrame({"date": ["2024-01-01"], "x": 1.0})], {}, "and set_index makes a column of dates the index$"),
         (
             [pd.DataFrame([[1, 2]], columns=[["a", "b"], ["c", "d"]])],
             {},
@@ -240,7 +246,7 @@ def test_split_cases_accepts_equal_times_and_dates_as_cases():
         (
             [pd.DataFrame([[1, 2]], columns=["a", "b"]), pd.DataFrame([[1, 2]], columns=["a", "c"])],
             {},
-            r"^series 1 of `X` must have .* channels, .*, got columns that lack 1 labels \('b'\) and have 1 labels \('c'\)",
+            r"^series 1 of `X` must have the channels 'a', 'b', got columns without 'b' and with 'c'",
         ),
         (
             [np.zeros((2, 3))],

@@ -190,7 +190,7 @@ def test_wrong_use_of_covariates_raises():
         ({"y": FITTED["y"], "covariates_ahead": AHEAD}, "`covariates` must be given, as fit had covariates (heat, weekend)"),
         ({"covariates_ahead": AHEAD[:3]}, "`covariates_ahead` must have 4 steps, got 3"),
         ({"covariates_ahead": AHEAD.set_axis(HOURS[:4])}, "`covariates_ahead` must have the time stamps 2024-03-13 12:00"),
-        ({"covariates_ahead": AHEAD[["heat"]]}, "must have 2 channels, 2 labels ('heat', 'weekend')"),
+        ({"covariates_ahead": AHEAD[["heat"]]}, "must have the channels 'heat', 'weekend', got columns without 'weekend'"),
     ]
     for arguments, message in cases:
         with pytest.raises(ValueError, match=re.escape(message)):

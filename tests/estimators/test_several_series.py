@@ -85,7 +85,7 @@ def test_score_of_several_series_counts_all_of_them(model):
     ("frame", "message"),
     [
         (LONG.rename(columns={"y": "value"}), "`y` must have the columns unique_id, ds and y as a long frame, got no column y"),
-        (LONG.drop(columns="unique_id"), "got no column unique_id"),
+        (LONG.drop(columns="unique_id"), "got no column unique_id; set_index\\('ds'\\) makes the times of one series"),
         (pd.concat([LONG, LONG[:1]]), "`y` must be without duplicated time stamps in a case, got 1, the first 2024-03-01"),
         (LONG.assign(ds=LONG["ds"].astype(str)), "`y` must have times that are numbers, dates, .*pd.to_datetime reads dates"),
         (LONG.assign(unique_id=LONG["unique_id"].where(LONG.index > 2)), "`y` must have a case for each row, got 3 rows without"),

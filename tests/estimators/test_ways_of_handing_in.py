@@ -458,12 +458,14 @@ add_inputs(
         ),
         "a channel is missing": (
             lambda: long()[["level"]],
-            r"series 0 of `X` must have .* channels, .*, got columns that lack 1 labels \('flow'\)",
+            r"series 0 of `X` must have the channels 'level', 'flow', got columns without 'flow'",
         ),
-        "an additional channel": (lambda: long().assign(x=1.0), r"series 0 of `X` .* have 1 labels \('x'\) besides"),
+        "an additional channel": (
+            lambda: long().assign(x=1.0), "series 0 of `X` must have the channels 'level', 'flow', got columns with 'x'$"
+        ),
         "a channel has another name": (
             lambda: long(columns=["level", "Flow"]),
-            r"series 0 of `X` must have .* channels, .*, got columns that lack 1 labels \('flow'\)",
+            r"series 0 of `X` must have the channels 'level', 'flow', got columns without 'flow'",
         ),
         "a channel occurs twice": (
             lambda: long(columns=["level", "level"]),

@@ -35,7 +35,9 @@ def find_form(y: Any) -> Form:
     if isinstance(y, pd.DataFrame) and {"unique_id", "ds"} & set(y.columns):
         lacking = [name for name in LONG_COLUMNS if name not in y.columns]
         if lacking:
-            raise ValueError(f"`y` must have the columns unique_id, ds and y as a long frame, got no column {', '.join(lacking)}")
+            found = f"got no column {', '.join(lacking)}"
+            advice = "; set_index('ds') makes the times of one series its index" if lacking == ["unique_id"] else ""
+            raise ValueError(f"`y` must have the columns unique_id, ds and y as a long frame, {found}{advice}")
         return "long"
     if isinstance(y, (pd.Series, pd.DataFrame)):
         return "indexed" if y.index.nlevels > 1 or not y.size else "one"

@@ -282,8 +282,13 @@ def _format_labels(labels: pd.Index) -> str:
     """Return the number of labels and the first of them as text: "7 labels ('a', 'b', ...)"."""
     if not len(labels):
         return "none"
+    return f"{len(labels)} labels ({_list_labels(labels)})"
+
+
+def _list_labels(labels: pd.Index) -> str:
+    """Return the first labels as text: "'a', 'b', ..."."""
     shown = ", ".join(str(label) if isinstance(label, tuple) else repr(label) for label in labels[:MAX_LISTED_LABELS].tolist())
-    return f"{len(labels)} labels ({shown}{', ...' if len(labels) > MAX_LISTED_LABELS else ''})"
+    return shown + (", ..." if len(labels) > MAX_LISTED_LABELS else "")
 
 
 def align_targets(collection: Collection, y: Any) -> Any:
@@ -328,7 +333,7 @@ def _values(source: str, part: Any) -> np.ndarray:
         array = part.to_numpy(dtype=np.float64, na_value=np.nan) if pandas else np.asarray(part)
         converted = array.astype(np.float64) if array.dtype.kind not in "cmM" else None
     except (TypeError, ValueError) as error:
-        advice = "; get_dummies of pandas turns classes into numbers"
+        advice = "; get_dummies of pandas turns classes into numbers, and set_index makes a column of dates the index"
         raise ValueError(f"{source} must contain only real numbers, got a value that is no number ({error}){advice}") from None
     if converted is None:
         raise _dtype_error(source, array.dtype)
@@ -343,7 +348,9 @@ def _values(source: str, part: Any) -> np.ndarray:
 
 
 def _dtype_error(source: str, dtype: Any) -> ValueError:
-    return ValueError(f"{source} must contain only real numbers, got dtype {dtype}")
+    has_dates = dtype.kind == "M" or isinstance(dtype, pd.PeriodDtype)
+    advice = "; set_index makes a column of dates the index" if has_dates else ""
+    return ValueError(f"{source} must contain only real numbers, got dtype {dtype}{advice}")
 
 
 def _has_names(part: Any) -> bool:
@@ -367,10 +374,8 @@ def _reorder_channels(source: str, part: Any, array: np.ndarray, names: tuple[st
     expected = pd.Index(names)
     lacking, surplus = expected.difference(columns, sort=False), columns.difference(expected, sort=False)
     if len(lacking) or len(surplus):
-        raise ValueError(
-            f"{source} must have {len(names)} channels, {_format_labels(expected)}, got columns that lack "
-            f"{_format_labels(lacking)} and have {_format_labels(surplus)} besides"
-        )
+        parts = [f"{word} {_list_labels(found)}" for word, found in (("without", lacking), ("with", surplus)) if len(found)]
+        raise ValueError(f"{source} must have the channels {_list_labels(expected)}, got columns {' and '.join(parts)}")
     return array[:, columns.get_indexer(expected)]
 
 
