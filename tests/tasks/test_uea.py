@@ -307,7 +307,7 @@ def test_read_inputs_standardises_a_file_like_the_test_split(folder, tmp_path, e
 def test_read_inputs_with_other_channels_raises(folder, tmp_path):
     path = tmp_path / "new.csv"
     path.write_text("1,2,3\n")
-    with pytest.raises(ValueError, match=r"new.csv must contain series of 2 channels, like Mine, got 3 channels$"):
+    with pytest.raises(ValueError, match=r"new.csv must contain series of 2 channels, like Mine, got 3$"):
         Uea(dataset="Mine", data_dir=str(folder)).read_inputs(path)
 
 
