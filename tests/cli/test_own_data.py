@@ -81,6 +81,14 @@ def test_what_was_understood_comes_first(table, tmp_path, capsys, monkeypatch):
     assert named["training"].startswith("3 updates of 8 examples")
     assert lines[10].split() == ["run", "runs/units", "(`--out`)"]
     assert (tmp_path / "runs" / "units" / "report.html").is_file()
+    task, model = Run("runs/units").settings.task, Run("runs/units").model()
+    batch = task.batch("test", 0, task.size("test"))
+    with torch.no_grad():
+        output = model(batch.inputs, valid=batch.valid)
+    answers, truth = (task.decode(values, batch) for values in (output, batch.targets))
+    errors = [row["load"] - other["load"] for row, other in zip(answers, truth, strict=True)]
+    rmse = sum(error**2 for error in errors) / len(errors)
+    assert f"test root mean squared error of load, in its units: {rmse**0.5:.4g}" in lines
     assert main(["predict", "runs/units", str(table)]) == 0
     assert list(rows_of(capsys.readouterr().out)[0]) == ["id", "load"]
 
@@ -260,8 +268,14 @@ def test_a_network_that_adds_nothing_to_the_regression_is_named(select, adds_not
     printed, page = capsys.readouterr().out, (out / "report.html").read_text("utf-8")
     assert ("the forecast is that of ridge: no update" in printed) == adds_nothing
     assert ("no update of the network lowered the validation loss" in page) == adds_nothing
-    assert ("What the last answer depends on." in page) != adds_nothing, "a map of zeros is left out"
+    assert ("What the last correction depends on." in page) != adds_nothing, "a map of zeros is left out"
     assert ("a ridge regression plus a correction by the network" in page) != adds_nothing
+    opened = Run(out)
+    task, model = opened.settings.task, opened.model()
+    batch = task.batch("test", 0, task.size("test"))
+    with torch.no_grad():
+        errors = (task.in_units(model(batch.inputs), batch) - task.in_units(batch.targets, batch)).abs()[batch.loss_mask]
+    assert f"test mean absolute error of sales, in its units: {float(errors.mean()):.4g}\n" in printed
 
 
 def test_forecast_has_dates_and_every_window(tmp_path, capsys, monkeypatch):

@@ -57,6 +57,7 @@ def train(
         longscan train --config recipes/aussm/parity.yaml --quick --out runs/parity
         longscan train --task parity --model.spec "s4d*2" --out runs/s4d
     """
+    from longscan.tasks.series import SeriesFile
     from longscan.training.parsing import merge, parse_settings, read_yaml
     from longscan.training.records import check_target
     from longscan.training.run import SETTINGS, Run
@@ -105,6 +106,8 @@ def train(
         return 1
     echo(f"test {result['metric']}: {result['value']:.4f} (scaled {result['scaled']:z.4f}, weights: {result['selected']})")
     echo(f"best constant predictor: {result['constant']:.4f} (scaled {result['constant_scaled']:z.4f})")
+    if isinstance(parsed.task, SeriesFile) and (error := parsed.task.error_in_units(result["value"])) is not None:
+        echo(f"test {error[0]}, in its units: {error[1]:.4g}")
     if file is not None:
         _print_baselines(parsed.task, result["value"])
     if _adds_nothing(run.folder):

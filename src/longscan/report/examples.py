@@ -83,7 +83,7 @@ def example_section(found: Mapping[str, Any] | None) -> Iterator[str]:
         dates = " The headings name the first step of each forecast." if any("name" in example for example in examples) else ""
         yield page.paragraph(f"The examples with the smallest, the median and the largest error of {number}.{dates}{band}")
         for example in examples:
-            yield from _forecast(example)
+            yield from _forecast(example, "correction" if found.get("has_corrections") else "answer")
     else:
         wrong = found["wrong"]
         yield page.heading(2, "Wrong and right answers" if wrong else "Right answers")
@@ -173,8 +173,11 @@ def _letters(example: Mapping[str, Any]) -> list[tuple[str, str, str, float, str
     return letters
 
 
-def _forecast(example: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the heading and the figures of one example whose answers are numbers."""
+def _forecast(example: Mapping[str, Any], output: str) -> Iterator[str]:
+    """Yield the heading and the figures of one example whose answers are numbers.
+
+    output: the word for the model's number, "answer" or "correction".
+    """
     yield page.heading(3, f"The {example['error']} error{_name(example)}")
     drawings = []
     for variable in example["variables"]:
@@ -187,7 +190,7 @@ def _forecast(example: Mapping[str, Any]) -> Iterator[str]:
     if relevance:
         names = [_channel(name) for name in relevance["names"]]
         chart = figures.relevance_map(relevance["values"], relevance["times"], names, "step of the input")
-        drawings.append(page.figure(chart, "What the last answer depends on."))
+        drawings.append(page.figure(chart, f"What the last {output} depends on."))
     yield page.group("columns", drawings)
 
 

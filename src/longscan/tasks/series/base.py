@@ -95,6 +95,10 @@ class SeriesFile(Task):
         """Return what was understood of the file: pairs of a name and a text."""
         raise NotImplementedError
 
+    def error_in_units(self, value: float) -> tuple[str, float] | None:  # noqa: ARG002
+        """Return a value of the main metric in the units of the file, after its name; None if it has none."""
+        return None
+
     def _common_summary(self, store: SeriesStore, statistics: ChannelStatistics) -> list[tuple[str, str]]:
         """Return the part of a summary about series, channels, lengths and missing values."""
         lengths = store.lengths

@@ -307,6 +307,13 @@ class SeriesForecast(SeriesFile, RegressionTask):
         scale, mean = (torch.from_numpy(part[data.targets]) for part in (data.statistics.scale, data.statistics.mean))
         return (values + level).double() * scale + mean
 
+    def error_in_units(self, value: float) -> tuple[str, float] | None:
+        """Return the mean absolute error in the units of the target, after its name; None for several targets."""
+        data = self._data
+        if len(data.targets) > 1:
+            return None
+        return f"mean absolute error of {self.variables[0]}", value * float(data.statistics.scale[data.targets[0]])
+
     def past_and_ahead(self, batch: Batch, row: int) -> tuple[Tensor, Tensor | None]:
         """Return the targets in the context (context, K) and in the horizon (horizon, K) of an example, in the table's units."""
         context = self._data.context

@@ -388,6 +388,10 @@ class SeriesValues(LabelledSeries, RegressionTask):
         check_request(self, split)
         return dict(_value_baselines(self, self._file_state, split))
 
+    def error_in_units(self, value: float) -> tuple[str, float] | None:
+        """Return the root of the mean squared error in the units of the labels, after its name."""
+        return f"root mean squared error of {self.variables[0]}", value**0.5 * self._data.spread
+
     def decode(self, output: Tensor, batch: Batch) -> list[dict[str, str | float]]:  # noqa: ARG002
         """Return a row for each series: its number, in the units of the file."""
         data = self._data
