@@ -4,7 +4,7 @@ from unittest.mock import patch
 
 import torch
 
-from longscan.ops import OPS, _native_op
+from longscan.ops import OPS, _custom_op
 from longscan.ops._examples import example_inputs, example_masks
 
 OPTIONS = {"selective_scan": {"dt_softplus": True}, "short_conv": {"activation": "silu"}}
@@ -47,13 +47,13 @@ def run_with_gradients(function, inputs):
 
 def record_calls(op, inputs, backend):
     """Return the custom ops that a call of `op` and its backward pass make, with their arguments."""
-    calls, original = [], _native_op._CustomOp.__call__
+    calls, original = [], _custom_op.CustomOp.__call__
 
     def call(self, *args, **observed):
         calls.append((self, args))
         return original(self, *args, **observed)
 
-    with patch.object(_native_op._CustomOp, "__call__", call):
+    with patch.object(_custom_op.CustomOp, "__call__", call):
         y, final = OPS[op].function(**with_gradients(inputs), backend=backend)
         (y.sum() + final.sum()).backward()
     return calls

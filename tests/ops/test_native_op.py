@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from longscan.ops import OPS, _native_op, dispatch, linear_scan, selective_scan, short_conv, unitary_scan
+from longscan.ops import OPS, _custom_op, _native_op, dispatch, linear_scan, selective_scan, short_conv, unitary_scan
 from longscan.ops._native_op import NativeOp
 from longscan.ops.block2_scan import eager as block2_eager
 from longscan.ops.linear_scan import eager as linear_eager
@@ -104,7 +104,8 @@ def kernels(monkeypatch):
     missing = {op for op in NATIVE if unsupported_reason(op)}
     module, original = NativeOp.module, dispatch.unsupported_reason
     monkeypatch.setattr(dispatch, "unsupported_reason", lambda op, *args: None if op in missing else original(op, *args))
-    monkeypatch.setattr(_native_op, "GROUPED", ())  # the functions of PyTorch accept no groups of parameters
+    for module_of in (_custom_op, _native_op):
+        monkeypatch.setattr(module_of, "GROUPED", ())  # the functions of PyTorch accept no groups of parameters
     if find_spec("triton") is not None:  # nor can a compiler trace them as kernels, like those of Triton's interpreter
         monkeypatch.setattr("longscan.ops._gpu.INTERPRETED", True)
     monkeypatch.setattr(
