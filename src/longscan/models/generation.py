@@ -161,6 +161,41 @@ def _new_tokens(prompt: int, max_new_tokens: int | None, max_length: int | None)
     return max_new_tokens
 
 
+def _valid_tokens(attention_mask: Tensor | None, input_ids: Tensor) -> Tensor | None:
+    """Return which tokens of the prompt are no padding, (B, L) bool; None without a mask."""
+    if attention_mask is None:
+        return None
+    if attention_mask.shape != input_ids.shape:
+        raise ValueError(
+            f"`attention_mask` must have the shape of input_ids {tuple(input_ids.shape)}, got {tuple(attention_mask.shape)}"
+        )
+    if not bool(((attention_mask == 0) | (attention_mask == 1)).all()):
+        raise ValueError("`attention_mask` must have only the values 0 and 1, got others")
+    valid = attention_mask.bool()
+    if not bool(valid.any(1).all()):
+        raise ValueError("`attention_mask` must have at least one token in each row, got a row without one")
+    return valid
+
+
+def _end_tokens(
+    eos_token_id: int | Sequence[int] | None, pad_token_id: int | None, vocab_size: int
+) -> tuple[list[int], int | None]:
+    """Return the tokens that end a row, and the token after its end, None if neither argument is given."""
+    eos = [] if eos_token_id is None else [eos_token_id] if isinstance(eos_token_id, int) else list(eos_token_id)
+    if any(not 0 <= token < vocab_size for token in eos):
+        raise ValueError(f"`eos_token_id` must be tokens below vocab_size ({vocab_size}), got {eos_token_id}")
+    fill = pad_token_id if pad_token_id is not None else next(iter(eos), None)
+    if fill is not None and not 0 <= fill < vocab_size:
+        raise ValueError(f"`pad_token_id` must be a token below vocab_size ({vocab_size}), got {fill}")
+    return eos, fill
+
+
+def _occurrences(tokens: Tensor, valid: Tensor | None, vocab_size: int) -> Tensor:
+    """Return which tokens occur in each row, (B, V) bool. valid: (B, L) bool, False for tokens that do not count."""
+    counted = torch.ones_like(tokens) if valid is None else valid.to(tokens.dtype)
+    return tokens.new_zeros(len(tokens), vocab_size).scatter_add_(1, tokens, counted) > 0
+
+
 @torch.no_grad()
 def generate_ids(
     model: LanguageModel,
@@ -193,40 +228,17 @@ def generate_ids(
         raise ValueError(f"`repetition_penalty` must be above 0, got {repetition_penalty}")
     if num_return_sequences < 1:
         raise ValueError(f"`num_return_sequences` must be at least 1, got {num_return_sequences}")
-    if not do_sample:
-        random_options = (
-            ("temperature", temperature, 1.0),
-            ("top_k", top_k, None),
-            ("top_p", top_p, None),
-            ("min_p", min_p, None),
-            ("num_return_sequences", num_return_sequences, 1),
-        )
-        for name, value, default in random_options:
-            if value != default:
-                raise ValueError(f"`{name}` must be {default} unless do_sample=True, got {value}")
-    if attention_mask is not None and attention_mask.shape != input_ids.shape:
-        raise ValueError(
-            f"`attention_mask` must have the shape of input_ids {tuple(input_ids.shape)}, got {tuple(attention_mask.shape)}"
-        )
-    if attention_mask is not None and not bool(((attention_mask == 0) | (attention_mask == 1)).all()):
-        raise ValueError("`attention_mask` must have only the values 0 and 1, got others")
-    valid = None if attention_mask is None else attention_mask.bool()
-    if valid is not None and not bool(valid.any(1).all()):
-        raise ValueError("`attention_mask` must have at least one token in each row, got a row without one")
-    eos = [] if eos_token_id is None else [eos_token_id] if isinstance(eos_token_id, int) else list(eos_token_id)
-    if any(not 0 <= token < model.vocab_size for token in eos):
-        raise ValueError(f"`eos_token_id` must be tokens below vocab_size ({model.vocab_size}), got {eos_token_id}")
-    fill = pad_token_id if pad_token_id is not None else next(iter(eos), None)
-    if fill is not None and not 0 <= fill < model.vocab_size:
-        raise ValueError(f"`pad_token_id` must be a token below vocab_size ({model.vocab_size}), got {fill}")
+    random_options = {"temperature": (temperature, 1.0), "top_k": (top_k, None), "top_p": (top_p, None), "min_p": (min_p, None)}
+    for name, (value, default) in {**random_options, "num_return_sequences": (num_return_sequences, 1)}.items():
+        if not do_sample and value != default:
+            raise ValueError(f"`{name}` must be {default} unless do_sample=True, got {value}")
+    valid = _valid_tokens(attention_mask, input_ids)
+    eos, fill = _end_tokens(eos_token_id, pad_token_id, model.vocab_size)
     ends = torch.tensor(eos, device=input_ids.device) if eos else None
+
     input_ids = input_ids.repeat_interleave(num_return_sequences, 0)
     valid = None if valid is None else valid.repeat_interleave(num_return_sequences, 0)
-    occurred = None
-    if repetition_penalty != 1:
-        counted = torch.ones_like(input_ids) if valid is None else valid.to(input_ids.dtype)
-        counts = input_ids.new_zeros(len(input_ids), model.vocab_size).scatter_add_(1, input_ids, counted)
-        occurred = counts > 0
+    occurred = None if repetition_penalty == 1 else _occurrences(input_ids, valid, model.vocab_size)
     generated = [input_ids]
 
     def choose(logits: Tensor) -> Tensor:
