@@ -437,8 +437,8 @@ def test_forecaster_has_options_threads_callbacks_and_a_progress_bar(window, cap
 def test_forecaster_stops_to_train_in_time(monkeypatch, window):
     clock = FakeClock(monkeypatch)
     monkeypatch.setattr("longscan.estimators.forecaster.monotonic", lambda: clock.now)
-    monkeypatch.setattr("longscan.estimators.forecaster.BLOCK_GAIN", 0.0)
-    monkeypatch.setattr("longscan.estimators.forecaster.exceeds_chance", lambda *_: True)
+    monkeypatch.setattr("longscan.estimators.held_back.BLOCK_GAIN", 0.0)
+    monkeypatch.setattr("longscan.estimators.held_back.exceeds_chance", lambda *_: True)
     settings = {**BRIEF, "epochs": 10_000, "batch_size": 20}
     model = SSMForecaster(2, window, **settings, minutes=1.0).fit(WAVE)
     assert 20 < clock.now <= 60

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from longscan.estimators import SSMForecaster, linear
-from longscan.estimators.forecaster import BLOCK_GAIN
+from longscan.estimators.held_back import BLOCK_GAIN
 from longscan.estimators.linear import (
     EVENNESS,
     FEW_FOLDS,

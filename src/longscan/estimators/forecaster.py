@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from time import monotonic
-from typing import Any, NamedTuple, Self, cast
+from typing import Any, Self, cast
 
 import numpy as np
 import pandas as pd
@@ -38,6 +38,7 @@ from longscan.estimators.forecast_series import (
     unify_time_zones,
     usual_step,
 )
+from longscan.estimators.held_back import Validation, Windows, count_independent, first_lengths, first_part, later_starts
 from longscan.estimators.limits import fill_codes, find_codes, find_limits
 from longscan.estimators.linear import (
     FOLDS,
@@ -54,14 +55,13 @@ from longscan.estimators.linear import (
 )
 from longscan.estimators.quantiles import Calibration, calibrate, pinball_loss
 from longscan.estimators.reading import FittedChannels, Layout, copy_input, times_presence_error
-from longscan.estimators.readout import MAX_CHANNELS, StateReadout, choose_readout, exceeds_chance, fit_readout
+from longscan.estimators.readout import MAX_CHANNELS, StateReadout, choose_readout, fit_readout
 from longscan.estimators.saving import SavedEstimator
 from longscan.estimators.series import Collection, StandardisedSeries, check_predictions, cut_windows
 from longscan.estimators.shifts import OLDEST, ShiftLimits, find_shifts, measure_errors, remove_shifts
 from longscan.estimators.threads import choose_threads, limited_threads
 from longscan.models import Forecaster
 
-HELD_BACK = 0.2  # fraction of each series that is held back to choose the number of epochs
 PATIENCE = 3  # number of epochs without an improvement after which training ends
 CALIBRATION_VALUES = 4_000_000  # largest product of windows, horizon and channels from which quantiles are corrected
 SMALLEST_UNIT = 1e-2  # added to the standard deviation of a window, in units of the channel's
@@ -71,10 +71,8 @@ LARGEST_RATIO = 3.0  # largest ratio of the standard deviations of series that a
 FORECAST_BATCH = 256  # number of windows that are forecast together
 FLOAT32_ROUNDING = 1e-5  # bound of the rounding of the values of a channel, in units of its standard deviation
 SEARCH_TIME = 0.4  # fraction of `minutes` for choosing the number of epochs; the final training takes up to 1.25 times as long
-COMPARED = 500  # largest number of windows of the held-back part on which models are compared, evenly spaced
 EPOCH_WINDOWS = 512  # largest number of windows in an epoch
 SMALLEST_GAIN = 0.005  # smallest relative gain in the error on later steps for which covariates are used
-BLOCK_GAIN = 0.1  # smallest relative gain in the error on the held-back part for which the blocks are used
 FEWEST_FORECASTS = 10  # the blocks are trained only if so many forecasts without common steps fit into the held-back part
 BLOCK_WINDOW = 96  # largest number of steps that the blocks read if there is a linear forecast
 
@@ -287,7 +285,7 @@ class SSMForecaster(SavedEstimator):
         self.covariate_effect_: CovariateEffect | None = None
         standardised = self._standardise(collection)
         seed = int(random.randint(2**31 - 1))
-        early = _first_part(standardised, self.horizon)
+        early = first_part(standardised, self.horizon)
         if self.quantiles and early.lengths.max() <= self.horizon:
             raise ValueError(
                 f"`y` must have a series of more than {2 * self.horizon} steps, twice the horizon, for quantiles, as a part "
@@ -315,7 +313,7 @@ class SSMForecaster(SavedEstimator):
             standardised, early, linear = self._choose_effect(collection, standardised, early, linear, members)
         window = self._longest_window(longest, early) if linear is None else linear.window
         self.window_: int = window
-        held = _later_starts(standardised.lengths, early.lengths, window, self.horizon)
+        held = later_starts(standardised.lengths, early.lengths, window, self.horizon)
         self.validation_curve_: list[float] | None = None
         self.calibration_: Calibration | None = None
         self.state_readout_ = None
@@ -329,13 +327,13 @@ class SSMForecaster(SavedEstimator):
             self.model_, self.loss_curve_ = self._train(standardised, None, self.epochs, seed, random, seconds=seconds(1))
         else:
             ends = held + np.array([0, window])
-            validation = _Validation(
+            validation = Validation(
                 cut_windows(standardised.values, ends, self.horizon),
                 lambda model: self._run(model, standardised, ends, None)[0][..., 0],
             )
             limit = seconds(SEARCH_TIME)
             begin = monotonic()
-            independent = int(_count_independent(held, self.horizon)[-1])
+            independent = int(count_independent(held, self.horizon)[-1])
             enough = independent >= FEWEST_FORECASTS
             chosen = None
             if enough and 1 < self.n_channels_ <= MAX_CHANNELS:
@@ -382,7 +380,7 @@ class SSMForecaster(SavedEstimator):
         lengths = np.array([even_length(times[:length], self.time_unit_) for times, length in pairs if length])
         windows = WINDOWS if self.window is None else (self.window,)
         is_sparse = lengths.sum() <= MOST_FILLED * series.lengths.sum()
-        return bool(is_sparse and usable_windows(_first_lengths(lengths, self.horizon), self.horizon, windows))
+        return bool(is_sparse and usable_windows(first_lengths(lengths, self.horizon), self.horizon, windows))
 
     def _choose_effect(
         self,
@@ -482,7 +480,7 @@ class SSMForecaster(SavedEstimator):
             schedule_epochs: number of epochs of the learning rate's schedule, None for `self.epochs`.
         """
         device, window = find_device(self.device), self.window_
-        shown = _Windows.between(np.zeros_like(series.lengths), series.lengths - window - self.horizon)
+        shown = Windows.between(np.zeros_like(series.lengths), series.lengths - window - self.horizon)
         n_threads = choose_threads(self.n_jobs, self.batch_size * window * self.d_model)
         with seeded(seed), limited_threads(n_threads):
             model = Forecaster.from_spec(
@@ -551,7 +549,7 @@ class SSMForecaster(SavedEstimator):
         true = cut_windows(series.values, ends, horizon)
         rank, count = _ranks(starts[:, 0])
         later = np.where(count > 1, 2 * rank >= count, starts[:, 0] % 2 == 1)
-        independent = _count_independent(starts, horizon)
+        independent = count_independent(starts, horizon)
         self.calibration_ = calibrate(forecasts[..., 1:], true, unit, quantiles, later, independent)
         self.coverage_ = pd.Series(self.calibration_.coverage, pd.Index(quantiles, name="quantile"), name="coverage")
 
@@ -902,101 +900,6 @@ def _scales_differ(series: Collection) -> bool:
     constant = np.array([(values[: max(1, length)] == values[0]).all(0) for values, length in parts])
     smallest = np.where(constant, np.inf, deviations).min(0)
     return bool((np.where(constant, 0, deviations).max(0) > LARGEST_RATIO * smallest).any())
-
-
-class _Validation:
-    """Errors of models on windows that are held back, where what the blocks add is scaled to the lowest squared error.
-
-    true: (n, horizon, C), the steps after the windows. forecast: returns the forecasts of a model. curve: mean squared error of
-    the linear forecast, with which evaluation starts, and after each epoch. shares: the factors of the blocks, from 0 to 1.
-    """
-
-    def __init__(self, true: np.ndarray, forecast: Callable[[Forecaster], np.ndarray]) -> None:
-        self.true, self.forecast = true, forecast
-        self.linear: np.ndarray | None = None
-        self.curve: list[float] = []
-        self.shares: list[float] = []
-        self._squares: list[np.ndarray] = []  # errors of the windows, (n,), after each epoch
-
-    def evaluate(self, model: Forecaster) -> float:
-        """Return the error of a model and append it to the curve."""
-        training = model.training
-        model.eval()
-        forecast = self.forecast(model)
-        model.train(training)
-        self.linear = forecast if self.linear is None else self.linear
-        added, error = forecast - self.linear, self.true - self.linear
-        square = float(np.square(added).sum())
-        self.shares.append(min(max(float((added * error).sum()) / square, 0.0), 1.0) if 0 < square < math.inf else 0.0)
-        squares = np.square(error - self.shares[-1] * added)
-        self._squares.append(squares.reshape(len(squares), -1).mean(1))
-        self.curve.append(float(squares.mean()))
-        return self.curve[-1]
-
-    def best_epoch(self, independent: int) -> int:
-        """Return the number of epochs of lowest error; 0, the linear forecast, without a gain of `BLOCK_GAIN` beyond chance.
-
-        independent: how many of the windows have no common steps.
-        """
-        best = int(np.nanargmin(self.curve))  # the error of the linear forecast is always a number
-        if not self.curve[best] < (1 - BLOCK_GAIN) * self.curve[0]:
-            return 0
-        return best if exceeds_chance(self._squares[0] - self._squares[best], independent) else 0
-
-
-class _Windows(NamedTuple):
-    """Windows that begin at each step of a range of every series, numbered series by series, without a table of all windows.
-
-    first: (n,), the first of these steps of each series. end: (n,), the number of windows up to the end of each series.
-    """
-
-    first: np.ndarray
-    end: np.ndarray
-
-    @classmethod
-    def between(cls, first: np.ndarray, last: np.ndarray) -> "_Windows":
-        """Return those that begin at the steps `first` to `last` (n,), none where last < first."""
-        return cls(first, np.cumsum(np.maximum(last - first + 1, 0)))
-
-    @property
-    def total(self) -> int:
-        """Number of windows."""
-        return int(self.end[-1])
-
-    def starts(self, numbers: np.ndarray) -> np.ndarray:
-        """Return the index of the series and the first step, (m, 2), of the windows with these numbers (m,)."""
-        series = np.searchsorted(self.end, numbers, side="right")
-        before = np.concatenate([[0], self.end])[series]
-        return np.stack([series, self.first[series] + numbers - before], 1)
-
-
-def _first_part(series: StandardisedSeries, horizon: int) -> StandardisedSeries:
-    """Return the series without the last part of each, which has at least `horizon` steps."""
-    return series._replace(lengths=_first_lengths(series.lengths, horizon))
-
-
-def _first_lengths(lengths: np.ndarray, horizon: int) -> np.ndarray:
-    """Return the lengths (n,) of series without their last parts, see `_first_part`."""
-    return np.maximum(lengths - np.maximum(np.floor(HELD_BACK * lengths).astype(int), horizon), 0)
-
-
-def _later_starts(lengths: np.ndarray, early: np.ndarray, window: int, horizon: int) -> np.ndarray:
-    """Return series number and first step of at most `COMPARED` windows whose forecasts lie after the first part, (count, 2)."""
-    windows = _Windows.between(np.maximum(early - window, 0), lengths - window - horizon)
-    return windows.starts(np.arange(0, windows.total, math.ceil(windows.total / COMPARED)))
-
-
-def _count_independent(starts: np.ndarray, horizon: int) -> np.ndarray:
-    """Return for each step ahead (horizon,) the approximate number of independent errors of the windows at `starts` (n, 2).
-
-    Errors k steps ahead are not independent if their origins are less than k steps apart, as they contain errors of the same
-    steps.
-    """
-    found = np.zeros(horizon)
-    for series in np.unique(starts[:, 0]):
-        firsts = starts[starts[:, 0] == series, 1]
-        found += np.minimum(len(firsts), 1 + (firsts[-1] - firsts[0]) / (1 + np.arange(horizon)))
-    return found
 
 
 def _ranks(groups: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
