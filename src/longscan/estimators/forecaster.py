@@ -284,7 +284,6 @@ class SSMForecaster(SavedEstimator):
         self.covariate_names_ = collection.covariate_names
         self.covariate_effect_: CovariateEffect | None = None
         standardised = self._standardise(collection)
-        seed = int(random.randint(2**31 - 1))
         early = first_part(standardised, self.horizon)
         if self.quantiles and early.lengths.max() <= self.horizon:
             raise ValueError(
@@ -320,11 +319,9 @@ class SSMForecaster(SavedEstimator):
         self.shift_limits_ = None
         if linear is None:
             if self.quantiles:
-                partial_model, _ = self._train(
-                    early, None, self.epochs, seed, copy.deepcopy(random), seconds=seconds(SEARCH_TIME)
-                )
+                partial_model, _ = self._train(early, None, self.epochs, copy.deepcopy(random), seconds=seconds(SEARCH_TIME))
                 self._calibrate(partial_model, standardised, held)
-            self.model_, self.loss_curve_ = self._train(standardised, None, self.epochs, seed, random, seconds=seconds(1))
+            self.model_, self.loss_curve_ = self._train(standardised, None, self.epochs, random, seconds=seconds(1))
         else:
             ends = held + np.array([0, window])
             validation = Validation(
@@ -345,7 +342,7 @@ class SSMForecaster(SavedEstimator):
             epochs = self.epochs if enough and has_windows and chosen is None else 0
             # Without an epoch only the model is made, also where the first part has no window.
             partial_model, losses = self._train(
-                early if epochs else standardised, linear, epochs, seed, copy.deepcopy(random), validation.evaluate, seconds=limit
+                early if epochs else standardised, linear, epochs, copy.deepcopy(random), validation.evaluate, seconds=limit
             )
             spent = 0.0 if limit is None else min(1.0, (monotonic() - begin) / max(limit, 1e-9))
             schedule = self.epochs if spent == 0 else max(1, min(self.epochs, round(len(losses) / spent)))
@@ -353,7 +350,7 @@ class SSMForecaster(SavedEstimator):
             best = validation.best_epoch(independent)
             if self.quantiles:
                 if best == 0:
-                    partial_model, _ = self._train(standardised, linear, 0, seed, copy.deepcopy(random))
+                    partial_model, _ = self._train(standardised, linear, 0, copy.deepcopy(random))
                 partial_model.scale_blocks(validation.shares[best])
                 self._calibrate(partial_model, standardised, held)
             if self.covariate_effect_ is not None:
@@ -365,7 +362,7 @@ class SSMForecaster(SavedEstimator):
             if chosen is not None:
                 self.state_readout_ = fit_readout(list(standardised.trimmed()), final, self.horizon, chosen[1])
             self.model_, self.loss_curve_ = self._train(
-                standardised, final, best, seed, random, seconds=seconds(1), schedule_epochs=schedule
+                standardised, final, best, random, seconds=seconds(1), schedule_epochs=schedule
             )
             self.model_.scale_blocks(validation.shares[best])
             # The first forecast of a model stores the form of its states, with which `predict` would change the estimator.
@@ -459,7 +456,6 @@ class SSMForecaster(SavedEstimator):
         series: StandardisedSeries,
         linear: LinearForecast | None,
         epochs: int,
-        seed: int,
         random: np.random.RandomState,
         evaluate: Callable[[Forecaster], float] | None = None,
         *,
@@ -472,59 +468,25 @@ class SSMForecaster(SavedEstimator):
             series: on which it is trained.
             linear: its linear forecast, None without one.
             epochs: number of epochs, at most.
-            seed: of the weights.
-            random: for the order of the windows.
+            random: for the weights and the order of the windows.
             evaluate: returns the error of the model, before the first epoch and after each; training ends after `PATIENCE`
                 epochs without a smaller one.
             seconds: time for the training, None for no limit.
             schedule_epochs: number of epochs of the learning rate's schedule, None for `self.epochs`.
         """
-        device, window = find_device(self.device), self.window_
-        shown = Windows.between(np.zeros_like(series.lengths), series.lengths - window - self.horizon)
-        n_threads = choose_threads(self.n_jobs, self.batch_size * window * self.d_model)
-        with seeded(seed), limited_threads(n_threads):
-            model = Forecaster.from_spec(
-                self.spec,
-                d_model=self.d_model,
-                d_state=self.d_state,
-                block_options=self.block_options,
-                d_input=self.n_channels_,
-                horizon=self.horizon,
-                normalise=True,
-                linear_window=None if linear is None else window,
-                linear_channels="shared" if linear is None or len(linear.weight) == 1 else "own",
-                quantiles=list(self.quantiles) if self.quantiles else None,
-                blocks_window=None if linear is None or self.window is not None else BLOCK_WINDOW,
-            )
-            if linear is not None:
-                model.set_linear(*(torch.from_numpy(part).float() for part in linear[:3]))
-            model = model.to(device)
-
-            def loss_of(chosen: np.ndarray) -> Tensor:
-                windows = series.windows(shown.starts(chosen), window + self.horizon)
-                values, _, elapsed = windows.batch(np.arange(len(chosen)), device)
-                past, future = values[:, :window], values[:, window:]
-                before, ahead = (None, None) if elapsed is None else (elapsed[:, :window], elapsed[:, window:])
-                unit = past.std(1, keepdim=True, correction=0) + SMALLEST_UNIT
-                if not self.quantiles:
-                    return l1_loss(model(past, elapsed=before, elapsed_ahead=ahead) / unit, future / unit)
-                forecast, spread = model.forecast_quantiles(past, elapsed=before, elapsed_ahead=ahead)
-                losses = pinball_loss(spread / unit.unsqueeze(-1), future / unit, self.quantiles)
-                return l1_loss(forecast / unit, future / unit) + losses
-
-            stride = max(1, self.horizon // 4)
-            # An epoch shows every part of the series a few times, not every window.
-            count = min(math.ceil(shown.total / stride), EPOCH_WINDOWS)
-
-            def order(random: np.random.RandomState) -> np.ndarray:
-                return random.choice(shown.total, count, replace=False)
-
+        length = self.window_ + self.horizon
+        shown = Windows.between(np.zeros_like(series.lengths), series.lengths - length)
+        # An epoch shows every part of the series a few times, not every window.
+        count = min(math.ceil(shown.total / max(1, self.horizon // 4)), EPOCH_WINDOWS)
+        n_threads = choose_threads(self.n_jobs, self.batch_size * self.window_ * self.d_model)
+        with seeded(int(random.randint(2**31 - 1))), limited_threads(n_threads):
+            model = self._build_model(linear).to(find_device(self.device))
             if evaluate is not None and seconds is None:  # with a limit, `minimise` evaluates the model to measure the time
                 evaluate(model)
             losses = minimise(
                 model,
-                loss_of,
-                order,
+                lambda numbers: self._loss(model, series.windows(shown.starts(numbers), length)),
+                lambda random: random.choice(shown.total, count, replace=False),
                 epochs=epochs,
                 schedule_epochs=self.epochs if schedule_epochs is None else schedule_epochs,
                 batch_size=self.batch_size,
@@ -538,6 +500,37 @@ class SSMForecaster(SavedEstimator):
                 verbose=self.verbose,
             )
         return model, losses
+
+    def _build_model(self, linear: LinearForecast | None) -> Forecaster:
+        """Return a model with a linear forecast, or without one if it is None, whose blocks are not trained."""
+        model = Forecaster.from_spec(
+            self.spec,
+            d_model=self.d_model,
+            d_state=self.d_state,
+            block_options=self.block_options,
+            d_input=self.n_channels_,
+            horizon=self.horizon,
+            normalise=True,
+            linear_window=None if linear is None else self.window_,
+            linear_channels="shared" if linear is None or len(linear.weight) == 1 else "own",
+            quantiles=list(self.quantiles) if self.quantiles else None,
+            blocks_window=None if linear is None or self.window is not None else BLOCK_WINDOW,
+        )
+        if linear is not None:
+            model.set_linear(*(torch.from_numpy(part).float() for part in linear[:3]))
+        return model
+
+    def _loss(self, model: Forecaster, windows: StandardisedSeries) -> Tensor:
+        """Return the mean loss of a model on windows of `window_` and `horizon` steps, in units of their standard deviations."""
+        values, _, elapsed = windows.batch(np.arange(len(windows.lengths)), next(model.parameters()).device)
+        past, future = values[:, : self.window_], values[:, self.window_ :]
+        before, ahead = (None, None) if elapsed is None else (elapsed[:, : self.window_], elapsed[:, self.window_ :])
+        unit = past.std(1, keepdim=True, correction=0) + SMALLEST_UNIT
+        if not self.quantiles:
+            return l1_loss(model(past, elapsed=before, elapsed_ahead=ahead) / unit, future / unit)
+        forecast, spread = model.forecast_quantiles(past, elapsed=before, elapsed_ahead=ahead)
+        losses = pinball_loss(spread / unit.unsqueeze(-1), future / unit, self.quantiles)
+        return l1_loss(forecast / unit, future / unit) + losses
 
     def _calibrate(self, model: Forecaster, series: StandardisedSeries, starts: np.ndarray) -> None:
         """Set the correction of the quantiles, from the forecasts of windows that the model was not fitted to."""
