@@ -112,7 +112,7 @@ BAD: dict[str, tuple[str, dict[str, object], str]] = {
     ),
     "two groups": (
         text_of([[*row, int(str(row[0])[1:]) // 6] for row in long_rows()], (*HEADER, "day")), {"group": "day"},
-        "at least three groups",
+        "`group` must be a column of at least three groups, for train, valid and test, got 2",
     ),
     "class in few groups": (
         text_of([[*row, int(str(row[0])[1:]) // 3] for row in long_rows(kinds="abbbbbbbbbbb")], (*HEADER, "day")),
@@ -548,7 +548,10 @@ def test_uneven_times_are_given_in_units_of_the_usual_step(tmp_path):
 
 @pytest.mark.parametrize(
     ("labels", "kind"),
-    [("ab", "classes"), ("01", "classes"), ("123", "unclear"), (("1.5", "2", "3"), "values"), ("1x", "classes")],
+    [
+        *(("ab", "classes"), ("01", "classes"), ("123", "unclear"), ("1x", "classes")),
+        *((("1.5", "2", "3"), "values"), (("1.5", "2", "3", "-inf"), "values")),
+    ],
 )
 def test_kind_of_labels(labels, kind, tmp_path):
     (tmp_path / "mine.csv").write_text(text_of([[*row[:4], labels[int(str(row[0])[1:]) % len(labels)]] for row in long_rows()]))

@@ -105,9 +105,9 @@ def train(
         echo_error(f"no test {result['metric']}, {reason}; the report is {run.folder / 'report.html'}", style="red")
         return 1
     echo(f"test {result['metric']}: {result['value']:.4f} (scaled {result['scaled']:z.4f}, weights: {result['selected']})")
-    echo(f"best constant predictor: {result['constant']:.4f} (scaled {result['constant_scaled']:z.4f})")
     if isinstance(parsed.task, SeriesFile) and (error := parsed.task.error_in_units(result["value"])) is not None:
         echo(f"test {error[0]}, in its units: {error[1]:.4g}")
+    echo(f"best constant predictor: {result['constant']:.4f} (scaled {result['constant_scaled']:z.4f})")
     if file is not None:
         _print_baselines(parsed.task, result["value"])
     if _adds_nothing(run.folder):

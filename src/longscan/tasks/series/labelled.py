@@ -420,8 +420,8 @@ def label_kind(path: str | Path, options: ReadOptions) -> Literal["classes", "va
         raise setting_error("label", options.label, f"the column of the labels in {path} (`--label`), {forecast}")
     if store.has_numbers is not None:
         return "values" if store.has_numbers else "classes"
-    words = np.unique(store.labels).tolist()
-    numbers = _as_floats(words, options.dialect.decimal)
+    words = [word for word in np.unique(store.labels).tolist() if word.lower().strip("+-") not in ("inf", "infinity")]
+    numbers = _as_floats(words, options.dialect.decimal)  # of the finite ones; `SeriesValues` raises an error for the others
     if numbers is None or len(set(numbers)) <= FEW_CLASSES:
         return "classes"
     return "unclear" if all(number == int(number) for number in numbers) else "values"

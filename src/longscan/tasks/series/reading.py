@@ -755,8 +755,8 @@ def _label_files(path: Path, parts: _Parts, options: ReadOptions) -> None:
         _log.warning("%s: %d rows are of no file in %s, the first of %r", table, len(surplus), path, surplus[0])
     lacking = [name for name in parts.ids if name not in rows]
     if lacking:
-        others = len(lacking) - 1
-        raise ValueError(f"{table} must have a row for each file of {path}, got none for {lacking[0]!r} and {others} others")
+        others = f" and {len(lacking) - 1} others" if len(lacking) > 1 else ""
+        raise ValueError(f"{table} must have a row for each file of {path}, got none for {lacking[0]!r}{others}")
     for number, setting in enumerate(wanted):
         words = [rows[name][number] for name in parts.ids]
         parts.labels, parts.groups = (words, parts.groups) if setting == "label" else (parts.labels, words)

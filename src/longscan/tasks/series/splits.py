@@ -4,7 +4,7 @@ import hashlib
 
 import numpy as np
 
-from longscan._errors import setting_error
+from longscan._errors import SettingError, setting_error
 from longscan.tasks._random import CounterRNG
 from longscan.tasks.base import Split
 from longscan.tasks.series.reading import SeriesStore
@@ -44,8 +44,8 @@ def split_series(
     """
     count = int(units.max()) + 1
     if count < 3:
-        kind, setting = ("groups", "group") if has_groups else ("different series", "path")
-        raise setting_error(setting, f"{count} {kind}", f"at least three {kind}, for train, valid and test")
+        needed = "`group` must be a column of at least three groups" if has_groups else "`path` must be of three different series"
+        raise SettingError(f"{needed}, for train, valid and test, got {count}")
     classes = np.zeros(len(units), np.int64) if targets is None else targets
     table = np.zeros((count, int(classes.max()) + 1))  # series of each unit and class
     np.add.at(table, (units, classes), 1)
