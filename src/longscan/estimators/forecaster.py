@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from time import monotonic
-from typing import Any, Self, cast
+from typing import Any, NamedTuple, Self, cast
 
 import numpy as np
 import pandas as pd
@@ -55,7 +55,7 @@ from longscan.estimators.linear import (
 )
 from longscan.estimators.quantiles import Calibration, calibrate, pinball_loss
 from longscan.estimators.reading import FittedChannels, Layout, copy_input, times_presence_error
-from longscan.estimators.readout import MAX_CHANNELS, StateReadout, choose_readout, fit_readout
+from longscan.estimators.readout import MAX_CHANNELS, ReadoutChoice, StateReadout, choose_readout, fit_readout
 from longscan.estimators.saving import SavedEstimator
 from longscan.estimators.series import Collection, StandardisedSeries, check_predictions, cut_windows
 from longscan.estimators.shifts import OLDEST, ShiftLimits, find_shifts, measure_errors, remove_shifts
@@ -77,6 +77,19 @@ FEWEST_FORECASTS = 10  # the blocks are trained only if so many forecasts withou
 BLOCK_WINDOW = 96  # largest number of steps that the blocks read if there is a linear forecast
 
 _log = logging.getLogger("longscan")
+
+
+class _Choice(NamedTuple):
+    """What is added to the linear forecast, chosen by the errors on the held-back part.
+
+    epochs: of the blocks, 0 without these. schedule_epochs: of the schedule of their learning rate. share: factor of their
+    output. readout: how the regression from states is fitted, None without it.
+    """
+
+    epochs: int
+    schedule_epochs: int
+    share: float
+    readout: ReadoutChoice | None
 
 
 class SSMForecaster(SavedEstimator):
@@ -249,16 +262,51 @@ class SSMForecaster(SavedEstimator):
     def _fit_collection(self, collection: Collection, *, regular: bool) -> None:
         """Fit to the series of a collection. regular: whether their steps must be equal."""
         start = monotonic()
-
-        def seconds(share: float) -> float | None:
-            """Return a share of the time that is left; None without a limit."""
-            return None if self.minutes is None else share * (60 * self.minutes - (monotonic() - start))
-
         self.step_ = common_step(collection) if regular else None
         longest = int(collection.lengths.max())
         if longest <= self.horizon:
             raise ValueError(f"`y` must have a series of more steps than the horizon of {self.horizon}, got at most {longest}")
         random = check_random_state(self.random_state)
+        collection = self._prepare(collection)
+        self.covariate_effect_: CovariateEffect | None = None
+        series = self._standardise(collection)
+        early = first_part(series, self.horizon)
+        if self.quantiles and early.lengths.max() <= self.horizon:
+            raise ValueError(
+                f"`y` must have a series of more than {2 * self.horizon} steps, twice the horizon, for quantiles, as a part "
+                f"is held back, got at most {longest}"
+            )
+        members = self._members(early) if series.gaps is None else Members([], [])
+        linear: LinearForecast | None = None
+        final: LinearForecast | None = None
+        if not self.n_covariates_:
+            linear, final = self._fit_linear(series, early, members)
+        elif members.largest:
+            series, linear = self._choose_effect(collection, series, members)
+        else:
+            raise ValueError(
+                f"`y` must have a series long enough for a linear forecast with a horizon of {self.horizon} and covariates, "
+                f"got series of at most {longest} steps"
+            )
+        self.window_: int = self._longest_window(longest, early) if linear is None else linear.window
+        self.validation_curve_: list[float] | None = None
+        self.calibration_: Calibration | None = None
+        self.state_readout_ = None
+        self.shift_limits_ = None
+        if linear is None:
+            self._fit_blocks(series, random, start)
+        else:
+            choice = self._choose_blocks(series, linear, random, start)
+            if self.covariate_effect_ is not None:
+                self.covariate_effect_ = fit_effect(collection, collection.lengths)
+                series = self._standardise(collection)
+            if final is None:
+                final = fit_linear(list(series.trimmed()), self.horizon, *members)
+            self._fit_whole(series, final, choice, random, start)
+        self.n_epochs_ = len(self.loss_curve_)
+
+    def _prepare(self, collection: Collection) -> Collection:
+        """Return series without codes of missing values, filled to equal steps if possible; set the attributes about them."""
         self.n_channels_, self.has_times_ = collection.channels, collection.times is not None
         self._times_are_seconds = has_seconds(collection.clocks[0]) if self.has_times_ and collection.clocks else None
         self.channel_names_ = collection.channel_names
@@ -276,98 +324,104 @@ class SSMForecaster(SavedEstimator):
         if self.is_filled_:
             every = np.stack([np.arange(len(collection)), collection.lengths], 1)[collection.lengths > 0]
             collection = fill_evenly(collection, every, self.time_unit_)
-        is_even = collection.times is None
         self.mean_, self.scale_ = collection.statistics()
         self.own_scales_ = len(collection) > 1 and _scales_differ(collection)
         self.limits_ = find_limits(collection, FLOAT32_ROUNDING * self.scale_)
         self.n_covariates_ = 0 if collection.covariates is None else int(collection.covariates.shape[2])
         self.covariate_names_ = collection.covariate_names
-        self.covariate_effect_: CovariateEffect | None = None
-        standardised = self._standardise(collection)
-        early = first_part(standardised, self.horizon)
-        if self.quantiles and early.lengths.max() <= self.horizon:
-            raise ValueError(
-                f"`y` must have a series of more than {2 * self.horizon} steps, twice the horizon, for quantiles, as a part "
-                f"is held back, got at most {longest}"
-            )
-        members = self._members(early) if is_even else Members([], [])
-        linear: LinearForecast | None = None
-        final: LinearForecast | None = None
-        if members.largest and self.n_covariates_:
-            linear = fit_linear(list(early.trimmed()), self.horizon, *members)
-        elif members.largest and (self.window is not None or not self._is_short(members, len(collection))):
-            whole, first = list(standardised.trimmed()), list(early.trimmed())
-            constants = members.constants
-            linear, final = fit_early_and_whole(whole, first, self.horizon, members.windows, constants=constants)
-        elif self.window is None and is_even and not self.n_covariates_:
-            linear = self._fit_short(early)
-            final = self._fit_short(standardised).widened(linear.window)
-            linear = linear.widened(final.window)
-        if self.n_covariates_:
-            if linear is None:
-                raise ValueError(
-                    f"`y` must have a series long enough for a linear forecast with a horizon of {self.horizon} and covariates, "
-                    f"got series of at most {longest} steps"
-                )
-            standardised, early, linear = self._choose_effect(collection, standardised, early, linear, members)
-        window = self._longest_window(longest, early) if linear is None else linear.window
-        self.window_: int = window
-        held = later_starts(standardised.lengths, early.lengths, window, self.horizon)
-        self.validation_curve_: list[float] | None = None
-        self.calibration_: Calibration | None = None
-        self.state_readout_ = None
-        self.shift_limits_ = None
-        if linear is None:
-            if self.quantiles:
-                partial_model, _ = self._train(early, None, self.epochs, copy.deepcopy(random), seconds=seconds(SEARCH_TIME))
-                self._calibrate(partial_model, standardised, held)
-            self.model_, self.loss_curve_ = self._train(standardised, None, self.epochs, random, seconds=seconds(1))
-        else:
-            ends = held + np.array([0, window])
-            validation = Validation(
-                cut_windows(standardised.values, ends, self.horizon),
-                lambda model: self._run(model, standardised, ends, None)[0][..., 0],
-            )
-            limit = seconds(SEARCH_TIME)
-            begin = monotonic()
-            independent = int(count_independent(held, self.horizon)[-1])
-            enough = independent >= FEWEST_FORECASTS
-            chosen = None
-            if enough and 1 < self.n_channels_ <= MAX_CHANNELS:
-                past = cut_windows(standardised.values, held, window).astype(np.float64)
-                chosen = choose_readout(list(early.trimmed()), linear, past, validation.true, independent)
-            if chosen is not None:
-                self.state_readout_ = chosen[0]
-            has_windows = int(early.lengths.max()) >= window + self.horizon
-            epochs = self.epochs if enough and has_windows and chosen is None else 0
-            # Without an epoch only the model is made, also where the first part has no window.
-            partial_model, losses = self._train(
-                early if epochs else standardised, linear, epochs, copy.deepcopy(random), validation.evaluate, seconds=limit
-            )
-            spent = 0.0 if limit is None else min(1.0, (monotonic() - begin) / max(limit, 1e-9))
-            schedule = self.epochs if spent == 0 else max(1, min(self.epochs, round(len(losses) / spent)))
-            self.validation_curve_ = validation.curve
-            best = validation.best_epoch(independent)
-            if self.quantiles:
-                if best == 0:
-                    partial_model, _ = self._train(standardised, linear, 0, copy.deepcopy(random))
-                partial_model.scale_blocks(validation.shares[best])
-                self._calibrate(partial_model, standardised, held)
-            if self.covariate_effect_ is not None:
-                self.covariate_effect_ = fit_effect(collection, collection.lengths)
-                standardised = self._standardise(collection)
-            if final is None:
-                final = fit_linear(list(standardised.trimmed()), self.horizon, *members)
-            self.shift_limits_ = measure_errors(list(standardised.trimmed()), final)
-            if chosen is not None:
-                self.state_readout_ = fit_readout(list(standardised.trimmed()), final, self.horizon, chosen[1])
-            self.model_, self.loss_curve_ = self._train(
-                standardised, final, best, random, seconds=seconds(1), schedule_epochs=schedule
-            )
-            self.model_.scale_blocks(validation.shares[best])
-            # The first forecast of a model stores the form of its states, with which `predict` would change the estimator.
-            self._run(self.model_, standardised, ends[:1], None)
-        self.n_epochs_ = len(self.loss_curve_)
+        return collection
+
+    def _seconds_left(self, start: float, share: float) -> float | None:
+        """Return a share of the time that is left of `minutes`, which began at `start`; None without a limit."""
+        return None if self.minutes is None else share * (60 * self.minutes - (monotonic() - start))
+
+    def _fit_linear(
+        self, whole: StandardisedSeries, early: StandardisedSeries, members: Members
+    ) -> tuple[LinearForecast | None, LinearForecast | None]:
+        """Return the linear forecasts of series, of their first part and of all steps, both of one window; None without one.
+
+        members: of the forecast of the first part, which has no covariates.
+        """
+        if members.largest and (self.window is not None or not self._is_short(members, len(whole.lengths))):
+            series, first = list(whole.trimmed()), list(early.trimmed())
+            return fit_early_and_whole(series, first, self.horizon, members.windows, constants=members.constants)
+        if self.window is not None or whole.gaps is not None:
+            return None, None
+        linear, final = self._fit_short(early), self._fit_short(whole)
+        return linear.widened(final.window), final.widened(linear.window)
+
+    def _fit_blocks(self, series: StandardisedSeries, random: np.random.RandomState, start: float) -> None:
+        """Set `model_` to blocks that forecast alone, trained for all epochs; quantiles are corrected on the held-back part.
+
+        start: when `fit` began.
+        """
+        if self.quantiles:
+            early = first_part(series, self.horizon)
+            seconds = self._seconds_left(start, SEARCH_TIME)
+            model, _ = self._train(early, None, self.epochs, copy.deepcopy(random), seconds=seconds)
+            self._calibrate(model, series, later_starts(series.lengths, early.lengths, self.window_, self.horizon))
+        self.model_, self.loss_curve_ = self._train(series, None, self.epochs, random, seconds=self._seconds_left(start, 1))
+
+    def _choose_blocks(
+        self, series: StandardisedSeries, linear: LinearForecast, random: np.random.RandomState, start: float
+    ) -> _Choice:
+        """Return what is added to the linear forecast, chosen by the errors on the held-back part.
+
+        Sets `validation_curve_`, the correction of the quantiles if any, and `state_readout_`, fitted to the first part.
+
+        linear: the forecast of the first part. start: when `fit` began.
+        """
+        early = first_part(series, self.horizon)
+        held = later_starts(series.lengths, early.lengths, self.window_, self.horizon)
+        ends = held + np.array([0, self.window_])
+        true = cut_windows(series.values, ends, self.horizon)
+        validation = Validation(true, lambda model: self._run(model, series, ends, None)[0][..., 0])
+        seconds, begin = self._seconds_left(start, SEARCH_TIME), monotonic()
+        independent = int(count_independent(held, self.horizon)[-1])
+        enough = independent >= FEWEST_FORECASTS
+        readout: ReadoutChoice | None = None
+        if enough and 1 < self.n_channels_ <= MAX_CHANNELS:
+            past = cut_windows(series.values, held, self.window_).astype(np.float64)
+            self.state_readout_, readout = choose_readout(list(early.trimmed()), linear, past, true, independent) or (None, None)
+        has_windows = int(early.lengths.max()) >= self.window_ + self.horizon
+        epochs = self.epochs if enough and has_windows and readout is None else 0
+        # Without an epoch only the model is made, also where the first part has no window.
+        trained_on = early if epochs else series
+        model, losses = self._train(trained_on, linear, epochs, copy.deepcopy(random), validation.evaluate, seconds=seconds)
+        spent = 0.0 if seconds is None else min(1.0, (monotonic() - begin) / max(seconds, 1e-9))
+        schedule = self.epochs if spent == 0 else max(1, min(self.epochs, round(len(losses) / spent)))
+        self.validation_curve_ = validation.curve
+        best = validation.best_epoch(independent)
+        if self.quantiles:
+            if best == 0:
+                model, _ = self._train(series, linear, 0, copy.deepcopy(random))
+            model.scale_blocks(validation.shares[best])
+            self._calibrate(model, series, held)
+        return _Choice(best, schedule, validation.shares[best], readout)
+
+    def _fit_whole(
+        self,
+        series: StandardisedSeries,
+        linear: LinearForecast,
+        choice: _Choice,
+        random: np.random.RandomState,
+        start: float,
+    ) -> None:
+        """Set `model_` to the linear forecast of the whole series and what was chosen to be added to it.
+
+        start: when `fit` began.
+        """
+        values = list(series.trimmed())
+        self.shift_limits_ = measure_errors(values, linear)
+        if choice.readout is not None:
+            self.state_readout_ = fit_readout(values, linear, self.horizon, choice.readout)
+        self.model_, self.loss_curve_ = self._train(
+            series, linear, choice.epochs, random, seconds=self._seconds_left(start, 1), schedule_epochs=choice.schedule_epochs
+        )
+        self.model_.scale_blocks(choice.share)
+        # The first forecast of a model stores the form of its states, with which `predict` would change the estimator.
+        longest = int(series.lengths.argmax())
+        self._run(self.model_, series, np.array([[longest, series.lengths[longest]]]), None)
 
     def _can_fill(self, series: Collection) -> bool:
         """Return whether series at uneven times have a linear forecast after interpolation to equal steps, and not too many."""
@@ -380,37 +434,33 @@ class SSMForecaster(SavedEstimator):
         return bool(is_sparse and usable_windows(first_lengths(lengths, self.horizon), self.horizon, windows))
 
     def _choose_effect(
-        self,
-        collection: Collection,
-        standardised: StandardisedSeries,
-        early: StandardisedSeries,
-        linear: LinearForecast,
-        members: Members,
-    ) -> tuple[StandardisedSeries, StandardisedSeries, LinearForecast]:
+        self, collection: Collection, series: StandardisedSeries, members: Members
+    ) -> tuple[StandardisedSeries, LinearForecast]:
         """Set the effect of the covariates if it lowers the error of the linear forecast; return what is left of the series.
 
         The effect that is compared is fitted to the steps before those that the linear forecast is compared on.
 
         Args:
-            collection: the series with their covariates. standardised: as the model reads them. early: their first part.
-            linear: the linear forecast of `early` without covariates.
+            collection: the series with their covariates.
+            series: as the model reads them, with the effect of the covariates.
             members: of the linear forecast.
 
         Returns:
-            `standardised`, `early` and `linear`, without the effect if it is used.
+            The series, without the effect if it is used, and the linear forecast of their first part.
         """
+        early = first_part(series, self.horizon)
+        linear = fit_linear(list(early.trimmed()), self.horizon, *members)
         before = np.floor(FOLDS[0] * early.lengths).astype(int)
         self.covariate_effect_ = fit_effect(collection, before if before.any() else early.lengths)
-        compared = self._standardise(collection)._replace(lengths=early.lengths)
+        compared = first_part(self._standardise(collection), self.horizon)
         found = fit_linear(list(compared.trimmed()), self.horizon, *members)
         if found.error >= (1 - SMALLEST_GAIN) * linear.error:
             self.covariate_effect_ = None
             _log.info("covariates: they lower the squared error by less than %g %% and are left out", 100 * SMALLEST_GAIN)
-            return standardised, early, linear
+            return series, linear
         self.covariate_effect_ = fit_effect(collection, early.lengths)
-        standardised = self._standardise(collection)
-        early = standardised._replace(lengths=early.lengths)
-        return standardised, early, fit_linear(list(early.trimmed()), self.horizon, *members)
+        series = self._standardise(collection)
+        return series, fit_linear(list(first_part(series, self.horizon).trimmed()), self.horizon, *members)
 
     def _members(self, series: StandardisedSeries) -> Members:
         """Return what the linear forecast of series reads, at most `window` steps if it is set."""
