@@ -3,7 +3,7 @@
 import copy
 import logging
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
@@ -169,18 +169,7 @@ def minimise(
     first_order = epoch(random)
     steps_per_epoch = math.ceil(len(first_order) / batch_size)
     steps = max(1, (schedule_epochs or epochs) * steps_per_epoch)
-    warmup = max(1, round(WARMUP * steps))
-
-    def batches() -> Iterator[np.ndarray]:
-        for number in range(epochs):
-            order = epoch(random) if number else first_order
-            for first in range(0, len(order), batch_size):
-                yield order[first : first + batch_size]
-
-    def learning_rate(step: int, scale: float) -> float:
-        time_spent = 0.0 if limit is None else limit.fraction
-        warm = min(1, max((step + 1) / warmup, time_spent / WARMUP))
-        return scale * lr * warm * (1 + math.cos(math.pi * max(step / steps, time_spent))) / 2
+    orders = (epoch(random) if number else first_order for number in range(epochs))
 
     def evaluate_and_log() -> tuple[float, ...]:
         errors = cast("Any", evaluate)()
@@ -197,19 +186,34 @@ def minimise(
     engine = Engine(
         optimizer,
         lambda rows: (loss_of(rows), None),
-        learning_rate=learning_rate,
+        learning_rate=partial(_learning_rate, largest=lr, steps=steps, limit=limit),
         clip_gradients=partial(nn.utils.clip_grad_norm_, list(model.parameters()), CLIP),
         callbacks=[*own, *callbacks] if bar is None else [*own, bar, *callbacks],
     )
     model.train()
     try:
         with nullcontext() if bar is None else closing(bar):
-            engine.run(batches())
+            engine.run(_batches(orders, batch_size))
     except NonFiniteLossError as error:
         failed = f"with which the loss became infinite or not a number in epoch {len(losses.curve) + 1} of {epochs}"
         raise ValueError(f"`lr` must be smaller, or the data without extreme values, got {lr}, {failed}") from error
     model.eval()
     return losses.curve
+
+
+def _batches(orders: Iterable[np.ndarray], batch_size: int) -> Iterator[np.ndarray]:
+    """Yield the indices of the examples of each update. orders: those of each epoch, in the order of training."""
+    for order in orders:
+        for first in range(0, len(order), batch_size):
+            yield order[first : first + batch_size]
+
+
+def _learning_rate(step: int, scale: float, *, largest: float, steps: int, limit: TimeLimit | None) -> float:
+    """Return the learning rate of an update: a linear warm-up and a cosine to 0, by updates or by time, see `minimise`."""
+    warmup = max(1, round(WARMUP * steps))
+    time_spent = 0.0 if limit is None else limit.fraction
+    warm = min(1, max((step + 1) / warmup, time_spent / WARMUP))
+    return scale * largest * warm * (1 + math.cos(math.pi * max(step / steps, time_spent))) / 2
 
 
 def _progress_bar(steps: int, limit: TimeLimit | None) -> Any:
