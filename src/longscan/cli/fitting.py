@@ -17,6 +17,7 @@ from longscan.cli.runs import append_record
 
 if TYPE_CHECKING:
     from longscan.tasks import Task
+    from longscan.training.run import Run
 
 
 @contextmanager
@@ -57,7 +58,6 @@ def train(
         longscan train --config recipes/aussm/parity.yaml --quick --out runs/parity
         longscan train --task parity --model.spec "s4d*2" --out runs/s4d
     """
-    from longscan.tasks.series import SeriesFile
     from longscan.training.parsing import merge, parse_settings, read_yaml
     from longscan.training.records import check_target
     from longscan.training.run import SETTINGS, Run
@@ -96,6 +96,13 @@ def train(
         return 0
     if record is not None:
         append_record(run, record)
+    return _print_result(run, parsed.task, with_baselines=file is not None)
+
+
+def _print_result(run: "Run", task: "Task", *, with_baselines: bool) -> int:
+    """Print the test result of a run, next to those of simple predictors, and where its report is; return the exit status."""
+    from longscan.tasks.series import SeriesFile
+
     result = run.result or {}
     if result["status"] == "failed":
         echo_error(f"failed: {result['failure']}; the report is {run.folder / 'report.html'}", style="red")
@@ -105,11 +112,11 @@ def train(
         echo_error(f"no test {result['metric']}, {reason}; the report is {run.folder / 'report.html'}", style="red")
         return 1
     echo(f"test {result['metric']}: {result['value']:.4f} (scaled {result['scaled']:z.4f}, weights: {result['selected']})")
-    if isinstance(parsed.task, SeriesFile) and (error := parsed.task.error_in_units(result["value"])) is not None:
+    if isinstance(task, SeriesFile) and (error := task.error_in_units(result["value"])) is not None:
         echo(f"test {error[0]}, in its units: {error[1]:.4g}")
     echo(f"best constant predictor: {result['constant']:.4f} (scaled {result['constant_scaled']:z.4f})")
-    if file is not None:
-        _print_baselines(parsed.task, result["value"])
+    if with_baselines:
+        _print_baselines(task, result["value"])
     if _adds_nothing(run.folder):
         echo("the forecast is that of ridge: no update of the network lowered the validation loss, so that it adds nothing")
     echo(f"report: {run.folder / 'report.html'}")
