@@ -48,7 +48,8 @@ class UnknownArgumentError(SettingError):
         name = word.lstrip("-")  # with a section that does not exist, a name's last part may tell which setting is meant
         near = nearest_names(name, self.names) or nearest_names(name.rpartition(".")[2], self.names)
         if not word.startswith("-"):
-            hint = "a value with blanks needs quotes; "
+            takes_settings = any("." in one for one in self.names)
+            hint = "a value with blanks needs quotes; " if takes_settings else ""
         else:
             hint = f"did you mean {' or '.join(f'--{one}' for one in near)}? " if near else ""
         super().__init__(f"`{word}` is an unknown argument; {hint}`--help` lists the arguments that exist")

@@ -40,6 +40,8 @@ from longscan.cli._arguments import list_arguments
         (f"show {__file__} --labl worn", "did you mean --label?"),
         ("train --out x --task uea --task.labl 3", "the settings are "),
         ("train --resum --out x --task parity", "did you mean --resume?"),
+        ("train --out x --task parity --model.spec mamba aussm", "`aussm` is an unknown argument; a value with blanks needs"),
+        ("tasks parity", "`parity` is an unknown argument; `--help` lists"),
         ("tasks --setings", "did you mean --settings?"),
         ("report --outt x", "did you mean --out?"),
     ],
