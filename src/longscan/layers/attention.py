@@ -129,9 +129,7 @@ class Attention(SequenceLayer):
         y, _ = self._attend_pieces(x, values, state, info)
         return y if info.gate is None else y * silu(info.gate)
 
-    def _attend_pieces(
-        self, x: Tensor, value_inputs: Tensor | None, state: State, info: SequenceInfo
-    ) -> tuple[Tensor, State]:
+    def _attend_pieces(self, x: Tensor, value_inputs: Tensor | None, state: State, info: SequenceInfo) -> tuple[Tensor, State]:
         """Return the outputs and the final state, computed in pieces. The values are those of `value_inputs`, None for x."""
         if state is None:
             state = self._empty_state(x.shape[0], 0) if x.shape[1] else self.initial_state(x.shape[0])
@@ -166,10 +164,7 @@ class Attention(SequenceLayer):
         For a piece of split sequences keys, values and masks of all pieces are gathered; the state is that after the last piece.
         """
         (batch, length), n_slots = x.shape[:2], state.age.shape[1]
-        q, k, v = linear(x, self.in_proj, self.in_bias).view(batch, length, 3, self.heads, self.head_dim).unbind(2)
-        if value_inputs is not None:
-            bias = None if self.in_bias is None else self.in_bias[2 * self.d_model :]
-            v = linear(value_inputs, self.in_proj[2 * self.d_model :], bias).view_as(v)
+        q, k, v = self._project(x, value_inputs)
         own, own_valid = slice(0, length), info.valid  # the steps of x among all steps with keys
         if split is not None:
             k, v = gather_steps(torch.stack([k, v], 2), split).unbind(2)
@@ -214,13 +209,28 @@ class Attention(SequenceLayer):
 
         if flags is not None:  # the state is that of the last sequence alone
             key_mask = key_mask & (pad(segment, (n_slots, 0)) == segment[:, -1:])
-        slots = [keys.to(self.in_proj.dtype), values.to(self.in_proj.dtype), (time[:, -1:] - key_time).to(self.state_dtype)]
-        if info.valid is not None:  # move the filled slots to the right, in their order
+        age = time[:, -1:] - key_time
+        return y, self._collect_state(keys, values, age, key_mask, last_seq_idx, reorder=info.valid is not None)
+
+    def _project(self, x: Tensor, value_inputs: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the queries, keys and values (B, L, H, P) of x (B, L, D), or the values of `value_inputs` unless it is None."""
+        q, k, v = linear(x, self.in_proj, self.in_bias).view(*x.shape[:2], 3, self.heads, self.head_dim).unbind(2)
+        if value_inputs is not None:
+            bias = None if self.in_bias is None else self.in_bias[2 * self.d_model :]
+            v = linear(value_inputs, self.in_proj[2 * self.d_model :], bias).view_as(v)
+        return q, k, v
+
+    def _collect_state(
+        self, keys: Tensor, values: Tensor, age: Tensor, key_mask: Tensor, last_seq_idx: Tensor, *, reorder: bool
+    ) -> AttentionState:
+        """Return the state with the slots of `key_mask` (B, T) filled. reorder: whether others may follow these in a row."""
+        slots = [keys.to(self.in_proj.dtype), values.to(self.in_proj.dtype), age.to(self.state_dtype)]
+        if reorder:  # move the filled slots to the right, in their order
             order = key_mask.to(torch.uint8).argsort(dim=1, stable=True)
             slots = [part.gather(1, order.view(*order.shape, *(1,) * (part.ndim - 2)).expand_as(part)) for part in slots]
             key_mask = key_mask.gather(1, order)
         keys, values, age = (mask_padding(part, key_mask) for part in slots)
-        return y, AttentionState(keys, values, age, key_mask.sum(1), last_seq_idx)
+        return AttentionState(keys, values, age, key_mask.sum(1), last_seq_idx)
 
     def _mask(self, key_mask: Tensor, segment: Tensor, valid: Tensor, piece: slice) -> Tensor:
         """Return which keys the queries of `piece` attend to, bool (B, len(piece), T + L).
