@@ -115,9 +115,9 @@ def parse_spec(
             raise ValueError(
                 "`block_options` must be None with a list of blocks, whose entries have options themselves, got a mapping"
             )
-        names = [entry for entry in spec if isinstance(entry, str)]
+        names = " ".join(str(entry) for entry in spec if not isinstance(entry, Mapping))
         if names:
-            raise ValueError(f"`spec` must be one text, such as {' '.join(names)[:60]!r}, or a list of mappings, got a list with text")
+            raise ValueError(f"`spec` must be one text, such as {names[:60]!r}, or a list of mappings, got a list with text")
         entries = [_complete_entry(index, given) for index, given in enumerate(spec)]
         if not entries:
             raise ValueError("`spec` must have at least one block, got an empty list")
