@@ -173,7 +173,7 @@ def test_list_of_blocks_has_optional_keys_and_any_combination():
             None,
             "the block of block 0 of `spec` must be one of aussm, bidirectional.*, got 'mambo'",
         ),
-        (["mamba", "s4d"], None, "`spec` must be one text, such as 'mamba s4d', or a list of mappings, got a list with text"),
+        (["mamba", "s4d"], None, r"`spec` must be one text, such as .*, or a list of mappings, got \['mamba', 's4d'\]"),
         ([{"block": "mamba"}], None, r"block 0 of `spec` must have the key 'layer' .*, got \['block'\]"),
         (
             [{"layer": None, "block": "mamba"}],

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
 from typing import Any, TypedDict, cast
 
-from longscan._errors import nearest
+from longscan._errors import nearest, quote
 from longscan._specs import LETTERS, STANDARD_BLOCKS, expand_spec, format_names, translate_letters
 from longscan._types import describe_type, matches_type
 from longscan.blocks import BLOCKS
@@ -115,9 +115,9 @@ def parse_spec(
             raise ValueError(
                 "`block_options` must be None with a list of blocks, whose entries have options themselves, got a mapping"
             )
-        names = " ".join(str(entry) for entry in spec if not isinstance(entry, Mapping))
-        if names:
-            raise ValueError(f"`spec` must be one text, such as {names[:60]!r}, or a list of mappings, got a list with text")
+        if not all(isinstance(entry, Mapping) for entry in spec):
+            needed = "one text, such as 'mamba s4d*2', or a list of mappings"
+            raise ValueError(f"`spec` must be {needed}, got {quote(list(spec), 60)}")
         entries = [_complete_entry(index, given) for index, given in enumerate(spec)]
         if not entries:
             raise ValueError("`spec` must have at least one block, got an empty list")
