@@ -21,7 +21,7 @@ from torch.nn.functional import silu
 from longscan.numerics.rotary import rotate_pairs
 from longscan.ops.arguments import carry_dtype, flag_masks, reset_mask, zero_invalid
 from longscan.ops.associative import affine_scan, running_sum
-from longscan.ops.chunk_decay import chunk_decay, zero_unless
+from longscan.ops.chunk_decay import ChunkDecay, chunk_decay, zero_unless
 from longscan.ops.chunks import scan_batched_chunks
 from longscan.ops.masked_products import masked_products, masked_sums
 from longscan.ops.ssd_scan.reference import repeat_for_heads
@@ -54,6 +54,42 @@ def _states_before_and_after(
     decay, added = (part.reshape(batch, count, *part.shape[1:]) for part in (decay, added))
     after = affine_scan(decay, added, state, reset=None if restarts is None else restarts.reshape(batch, count, 1, 1, 1))
     return torch.cat([state.unsqueeze(1), after[:, :-1]], 1).flatten(0, 1), after[:, -1].clone()
+
+
+def _added_to_states(B: Tensor, drive: Tensor, decay: ChunkDecay) -> Tensor:
+    """Return what the inputs of each chunk add to the state after it, (rows, H, P, N).
+
+    B: (rows, G, steps, N), of G groups of heads or of all heads. drive: (rows, H, steps, P), the inputs times their scale.
+    """
+    rows, heads, steps, width = drive.shape
+    groups = B.shape[1]
+    to_end = decay.between[..., -1, :].unsqueeze(-1)
+    weighted = zero_unless(decay.in_last, drive * to_end).reshape(rows, groups, heads // groups, steps, width)
+    added = weighted.transpose(3, 4).flatten(2, 3) @ zero_unless(decay.in_last, B)
+    return added.reshape(rows, heads, width, B.shape[3])
+
+
+def _outputs_from_inputs(C: Tensor, B: Tensor, drive: Tensor, pair_weights: Tensor, included: Tensor | None) -> Tensor:
+    """Return the outputs (rows, H, steps, P) from the inputs of the chunk of each step.
+
+    C: (rows, G, steps, N), as B in `_added_to_states`. pair_weights: (rows, H, steps, steps), decays from the step of an input
+    to that of an output. included: pairs of steps of one sequence, None if there is one sequence in each row.
+    """
+    rows, heads, steps, _ = drive.shape
+    groups = C.shape[1]
+    products = C @ B.transpose(2, 3) if included is None else masked_products(C, B, included)
+    weights = (products.unsqueeze(2) * pair_weights.reshape(rows, groups, heads // groups, steps, steps)).flatten(1, 2)
+    return weights @ drive if included is None else masked_sums(weights, drive, included)
+
+
+def _outputs_from_states(C: Tensor, before: Tensor, decay: ChunkDecay) -> Tensor:
+    """Return the outputs (rows, H, steps, P) from the states `before` (rows, H, P, N) the chunks."""
+    rows, groups, steps, _ = C.shape
+    _, heads, width, n_states = before.shape
+    states = before.reshape(rows, groups, heads // groups * width, n_states)
+    y = zero_unless(decay.in_first, C) @ states.transpose(2, 3)  # (rows, G, steps, heads of a group * P)
+    y = y.reshape(rows, groups, steps, heads // groups, width).transpose(2, 3).flatten(1, 2)
+    return zero_unless(decay.in_first, y * decay.from_start.unsqueeze(-1))
 
 
 def _chunks(
@@ -98,33 +134,20 @@ def _chunks(
         B, C = repeat_for_heads(B, heads, B_bias), repeat_for_heads(C, heads, C_bias)
     if cumulative_angle is not None:
         B, C = (rotate_pairs(part, -cumulative_angle) for part in (B, C))
-    groups = B.shape[2]
     drive = x * (dt if input_scale is None else input_scale).unsqueeze(-1)
     y = None
     if own_scale is not None:
-        c_dot_b = (C * B).sum(-1).repeat_interleave(heads // groups, 2)
+        c_dot_b = (C * B).sum(-1).repeat_interleave(heads // B.shape[2], 2)
         y = (c_dot_b * own_scale).unsqueeze(-1) * x
     log_decay = dt * A
     B, C, drive, log_decay = (part.transpose(1, 2) for part in (B, C, drive, log_decay))  # (rows, heads or groups, steps, .)
-    decay, from_start, is_earlier, included, in_first, in_last = chunk_decay(log_decay, reset)
-    to_end = decay[..., -1, :]
-
-    per_group = (rows, groups, heads // groups)
-    weighted_drive = (
-        zero_unless(in_last, drive * to_end.unsqueeze(-1)).reshape(*per_group, steps, width).transpose(3, 4).flatten(2, 3)
-    )
-    added_state = (weighted_drive @ zero_unless(in_last, B)).reshape(rows, *state.shape[1:])
-    restarts = None if in_first is None else ~in_first[:, :, -1:]
-    before, state = _states_before_and_after(state, from_start[..., -1:, None], added_state, restarts, count)
-
-    pair_weights = decay if own_scale is None else torch.where(is_earlier, decay, 0)
-    products = C @ B.transpose(2, 3) if reset is None else masked_products(C, B, included)
-    weights = (products.unsqueeze(2) * pair_weights.reshape(*per_group, steps, steps)).flatten(1, 2)
-    y_chunk = weights @ drive if reset is None else masked_sums(weights, drive, included)
-    states = before.reshape(rows, groups, heads // groups * width, before.shape[-1])
-    y_carried = zero_unless(in_first, C) @ states.transpose(2, 3)  # (rows, G, steps, heads of a group * P)
-    y_carried = y_carried.reshape(rows, groups, steps, heads // groups, width).transpose(2, 3).flatten(1, 2)
-    y_scan = (y_chunk + zero_unless(in_first, y_carried * from_start.unsqueeze(-1))).transpose(1, 2)
+    decay = chunk_decay(log_decay, reset)
+    restarts = None if decay.in_first is None else ~decay.in_first[:, :, -1:]
+    added = _added_to_states(B, drive, decay)
+    before, state = _states_before_and_after(state, decay.from_start[..., -1:, None], added, restarts, count)
+    pair_weights = decay.between if own_scale is None else torch.where(decay.is_earlier, decay.between, 0)
+    from_inputs = _outputs_from_inputs(C, B, drive, pair_weights, None if reset is None else decay.included)
+    y_scan = (from_inputs + _outputs_from_states(C, before, decay)).transpose(1, 2)
     y = y_scan if y is None else y_scan + y
     y = y if D is None else y + D.unsqueeze(-1) * x
     y = y if count == 1 else y.reshape(batch, length, heads, width)
