@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from math import ceil, log
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal, NamedTuple, cast
+from typing import Annotated, ClassVar, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -513,12 +513,7 @@ def _load(task: SeriesForecast, state: FileState) -> ForecastData:  # noqa: ARG0
     """Read, check and split the table of a task."""
     store = task.read_store()
     source = str(task.path)
-    for setting, given in (("target", task.target or ()), ("known", task.known)):
-        for name in given:
-            if name not in store.channels:
-                raise setting_error(setting, name, f"a column of numbers of {source}, some of {', '.join(store.channels)}")
-    if store.layout != "long":
-        raise setting_error("path", source, "a table with a row for each step, for a forecast; `layout` long says that it is one")
+    _check_columns(store, task)
     unit = 1.0 if store.stamps is None else usual_step(np.asarray(store.stamps), np.asarray(store.offsets))
     _check_even(store, unit, source)
     odd = store.stamps is not None and len(uneven_steps(np.asarray(store.stamps), np.asarray(store.offsets), unit))
@@ -526,49 +521,22 @@ def _load(task: SeriesForecast, state: FileState) -> ForecastData:  # noqa: ARG0
     numbers = np.array([store.channels.index(name) for name in task.known], int)
     full, store = store, _without_rows_ahead(store, numbers)
     season = task.season or _season(store, unit, frequency)
-    longest = int(store.lengths.max())
-    context = task.context or max(1, min(MAX_CONTEXT, longest // 4, max(4 * season, 2 * task.horizon, 16)))
+    context = task.context or max(1, min(MAX_CONTEXT, int(store.lengths.max()) // 4, max(4 * season, 2 * task.horizon, 16)))
     if task.level == "season" and season > context:
         raise setting_error("season", season, f"at most the steps of the context, {context}")
-    starts: dict[str, list[np.ndarray]] = {"train": [], "valid": [], "test": []}
-    ranges, tests = [], []
-    for first, last in zip(store.offsets[:-1].tolist(), store.offsets[1:].tolist(), strict=True):
-        steps = last - first
-        least = task.horizon if steps >= LEAST_HORIZONS * task.horizon else 0
-        test = last - max(least, round(steps * task.test_fraction))
-        valid = test - max(least, round(steps * task.valid_fraction))
-        ranges.append((first, valid))
-        tests.append((test, last))
-        for part, low, high in (("train", first, valid), ("valid", valid - context, test), ("test", test - context, last)):
-            starts[part].append(np.arange(max(first, low), high - context - task.horizon + 1))
-    windows = {part: np.concatenate(found) for part, found in starts.items()}
     inputs = np.setdiff1d(np.arange(len(store.channels)), numbers)
     if not len(inputs):
         raise setting_error("known", task.known, "some of the channels, not all, as one must be forecast")
     targets = np.array([store.channels.index(name) for name in task.target]) if task.target else inputs
     values = _checked_values(store, task, source)
-    gaps = np.isnan(store.values[:, targets])
-    measured = ~gaps.any(1)
-    for part, found in windows.items():
-        if not len(found):
-            raise setting_error(
-                "horizon", task.horizon, f"small enough for a window of {context} + {task.horizon} steps in the part {part} of a "
-                f"series of {source}; the longest has {longest} rows"
-            )  # fmt: skip
-        windows[part] = _with_measured(found, measured, context, task.horizon)
-        if not len(windows[part]):
-            named = ", ".join(store.channels[number] for number in targets)
-            raise ValueError(
-                f"{source} must have a row with values of {named} in the part {part}, by which forecasts are scored, got none"
-            )
-    for part in ("valid", "test"):
-        if len(windows[part]) > task.eval_windows:
-            windows[part] = windows[part][np.linspace(0, len(windows[part]) - 1, task.eval_windows).round().astype(int)]
-    statistics = fit_statistics(store, np.array(ranges), source)
+    measured = ~np.isnan(store.values[:, targets]).any(1)
+    ranges = _split_rows(store, task)
+    named = ", ".join(store.channels[number] for number in targets)
+    starts = {part: _window_starts(store, rows, measured, context, part, task, named) for part, rows in ranges.items()}
+    statistics = fit_statistics(store, np.array(ranges["train"]), source)
     scored = np.where(measured[:, None], values[:, targets], np.nan)
-    for kind, own in (("training", ranges), ("test", tests)):
+    for kind, own in (("training", ranges["train"]), ("test", ranges["test"])):
         if not _varies(scored, own):
-            named = ", ".join(store.channels[number] for number in targets)
             raise setting_error("target", named, f"columns of which one varies in the {kind} rows of {source}")
     if task.calendar and not store.is_dated:
         raise setting_error("calendar", True, f"False, as {source} has no dates")
@@ -577,9 +545,69 @@ def _load(task: SeriesForecast, state: FileState) -> ForecastData:  # noqa: ARG0
     rows = _known_rows(full, store, numbers, periods, task.horizon, unit, frequency)
     data = ForecastData(
         store, values, measured, inputs, targets, KnownAhead(numbers, periods, names, rows),
-        cast("dict[Split, np.ndarray]", windows), np.array(ranges), statistics, context, season, unit, frequency,
+        starts, np.array(ranges["train"]), statistics, context, season, unit, frequency,
     )  # fmt: skip
     return data._replace(known=data.known._replace(values=_standardised_known(rows, data)))
+
+
+def _check_columns(store: SeriesStore, task: SeriesForecast) -> None:
+    """Raise SettingError if the table lacks a column that the settings name, or has not a row for each step."""
+    for setting, given in (("target", task.target or ()), ("known", task.known)):
+        for name in given:
+            if name not in store.channels:
+                raise setting_error(setting, name, f"a column of numbers of {task.path}, some of {', '.join(store.channels)}")
+    if store.layout != "long":
+        needed = "a table with a row for each step, for a forecast; `layout` long says that it is one"
+        raise setting_error("path", str(task.path), needed)
+
+
+def _split_rows(store: SeriesStore, task: SeriesForecast) -> dict[Split, list[tuple[int, int]]]:
+    """Return the rows of each split in each series, as the first row and that after the last one."""
+    ranges: dict[Split, list[tuple[int, int]]] = {"train": [], "valid": [], "test": []}
+    for first, last in zip(store.offsets[:-1].tolist(), store.offsets[1:].tolist(), strict=True):
+        steps = last - first
+        least = task.horizon if steps >= LEAST_HORIZONS * task.horizon else 0
+        test = last - max(least, round(steps * task.test_fraction))
+        valid = test - max(least, round(steps * task.valid_fraction))
+        ranges["train"].append((first, valid))
+        ranges["valid"].append((valid, test))
+        ranges["test"].append((test, last))
+    return ranges
+
+
+def _window_starts(
+    store: SeriesStore,
+    ranges: Sequence[tuple[int, int]],
+    measured: np.ndarray,
+    context: int,
+    part: Split,
+    task: SeriesForecast,
+    named: str,
+) -> np.ndarray:
+    """Return the first rows of the windows of a split that have a measured row in their horizon, see `_with_measured`.
+
+    The horizon is in the rows `ranges` of the split, the context may begin before them. Of valid and test there are at most
+    `eval_windows`, evenly spaced. named: names of the targets, for the error. Raises SettingError or ValueError if there is none.
+    """
+    firsts = store.offsets[:-1].tolist()
+    windows = [
+        np.arange(max(first, low - context), high - context - task.horizon + 1)
+        for first, (low, high) in zip(firsts, ranges, strict=True)
+    ]
+    found = np.concatenate(windows)
+    if not len(found):
+        raise setting_error(
+            "horizon", task.horizon, f"small enough for a window of {context} + {task.horizon} steps in the part {part} of a "
+            f"series of {task.path}; the longest has {store.lengths.max()} rows"
+        )  # fmt: skip
+    found = _with_measured(found, measured, context, task.horizon)
+    if not len(found):
+        raise ValueError(
+            f"{task.path} must have a row with values of {named} in the part {part}, by which forecasts are scored, got none"
+        )
+    if part != "train" and len(found) > task.eval_windows:
+        return found[np.linspace(0, len(found) - 1, task.eval_windows).round().astype(int)]
+    return found
 
 
 def _with_measured(starts: np.ndarray, measured: np.ndarray, context: int, horizon: int) -> np.ndarray:
