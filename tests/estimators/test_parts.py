@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 import torch
 
-from longscan.estimators import features, forecaster, limits, threads
+from longscan.estimators import features, forecaster, held_back, limits, threads
 from longscan.estimators.backtesting import find_cutoffs
 from longscan.estimators.covariates import fit_effect
 from longscan.estimators.forecast_series import find_form, truncate, unify_time_zones
@@ -129,39 +129,39 @@ def parts_of(*lengths: int) -> StandardisedSeries:
 
 def test_the_last_fifth_of_each_series_is_held_back() -> None:
     """But at least a horizon."""
-    assert forecaster._first_part(parts_of(100, 104, 20, 12, 3), 5).lengths.tolist() == [80, 84, 15, 7, 0]
+    assert held_back.first_part(parts_of(100, 104, 20, 12, 3), 5).lengths.tolist() == [80, 84, 15, 7, 0]
 
 
 def test_windows_begin_at_every_step() -> None:
-    windows = forecaster._Windows.between(np.zeros(3, int), np.array([1, -1, 0]))
+    windows = held_back.Windows.between(np.zeros(3, int), np.array([1, -1, 0]))
     assert windows.total == 3
     assert windows.starts(np.arange(3)).tolist() == [[0, 0], [0, 1], [2, 0]]
-    later = forecaster._Windows.between(np.array([2, 5, 1]), np.array([3, 4, 1]))
+    later = held_back.Windows.between(np.array([2, 5, 1]), np.array([3, 4, 1]))
     assert later.starts(np.arange(later.total)).tolist() == [[0, 2], [0, 3], [2, 1]]
 
 
 def test_windows_of_long_series_need_no_table() -> None:
     """A table of 2e12 windows would exceed any memory."""
-    windows = forecaster._Windows.between(np.zeros(2, int), np.array([10**12, 10**12]))
+    windows = held_back.Windows.between(np.zeros(2, int), np.array([10**12, 10**12]))
     assert windows.total == 2 * (10**12 + 1)
     assert windows.starts(np.array([10**12, 10**12 + 1, windows.total - 1])).tolist() == [[0, 10**12], [1, 0], [1, 10**12]]
-    starts = forecaster._later_starts(np.array([10**12]), np.array([10**11]), 720, 24)
-    assert len(starts) == forecaster.COMPARED
+    starts = held_back.later_starts(np.array([10**12]), np.array([10**11]), 720, 24)
+    assert len(starts) == held_back.COMPARED
 
 
 def test_later_windows_forecast_what_is_held_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    starts = forecaster._later_starts(np.array([12, 6]), np.array([8, 2]), 3, 2)
+    starts = held_back.later_starts(np.array([12, 6]), np.array([8, 2]), 3, 2)
     assert starts.tolist() == [[0, 5], [0, 6], [0, 7], [1, 0], [1, 1]]
     for most, expected in ((5, [0, 1, 2, 3, 4]), (4, [0, 2, 4]), (2, [0, 3]), (1, [0])):
-        monkeypatch.setattr(forecaster, "COMPARED", most)
-        chosen = forecaster._later_starts(np.array([12, 6]), np.array([8, 2]), 3, 2)
+        monkeypatch.setattr(held_back, "COMPARED", most)
+        chosen = held_back.later_starts(np.array([12, 6]), np.array([8, 2]), 3, 2)
         assert chosen.tolist() == starts[expected].tolist()
 
 
 def test_errors_of_overlapping_steps_count_once() -> None:
     starts = np.array([[0, 10], [0, 11], [0, 12], [0, 16], [2, 5]])
-    assert forecaster._count_independent(starts, 3).tolist() == [4 + 1, 4 + 1, 3 + 1]
-    assert forecaster._count_independent(starts, 4)[3] == 1 + 6 / 4 + 1
+    assert held_back.count_independent(starts, 3).tolist() == [4 + 1, 4 + 1, 3 + 1]
+    assert held_back.count_independent(starts, 4)[3] == 1 + 6 / 4 + 1
 
 
 def test_ranks_are_positions_among_equal_numbers() -> None:
@@ -173,7 +173,7 @@ def test_blocks_are_scaled_to_the_lowest_error() -> None:
     """The factors are right for additions to the linear forecast of 0, twice too much, the opposite, half, and NaN."""
     true = np.array([[[1.0], [2.0]], [[0.0], [3.0]]])
     given = iter([0 * true, 2 * true, -true, true / 2, true + np.nan, 0 * true])
-    validation = forecaster._Validation(true, lambda _: next(given))
+    validation = held_back.Validation(true, lambda _: next(given))
     model: Any = torch.nn.Linear(1, 1)
     errors = [validation.evaluate(model) for _ in range(6)]
     assert model.training
@@ -189,7 +189,7 @@ def test_blocks_are_scaled_to_the_lowest_error() -> None:
 )
 def test_blocks_must_lower_the_error_by_a_tenth_and_in_all_parts(squares: list[float], best: int) -> None:
     """The errors of two windows: their gain is lower than a tenth, or not above two standard errors, or enough."""
-    validation = forecaster._Validation(np.zeros((2, 1, 1)), lambda _: np.zeros((2, 1, 1)))
+    validation = held_back.Validation(np.zeros((2, 1, 1)), lambda _: np.zeros((2, 1, 1)))
     for one in ([1.0, 1.0], [0.96, 0.96], squares, [np.nan, np.nan]):
         validation.curve.append(float(np.mean(one)))
         validation._squares.append(np.array(one))
