@@ -7,7 +7,7 @@ step, `w_re`, `w_im` those of the state before it.
 import triton
 import triton.language as tl
 
-from longscan.ops._triton import sigmoid, silu, silu_derivative
+from longscan.ops._triton import sigmoid, silu, silu_derivative, where_positive
 from longscan.ops.selective_scan.triton.math import (
     channel_offsets,
     decay,
@@ -15,8 +15,9 @@ from longscan.ops.selective_scan.triton.math import (
     expand_restarts,
     flip,
     load_and_pass,
+    load_channels,
     load_flags,
-    load_pairs,
+    load_pair_parts,
     load_states,
     load_step_sizes,
     materialize,
@@ -27,8 +28,10 @@ from longscan.ops.selective_scan.triton.math import (
     stack_steps,
     state_offsets,
     store_map,
+    store_pair_parts,
     sum_over_channels,
     sum_over_states,
+    tile_offsets,
     tile_states,
 )
 from longscan.ops.selective_scan.triton.ordered_sums import dependency_token, poll, signal, spin_wait
@@ -97,23 +100,17 @@ def chunk_state_bwd_kernel(
     o_t, o_d, o_n = tl.arange(0, T), i_d * BD + tl.arange(0, BD), tl.arange(0, NR * NL * P)
     o_channel, o_state = i_d * BD + channel_offsets(CR, CW, CL), state_offsets(NR, NL)
     m_pair, o_pair, size = (o_channel < channels) & (o_state < states), o_channel * states + o_state, channels * states
-    A_re = load_pairs(p_A + (i_b // rows) * size * P + o_pair * P, m_pair)
-    A_im = A_re
-    if COMPLEX:
-        A_im = load_pairs(p_A + (i_b // rows) * size * P + o_pair * P + 1, m_pair)
+    A_re, A_im = load_pair_parts(p_A + (i_b // rows) * size * P + o_pair * P, 1, m_pair, COMPLEX)
     dh_re, dh_im = A_re * 0.0, A_re * 0.0
-    bias, time = tl.zeros((BD,), A_re.dtype), tl.zeros((BD,), A_re.dtype)
-    if p_bias is not None:
-        bias = tl.load(p_bias + (i_b // rows) * channels + o_d, mask=o_d < channels, other=0.0)
+    bias = load_channels(p_bias, i_b // rows, channels, o_d, A_re.dtype)
+    time = tl.zeros((BD,), A_re.dtype)
     top = tl.reshape(o_t == 0, (T, 1, 1, 1, 1, 1))
     count = tl.minimum(span, tiles - i_p * span)
     for i in tl.range(count, num_stages=STAGES):
         tile = i_p * span + count - 1 - i
         first = i_b * length + tile * T
         valid, restart = load_flags(p_flags, first, o_t, tile * T + o_t < length)
-        m_td, m_tn = valid[:, None] & (o_d < channels)[None, :], valid[:, None] & (o_n < states * P)[None, :]
-        o_td = first * channels + (o_t[:, None] * channels + o_d[None, :])
-        o_tn = first * states * P + (o_t[:, None] * states * P + o_n[None, :])
+        o_td, m_td, o_tn, m_tn = tile_offsets(first, o_t, o_d, o_n, valid, channels, states * P)
         _, _, _, b_dt = load_step_sizes(p_dt, p_scale, o_td, first, o_t, bias, valid, m_td, SOFTPLUS, MATERIALIZE)
         b_dy = tl.load(p_dy + o_td, mask=m_td, other=0.0).to(A_re.dtype)
         if p_z is not None:
@@ -146,15 +143,10 @@ def recompute_tile_states(
     P: tl.constexpr = 2 if COMPLEX else 1
     PAIRS: tl.constexpr = CR * NR * CW * NL * CL
     o_t, o_n = tl.arange(0, T), tl.arange(0, NR * NL * P)
-    h_re = load_pairs(p_checkpoints, m_pair)
-    h_im = h_re
-    if COMPLEX:
-        h_im = load_pairs(p_checkpoints + channels * states, m_pair)
+    h_re, h_im = load_pair_parts(p_checkpoints, channels * states, m_pair, COMPLEX)
     for first in tl.range(begin, stop, T, num_stages=STAGES):
         valid, restart = load_flags(p_flags, first, o_t, first + o_t < stop)
-        m_td, m_tn = valid[:, None] & (o_d < channels)[None, :], valid[:, None] & (o_n < states * P)[None, :]
-        o_td = first * channels + (o_t[:, None] * channels + o_d[None, :])
-        o_tn = first * states * P + (o_t[:, None] * states * P + o_n[None, :])
+        o_td, m_td, o_tn, m_tn = tile_offsets(first, o_t, o_d, o_n, valid, channels, states * P)
         b_u = tl.load(p_u + o_td, mask=m_td, other=0.0).to(A_re.dtype)
         _, _, _, b_dt = load_step_sizes(p_dt, p_scale, o_td, first, o_t, bias, valid, m_td, SOFTPLUS, MATERIALIZE)
         expanded = expand_channels(stack_steps(b_dt, b_dt * b_u), T, CR, NR, CW, NL, CL)
@@ -171,6 +163,64 @@ def recompute_tile_states(
             h_im = h_re
             if COMPLEX:
                 h_im = select_row(x_im, end)
+
+
+@triton.jit
+def sum_state_gradients(dB, dC, p_flags, first, tile, length, P: tl.constexpr):
+    """Return the sums over the channels of the gradients of B and C, (2 T, N P): first those of B. dB, dC: (P T, ...) tiles."""
+    T: tl.constexpr = dB.shape[0] // P
+    BN: tl.constexpr = dB.shape[2] * dB.shape[4]
+    sums = tl.reshape(sum_over_channels(stack_steps(dB, dC)), (2, P, T, BN))
+    sums = tl.reshape(tl.permute(sums, (0, 2, 3, 1)), (2 * T, BN * P))
+    if p_flags is not None:  # the state at an invalid step may be infinite, and its product with 0 NaN
+        step = tl.arange(0, 2 * T) % T
+        flag = tl.load(p_flags + first + step, mask=tile * T + step < length, other=1)
+        sums = tl.where((flag != 1)[:, None], sums, 0.0)
+    return sums
+
+
+@triton.jit
+def add_state_gradients(
+    p_dB, p_dC, sums, first_row, left, width, position, T: tl.constexpr, ORDERED: tl.constexpr, FENCED: tl.constexpr
+):  # fmt: skip
+    """Store the sums of a tile (2 T, N P) to rows of dB and dC, or add them if ORDERED; return what an addition found there.
+
+    first_row: the row of the first step. left: number of steps from the first one to the end of the sequence. width: numbers of a
+    row. position: that of the program in its chain; with FENCED the first one stores, so that dB and dC need not be zeros before.
+    """
+    row, o_n = tl.arange(0, 2 * T), tl.arange(0, sums.shape[1])
+    o_sum = ((first_row + row % T) * width)[:, None] + o_n[None, :]
+    m_sum = (o_n < width)[None, :] & (row % T < left)[:, None]
+    p_sum, before = tl.where((row < T)[:, None], p_dB + o_sum, p_dC + o_sum), sums
+    if ORDERED and FENCED:
+        m_add, m_store = m_sum & (o_sum * 0 + position != 0), m_sum & (o_sum * 0 + position == 0)
+        tl.store(p_sum, sums, mask=m_store)
+        tl.atomic_add(p_dB + o_sum, sums, mask=m_add & (row < T)[:, None], sem="relaxed")
+        tl.atomic_add(p_dC + o_sum, sums, mask=m_add & (row >= T)[:, None], sem="relaxed")
+    elif ORDERED:
+        before = tl.atomic_add(p_sum, sums, mask=m_sum, sem="relaxed")
+    else:
+        tl.store(p_sum, sums, mask=m_sum)
+    return before
+
+
+@triton.jit
+def store_parameter_gradients(
+    p_dA, p_dchannels, dA_re, dA_im, d_bias, d_skip, i_p, pieces, channels, m_pair, o_d, SEQUENTIAL: tl.constexpr,
+    COMPLEX: tl.constexpr,
+):  # fmt: skip
+    """Store the sums of a piece for the gradients of A, the bias and D; if SEQUENTIAL, add those of the pieces after it first."""
+    m_d = o_d < channels
+    if SEQUENTIAL:
+        later = pieces - 1 - i_p
+        later_re, later_im = load_pair_parts(p_dA, 1, where_positive(m_pair, later), COMPLEX)
+        dA_re += later_re
+        dA_im += later_im
+        d_bias += tl.load(p_dchannels, mask=where_positive(m_d, later), other=0.0)
+        d_skip += tl.load(p_dchannels + channels, mask=where_positive(m_d, later), other=0.0)
+    store_pair_parts(p_dA, dA_re, dA_im, m_pair, COMPLEX)
+    tl.store(p_dchannels, d_bias, mask=m_d)
+    tl.store(p_dchannels + channels, d_skip, mask=m_d)
 
 
 @triton.jit(do_not_specialize=["length", "pieces", "span", "rows", "group", "chain", "first_piece"])
@@ -203,7 +253,6 @@ def chunk_scan_bwd_kernel(
     o_t, o_d, o_n = tl.arange(0, T), i_d * BD + tl.arange(0, BD), tl.arange(0, BN * P)
     o_channel, o_state = i_d * BD + channel_offsets(CR, CW, CL), state_offsets(NR, NL)
     m_pair, o_pair, size = (o_channel < channels) & (o_state < states), o_channel * states + o_state, channels * states
-    p_A += (i_b // rows) * size * P + o_pair * P
     p_dinitial += i_b * size * P
     p_dh = p_dstates
     if SEQUENTIAL and i_p < pieces - 1:
@@ -212,22 +261,17 @@ def chunk_scan_bwd_kernel(
         p_dh += i_b * size * P
     elif p_maps is None:
         p_dh += (i_b * (pieces + 1) + i_p + 1) * size * P
-    A_re = load_pairs(p_A, m_pair)
-    A_im, dA_re, dA_im = A_re, A_re * 0.0, A_re * 0.0
-    if COMPLEX:
-        A_im = load_pairs(p_A + 1, m_pair)
+    A_re, A_im = load_pair_parts(p_A + (i_b // rows) * size * P + o_pair * P, 1, m_pair, COMPLEX)
+    dA_re, dA_im = A_re * 0.0, A_re * 0.0
     zero = tl.zeros(A_re.shape, A_re.dtype)
     dh_re, dh_im = load_and_pass(
         p_dh, p_maps, i_b, pieces - 1, pieces, -1, pieces - 1 - i_p, size, o_pair, m_pair, blocks, zero, COMPLEX
     )
     if SEQUENTIAL:
         tl.debug_barrier()  # before the result is stored in the same place
-    bias, skip = tl.zeros((BD,), A_re.dtype), tl.zeros((BD,), A_re.dtype)
-    d_bias, d_skip = bias, bias
-    if p_bias is not None:
-        bias = tl.load(p_bias + (i_b // rows) * channels + o_d, mask=o_d < channels, other=0.0)
-    if p_D is not None:
-        skip = tl.load(p_D + (i_b // rows) * channels + o_d, mask=o_d < channels, other=0.0)
+    bias = load_channels(p_bias, i_b // rows, channels, o_d, A_re.dtype)
+    skip = load_channels(p_D, i_b // rows, channels, o_d, A_re.dtype)
+    d_bias, d_skip = tl.zeros((BD,), A_re.dtype), tl.zeros((BD,), A_re.dtype)
     top = tl.reshape(o_t == 0, (T, 1, 1, 1, 1, 1))
     begin = i_p * span
     chunks = tl.cdiv(tl.minimum(span, tiles - begin), group)
@@ -253,10 +297,8 @@ def chunk_scan_bwd_kernel(
             tile = chunk + count - 1 - i
             m_t, first = tile * T + o_t < length, i_b * length + tile * T
             valid, restart = load_flags(p_flags, first, o_t, m_t)
-            m_td, m_out = valid[:, None] & (o_d < channels)[None, :], m_t[:, None] & (o_d < channels)[None, :]
-            m_tn = valid[:, None] & (o_n < states * P)[None, :]
-            o_td = first * channels + (o_t[:, None] * channels + o_d[None, :])
-            o_tn = first * states * P + (o_t[:, None] * states * P + o_n[None, :])
+            o_td, m_td, o_tn, m_tn = tile_offsets(first, o_t, o_d, o_n, valid, channels, states * P)
+            m_out = m_t[:, None] & (o_d < channels)[None, :]
             dt_raw, scale, unscaled, b_dt = load_step_sizes(
                 p_dt, p_scale, o_td, first, o_t, bias, valid, m_td, SOFTPLUS, MATERIALIZE
             )
@@ -275,10 +317,7 @@ def chunk_scan_bwd_kernel(
             e_dt, e_dy, e_input = pick(expanded, 0), pick(expanded, 1), pick(expanded, 2)
             a_re, a_im = decay(e_dt, A_re[None], A_im[None], COMPLEX)
             p_h = p_own + (tile - chunk) * (P * BN * BD)
-            h_re = load_pairs(p_h, m_pair)
-            h_im = h_re
-            if COMPLEX:
-                h_im = load_pairs(p_h + BN * BD, m_pair)
+            h_re, h_im = load_pair_parts(p_h, BN * BD, m_pair, COMPLEX)
             b_B = load_states(p_B, o_tn, m_tn, A_re.dtype, P, CR, NR, CW, NL, CL)
             x_re, x_im = tile_states(a_re, a_im, e_input, b_B, h_re, h_im, p_flags, restart, COMPLEX)
             if COMPLEX:
@@ -316,28 +355,13 @@ def chunk_scan_bwd_kernel(
                 w_re = w_re * h_re
                 d_step = w_re * A_re[None]
             dA_re += tl.sum(w_re * e_dt, 0)
-            dBC = tl.reshape(sum_over_channels(stack_steps(dB, dC)), (2, P, T, BN))
-            dBC = tl.reshape(tl.permute(dBC, (0, 2, 3, 1)), (2 * T, BN * P))
-            row = tl.arange(0, 2 * T)
-            o_sum = ((first_row + tile * T + row % T) * states * P)[:, None] + o_n[None, :]
-            m_sum = (o_n < states * P)[None, :] & (tile * T + row % T < length)[:, None]
-            if p_flags is not None:  # the state at an invalid step may be infinite, and its product with 0 NaN
-                flag = tl.load(p_flags + first + row % T, mask=tile * T + row % T < length, other=1)
-                dBC = tl.where((flag != 1)[:, None], dBC, 0.0)
+            sums = sum_state_gradients(dB, dC, p_flags, first, tile, length, P)
             added += 1
             if ORDERED:
                 spin_wait(p_previous, seen, least, FENCED, PTX)
-            if ORDERED and FENCED:  # the first program of a chain stores, so that dB and dC need not be filled with zeros before
-                m_add = m_sum & (o_sum * 0 + i_d % chain != 0)
-                m_store = m_sum & (o_sum * 0 + i_d % chain == 0)
-                tl.store(tl.where((row < T)[:, None], p_dB + o_sum, p_dC + o_sum), dBC, mask=m_store)
-                tl.atomic_add(p_dB + o_sum, dBC, mask=m_add & (row < T)[:, None], sem="relaxed")
-                tl.atomic_add(p_dC + o_sum, dBC, mask=m_add & (row >= T)[:, None], sem="relaxed")
-            elif ORDERED:
-                p_sum = tl.where((row < T)[:, None], p_dB + o_sum, p_dC + o_sum)
-                sums_before = tl.atomic_add(p_sum, dBC, mask=m_sum, sem="relaxed")
-            else:
-                tl.store(tl.where((row < T)[:, None], p_dB + o_sum, p_dC + o_sum), dBC, mask=m_sum)
+            sums_before = add_state_gradients(
+                p_dB, p_dC, sums, first_row + tile * T, length - tile * T, states * P, i_d % chain, T, ORDERED, FENCED
+            )
             of_channels = sum_over_states(stack_steps(d_input, d_step), NW)
             if ORDERED and FENCED:
                 signal(p_counters + program, added, True, PTX)  # late, so that the fence finds the additions completed
@@ -360,22 +384,12 @@ def chunk_scan_bwd_kernel(
                 signal(p_counters + program, added | token, False, PTX)
         tl.debug_barrier()  # before the states of the next chunk overwrite these
     p_sums += (i_b if SEQUENTIAL else i_b * pieces + i_p) * (size * P + 2 * channels)
-    p_dA, p_dchannels = p_sums + o_pair * P, p_sums + size * P + o_d
-    if SEQUENTIAL:  # add to the sums that the launches of later pieces stored
-        m_later, m_later_d = m_pair & (o_channel * 0 + i_p < pieces - 1), (o_d < channels) & (o_d * 0 + i_p < pieces - 1)
-        dA_re += load_pairs(p_dA, m_later)
-        if COMPLEX:
-            dA_im += load_pairs(p_dA + 1, m_later)
-        d_bias += tl.load(p_dchannels, mask=m_later_d, other=0.0)
-        d_skip += tl.load(p_dchannels + channels, mask=m_later_d, other=0.0)
-    m_first = m_pair & (o_channel * 0 + (0 if SEQUENTIAL else i_p) == 0)
-    tl.store(p_dinitial + o_pair * P, dh_re, mask=m_first)
-    tl.store(p_dA, dA_re, mask=m_pair)
-    if COMPLEX:
-        tl.store(p_dinitial + o_pair * P + 1, dh_im, mask=m_first)
-        tl.store(p_dA + 1, dA_im, mask=m_pair)
-    tl.store(p_dchannels, d_bias, mask=o_d < channels)
-    tl.store(p_dchannels + channels, d_skip, mask=o_d < channels)
+    store_parameter_gradients(
+        p_sums + o_pair * P, p_sums + size * P + o_d, dA_re, dA_im, d_bias, d_skip, i_p, pieces, channels, m_pair, o_d,
+        SEQUENTIAL, COMPLEX,
+    )  # fmt: skip
+    m_first = m_pair & (o_pair * 0 + (0 if SEQUENTIAL else i_p) == 0)
+    store_pair_parts(p_dinitial + o_pair * P, dh_re, dh_im, m_first, COMPLEX)
 
 
 @triton.jit(do_not_specialize=["count"])

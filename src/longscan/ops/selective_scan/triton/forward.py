@@ -14,8 +14,9 @@ from longscan.ops.selective_scan.triton.math import (
     decay,
     expand_channels,
     load_and_pass,
+    load_channels,
     load_flags,
-    load_pairs,
+    load_pair_parts,
     load_states,
     load_step_sizes,
     pick,
@@ -23,7 +24,9 @@ from longscan.ops.selective_scan.triton.math import (
     stack_steps,
     state_offsets,
     store_map,
+    store_pair_parts,
     sum_over_states,
+    tile_offsets,
     tile_states,
 )
 
@@ -45,22 +48,16 @@ def chunk_state_fwd_kernel(
     o_t, o_d, o_n = tl.arange(0, T), i_d * BD + tl.arange(0, BD), tl.arange(0, NR * NL * P)
     o_channel, o_state = i_d * BD + channel_offsets(CR, CW, CL), state_offsets(NR, NL)
     m_pair, o_pair, size = (o_channel < channels) & (o_state < states), o_channel * states + o_state, channels * states
-    A_re = load_pairs(p_A + (i_b // rows) * size * P + o_pair * P, m_pair)
-    A_im = A_re
-    if COMPLEX:
-        A_im = load_pairs(p_A + (i_b // rows) * size * P + o_pair * P + 1, m_pair)
+    A_re, A_im = load_pair_parts(p_A + (i_b // rows) * size * P + o_pair * P, 1, m_pair, COMPLEX)
     h_re, h_im = A_re * 0.0, A_re * 0.0
-    bias, time = tl.zeros((BD,), A_re.dtype), tl.zeros((BD,), A_re.dtype)
-    if p_bias is not None:
-        bias = tl.load(p_bias + (i_b // rows) * channels + o_d, mask=o_d < channels, other=0.0)
+    bias = load_channels(p_bias, i_b // rows, channels, o_d, A_re.dtype)
+    time = tl.zeros((BD,), A_re.dtype)
     last = tl.reshape(o_t == T - 1, (T, 1, 1, 1, 1, 1))
     begin = i_p * span
     for i in tl.range(tl.minimum(span, tiles - begin), num_stages=STAGES):
         first = i_b * length + (begin + i) * T
         valid, restart = load_flags(p_flags, first, o_t, (begin + i) * T + o_t < length)
-        m_td, m_tn = valid[:, None] & (o_d < channels)[None, :], valid[:, None] & (o_n < states * P)[None, :]
-        o_td = first * channels + (o_t[:, None] * channels + o_d[None, :])
-        o_tn = first * states * P + (o_t[:, None] * states * P + o_n[None, :])
+        o_td, m_td, o_tn, m_tn = tile_offsets(first, o_t, o_d, o_n, valid, channels, states * P)
         b_u = tl.load(p_u + o_td, mask=m_td, other=0.0).to(A_re.dtype)
         _, _, _, b_dt = load_step_sizes(p_dt, p_scale, o_td, first, o_t, bias, valid, m_td, SOFTPLUS, MATERIALIZE)
         expanded = expand_channels(stack_steps(b_dt, b_dt * b_u), T, CR, NR, CW, NL, CL)
@@ -97,11 +94,7 @@ def chunk_scan_fwd_kernel(
     o_t, o_d, o_n = tl.arange(0, T), i_d * BD + tl.arange(0, BD), tl.arange(0, NR * NL * P)
     o_channel, o_state = i_d * BD + channel_offsets(CR, CW, CL), state_offsets(NR, NL)
     m_pair, o_pair, size = (o_channel < channels) & (o_state < states), o_channel * states + o_state, channels * states
-    p_A += (i_b // rows) * size * P + o_pair * P
-    A_re = load_pairs(p_A, m_pair)
-    A_im = A_re
-    if COMPLEX:
-        A_im = load_pairs(p_A + 1, m_pair)
+    A_re, A_im = load_pair_parts(p_A + (i_b // rows) * size * P + o_pair * P, 1, m_pair, COMPLEX)
     p_h = p_initial
     if p_first_states is not None:
         p_h = p_first_states + (i_b * (pieces + 1) + i_p) * size * P
@@ -109,20 +102,15 @@ def chunk_scan_fwd_kernel(
         p_h = p_initial + i_b * size * P
     zero = tl.zeros(A_re.shape, A_re.dtype)
     h_re, h_im = load_and_pass(p_h, p_maps, i_b, 0, pieces, 1, i_p, size, o_pair, m_pair, blocks, zero, COMPLEX)
-    bias, skip = tl.zeros((BD,), A_re.dtype), tl.zeros((BD,), A_re.dtype)
-    if p_bias is not None:
-        bias = tl.load(p_bias + (i_b // rows) * channels + o_d, mask=o_d < channels, other=0.0)
-    if p_D is not None:
-        skip = tl.load(p_D + (i_b // rows) * channels + o_d, mask=o_d < channels, other=0.0)
+    bias = load_channels(p_bias, i_b // rows, channels, o_d, A_re.dtype)
+    skip = load_channels(p_D, i_b // rows, channels, o_d, A_re.dtype)
     last = tl.reshape(o_t == T - 1, (T, 1, 1, 1, 1, 1))
     begin = i_p * span
     for i in tl.range(tl.minimum(span, tiles - begin), num_stages=STAGES):
         tile = begin + i
         m_t, first = tile * T + o_t < length, i_b * length + tile * T
         valid, restart = load_flags(p_flags, first, o_t, m_t)
-        m_td, m_tn = valid[:, None] & (o_d < channels)[None, :], valid[:, None] & (o_n < states * P)[None, :]
-        o_td = first * channels + (o_t[:, None] * channels + o_d[None, :])
-        o_tn = first * states * P + (o_t[:, None] * states * P + o_n[None, :])
+        o_td, m_td, o_tn, m_tn = tile_offsets(first, o_t, o_d, o_n, valid, channels, states * P)
         b_u = tl.load(p_u + o_td, mask=m_td, other=0.0).to(A_re.dtype)
         _, _, _, b_dt = load_step_sizes(p_dt, p_scale, o_td, first, o_t, bias, valid, m_td, SOFTPLUS, MATERIALIZE)
         expanded = expand_channels(stack_steps(b_dt, b_dt * b_u), T, CR, NR, CW, NL, CL)
@@ -146,7 +134,4 @@ def chunk_scan_fwd_kernel(
             b_y *= silu(tl.load(p_z + o_td, mask=m_td, other=0.0).to(A_re.dtype))
         tl.store(p_y + o_td, tl.where(m_td, b_y, 0.0), mask=m_t[:, None] & (o_d < channels)[None, :])
     if i_p == pieces - 1:
-        o_final = i_b * size * P + o_pair * P
-        tl.store(p_final + o_final, h_re, mask=m_pair)
-        if COMPLEX:
-            tl.store(p_final + o_final + 1, h_im, mask=m_pair)
+        store_pair_parts(p_final + i_b * size * P + o_pair * P, h_re, h_im, m_pair, COMPLEX)

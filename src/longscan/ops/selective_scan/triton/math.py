@@ -100,16 +100,21 @@ def load_pairs(pointers, mask):
 
 
 @triton.jit
+def store_pair_parts(p, re, im, mask, COMPLEX: tl.constexpr):
+    """Store the real parts of numbers for pairs at p, and the imaginary parts at p + 1 if they are complex."""
+    tl.store(p, re, mask=mask)
+    if COMPLEX:
+        tl.store(p + 1, im, mask=mask)
+
+
+@triton.jit
 def store_map(p_maps, i_b, i_p, pieces, size, o_pair, m_pair, a_re, a_im, h_re, h_im, blocks, COMPLEX: tl.constexpr):
     """Store the map h -> a h + b of a piece: a in the first and b, given as h, in the second half of p_maps."""
     P: tl.constexpr = 2 if COMPLEX else 1
     half = (tl.num_programs(0) // blocks).to(tl.int64) * pieces * size * P
     p_out = p_maps + (i_b * pieces + i_p) * size * P + o_pair * P
-    tl.store(p_out, a_re, mask=m_pair)
-    tl.store(p_out + half, h_re, mask=m_pair)
-    if COMPLEX:
-        tl.store(p_out + 1, a_im, mask=m_pair)
-        tl.store(p_out + half + 1, h_im, mask=m_pair)
+    store_pair_parts(p_out, a_re, a_im, m_pair, COMPLEX)
+    store_pair_parts(p_out + half, h_re, h_im, m_pair, COMPLEX)
 
 
 @triton.jit
@@ -168,6 +173,33 @@ def load_states(
     x = tl.permute(tl.reshape(x, (T, NR * NL, P)), (2, 0, 1))
     x = tl.reshape(x[:, :, :, None], (P, T, 1, NR, 1, NL, 1))
     return tl.broadcast_to(x, (P, T, CR, NR, CW, NL, CL))
+
+
+@triton.jit
+def load_pair_parts(p, distance, mask, COMPLEX: tl.constexpr):
+    """Load the real and the imaginary parts of numbers for pairs, at p and p + distance; twice the real part if they are real."""
+    re = load_pairs(p, mask)
+    im = re
+    if COMPLEX:
+        im = load_pairs(p + distance, mask)
+    return re, im
+
+
+@triton.jit
+def load_channels(p, i_group, channels, o_d, dtype: tl.constexpr):
+    """Load the numbers of a group for the channels o_d (BD,); zeros if p is None."""
+    x = tl.zeros(o_d.shape, dtype)
+    if p is not None:
+        x = tl.load(p + i_group * channels + o_d, mask=o_d < channels, other=0.0)
+    return x
+
+
+@triton.jit
+def tile_offsets(first, o_t, o_d, o_n, valid, channels, width):
+    """Return offsets and masks of the valid steps of a tile: for channels (T, BD), then for `width` numbers of the states."""
+    o_td = first * channels + (o_t[:, None] * channels + o_d[None, :])
+    o_tn = first * width + (o_t[:, None] * width + o_n[None, :])
+    return o_td, valid[:, None] & (o_d < channels)[None, :], o_tn, valid[:, None] & (o_n < width)[None, :]
 
 
 @triton.jit
