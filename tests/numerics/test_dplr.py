@@ -53,3 +53,18 @@ def test_spectrum_is_the_transform_of_the_kernel():
         B_bar = torch.linalg.solve(eye - half * A, (dt.unsqueeze(-1) * add_conjugates(B)).unsqueeze(-1))
         state = torch.linalg.solve(eye - torch.exp(-1j * angle) * A_bar, B_bar).squeeze(-1)
         torch.testing.assert_close(values[:, k], (add_conjugates(C) * state).sum(-1))
+
+
+def test_gradients_of_small_steps_are_finite_in_float32():
+    """At angle 0 the denominators are (dt |Lambda|)^2, about 1e-10: 1 / size^2 of their squared size overflows."""
+    eigenvalues, P, B, C, _ = make_system()
+    angles, dt = torch.tensor([0.0, 0.7], dtype=torch.float64), torch.full((2,), 1e-5, dtype=torch.float64)
+    found = []
+    for dtype in (torch.float32, torch.float64):
+        inputs = [x.to(dtype).requires_grad_() for x in (eigenvalues, P, B, C, dt)]
+        values = spectrum(angles.to(dtype), *inputs)
+        found.append(torch.autograd.grad(values.sum(), inputs))
+    (*single, d_dt), (*double, _) = found
+    assert d_dt.isfinite().all()  # it has a rounding error of about 1e-7 / dt
+    for x, y in zip(single, double, strict=True):
+        torch.testing.assert_close(x.double(), y, rtol=0, atol=1e-4 * float(y.abs().max()))

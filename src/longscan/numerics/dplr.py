@@ -68,7 +68,8 @@ def spectrum(
     )
     # Real numbers for the (D, F, N/2) denominators: products with real factors take half the time of complex ones.
     real, imaginary = powers.real @ factors, powers.imag @ factors
-    inverse = (real.square() + imaginary.square()).reciprocal()
+    # rsqrt: the gradient of reciprocal has the square of `inverse`, which overflows float32 for steps below 3e-5.
+    inverse = (real.square() + imaginary.square()).rsqrt().square()
     sums = torch.complex((real * inverse) @ weights, (-inverse * imaginary) @ weights)
     t = step * cosine
     cb, cp, pp, pb = (a.unsqueeze(-1) * sums[..., :4] - t.unsqueeze(-1) * sums[..., 4:]).unbind(-1)
