@@ -142,7 +142,7 @@ def test_uneven_steps_of_a_new_file_name_the_option_of_training(run, table, tmp_
     assert main(["predict", run, str(tmp_path / "new.csv")]) == 2
     error = capsys.readouterr().err
     assert "must have 1 between steps, as the training series, got 915 steps of another length, the first, 2, in" in error
-    assert error.endswith("in series 'u0'; models trained with --task.uneven accept it\n")
+    assert error.endswith("in series 'u0'; models trained with --task.uneven elapsed or ignore accept it\n")
 
 
 def test_missing_values_of_a_new_file_name_the_option_of_predict(run, table, tmp_path, capsys):

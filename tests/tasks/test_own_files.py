@@ -551,6 +551,7 @@ def test_uneven_times_are_given_in_units_of_the_usual_step(tmp_path):
     [
         *(("ab", "classes"), ("01", "classes"), ("123", "unclear"), ("1x", "classes")),
         *((("1.5", "2", "3"), "values"), (("1.5", "2", "3", "-inf"), "values")),
+        *((("0", "1", "inf"), "unclear"), (("0.5", "1", "inf"), "values"), (("0", "inf"), "classes")),
     ],
 )
 def test_kind_of_labels(labels, kind, tmp_path):

@@ -271,9 +271,10 @@ def check_steps(store: SeriesStore, unit: float, source: str | Path, *, is_new: 
     )
     differ = f"{count_text(len(odd), 'step')} of {source} {'differs' if len(odd) == 1 else 'differ'} from {usual}"
     if is_new:
+        accepted = "models trained with --task.uneven elapsed or ignore accept it"
         raise ValueError(
             f"{source} must have {usual} between steps, as the training series, got {count_text(len(odd), 'step')} of another "
-            f"length, the first, {found}, in series {str(store.ids[series])!r}; models trained with --task.uneven accept it"
+            f"length, the first, {found}, in series {str(store.ids[series])!r}; {accepted}"
         )
     raise setting_error(
         "uneven", "refuse", f"elapsed (the layers get the time between steps) or ignore (steps count), as {differ}, the first, "

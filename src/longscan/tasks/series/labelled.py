@@ -53,7 +53,7 @@ _log = logging.getLogger("longscan")
 MIN_SERIES = 3  # smallest number of series of a class: one for each of train, valid and test
 ROCKET_VALUES = 3e7  # largest number of values of the series that aeon's methods are fitted on
 WARPING_CELLS = 1e10  # largest number of cells of the tables of dynamic time warping
-FEW_CLASSES = 2  # whole numbers of so many values are classes
+FEW_CLASSES = 2  # numbers of so many values are classes
 
 
 class LabelledData(NamedTuple):
@@ -409,7 +409,7 @@ class SeriesValues(LabelledSeries, RegressionTask):
 
 
 def label_kind(path: str | Path, options: ReadOptions) -> Literal["classes", "values", "unclear"]:
-    """Return what the labels of a file are: classes (text, or two whole numbers), numbers (with fractions), or unclear."""
+    """Return what the labels of a file are: classes (text, or two numbers), numbers (with fractions), or unclear."""
     forecast = "or `--target` and `--horizon` must be given for a forecast"
     if options.label is None and Path(path).is_file() and suffix_of(Path(path)) in (*CSV, *PARQUET):
         columns = cut(", ".join(column_names(Path(path), options.dialect)))
@@ -420,9 +420,10 @@ def label_kind(path: str | Path, options: ReadOptions) -> Literal["classes", "va
         raise setting_error("label", options.label, f"the column of the labels in {path} (`--label`), {forecast}")
     if store.has_numbers is not None:
         return "values" if store.has_numbers else "classes"
-    words = [word for word in np.unique(store.labels).tolist() if word.lower().strip("+-") not in ("inf", "infinity")]
-    numbers = _as_floats(words, options.dialect.decimal)  # of the finite ones; `SeriesValues` raises an error for the others
-    if numbers is None or len(set(numbers)) <= FEW_CLASSES:
+    words = np.unique(store.labels).tolist()
+    finite = [word for word in words if word.lower().strip("+-") not in ("inf", "infinity")]
+    numbers = _as_floats(finite, options.dialect.decimal)  # `SeriesValues` raises an error for infinite ones
+    if numbers is None or len(set(numbers)) + len(words) - len(finite) <= FEW_CLASSES:
         return "classes"
     return "unclear" if all(number == int(number) for number in numbers) else "values"
 
