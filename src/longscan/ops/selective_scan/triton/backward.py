@@ -110,7 +110,8 @@ def chunk_state_bwd_kernel(
         tile = i_p * span + count - 1 - i
         first = i_b * length + tile * T
         valid, restart = load_flags(p_flags, first, o_t, tile * T + o_t < length)
-        o_td, m_td, o_tn, m_tn = tile_offsets(first, o_t, o_d, o_n, valid, channels, states * P)
+        m_td, m_tn = valid[:, None] & (o_d < channels)[None, :], valid[:, None] & (o_n < states * P)[None, :]
+        o_td, o_tn = tile_offsets(first, o_t, o_d, o_n, channels, states * P)
         _, _, _, b_dt = load_step_sizes(p_dt, p_scale, o_td, first, o_t, bias, valid, m_td, SOFTPLUS, MATERIALIZE)
         b_dy = tl.load(p_dy + o_td, mask=m_td, other=0.0).to(A_re.dtype)
         if p_z is not None:
@@ -146,7 +147,8 @@ def recompute_tile_states(
     h_re, h_im = load_pair_parts(p_checkpoints, channels * states, m_pair, COMPLEX)
     for first in tl.range(begin, stop, T, num_stages=STAGES):
         valid, restart = load_flags(p_flags, first, o_t, first + o_t < stop)
-        o_td, m_td, o_tn, m_tn = tile_offsets(first, o_t, o_d, o_n, valid, channels, states * P)
+        m_td, m_tn = valid[:, None] & (o_d < channels)[None, :], valid[:, None] & (o_n < states * P)[None, :]
+        o_td, o_tn = tile_offsets(first, o_t, o_d, o_n, channels, states * P)
         b_u = tl.load(p_u + o_td, mask=m_td, other=0.0).to(A_re.dtype)
         _, _, _, b_dt = load_step_sizes(p_dt, p_scale, o_td, first, o_t, bias, valid, m_td, SOFTPLUS, MATERIALIZE)
         expanded = expand_channels(stack_steps(b_dt, b_dt * b_u), T, CR, NR, CW, NL, CL)
@@ -297,7 +299,8 @@ def chunk_scan_bwd_kernel(
             tile = chunk + count - 1 - i
             m_t, first = tile * T + o_t < length, i_b * length + tile * T
             valid, restart = load_flags(p_flags, first, o_t, m_t)
-            o_td, m_td, o_tn, m_tn = tile_offsets(first, o_t, o_d, o_n, valid, channels, states * P)
+            m_td, m_tn = valid[:, None] & (o_d < channels)[None, :], valid[:, None] & (o_n < states * P)[None, :]
+            o_td, o_tn = tile_offsets(first, o_t, o_d, o_n, channels, states * P)
             m_out = m_t[:, None] & (o_d < channels)[None, :]
             dt_raw, scale, unscaled, b_dt = load_step_sizes(
                 p_dt, p_scale, o_td, first, o_t, bias, valid, m_td, SOFTPLUS, MATERIALIZE

@@ -57,7 +57,8 @@ def chunk_state_fwd_kernel(
     for i in tl.range(tl.minimum(span, tiles - begin), num_stages=STAGES):
         first = i_b * length + (begin + i) * T
         valid, restart = load_flags(p_flags, first, o_t, (begin + i) * T + o_t < length)
-        o_td, m_td, o_tn, m_tn = tile_offsets(first, o_t, o_d, o_n, valid, channels, states * P)
+        m_td, m_tn = valid[:, None] & (o_d < channels)[None, :], valid[:, None] & (o_n < states * P)[None, :]
+        o_td, o_tn = tile_offsets(first, o_t, o_d, o_n, channels, states * P)
         b_u = tl.load(p_u + o_td, mask=m_td, other=0.0).to(A_re.dtype)
         _, _, _, b_dt = load_step_sizes(p_dt, p_scale, o_td, first, o_t, bias, valid, m_td, SOFTPLUS, MATERIALIZE)
         expanded = expand_channels(stack_steps(b_dt, b_dt * b_u), T, CR, NR, CW, NL, CL)
@@ -110,7 +111,8 @@ def chunk_scan_fwd_kernel(
         tile = begin + i
         m_t, first = tile * T + o_t < length, i_b * length + tile * T
         valid, restart = load_flags(p_flags, first, o_t, m_t)
-        o_td, m_td, o_tn, m_tn = tile_offsets(first, o_t, o_d, o_n, valid, channels, states * P)
+        m_td, m_tn = valid[:, None] & (o_d < channels)[None, :], valid[:, None] & (o_n < states * P)[None, :]
+        o_td, o_tn = tile_offsets(first, o_t, o_d, o_n, channels, states * P)
         b_u = tl.load(p_u + o_td, mask=m_td, other=0.0).to(A_re.dtype)
         _, _, _, b_dt = load_step_sizes(p_dt, p_scale, o_td, first, o_t, bias, valid, m_td, SOFTPLUS, MATERIALIZE)
         expanded = expand_channels(stack_steps(b_dt, b_dt * b_u), T, CR, NR, CW, NL, CL)

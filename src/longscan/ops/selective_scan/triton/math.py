@@ -195,11 +195,10 @@ def load_channels(p, i_group, channels, o_d, dtype: tl.constexpr):
 
 
 @triton.jit
-def tile_offsets(first, o_t, o_d, o_n, valid, channels, width):
-    """Return offsets and masks of the valid steps of a tile: for channels (T, BD), then for `width` numbers of the states."""
+def tile_offsets(first, o_t, o_d, o_n, channels, width):
+    """Return the offsets of a tile: of its channels, (T, BD), and of `width` numbers of the states. first: its first step."""
     o_td = first * channels + (o_t[:, None] * channels + o_d[None, :])
-    o_tn = first * width + (o_t[:, None] * width + o_n[None, :])
-    return o_td, valid[:, None] & (o_d < channels)[None, :], o_tn, valid[:, None] & (o_n < width)[None, :]
+    return o_td, first * width + (o_t[:, None] * width + o_n[None, :])
 
 
 @triton.jit
