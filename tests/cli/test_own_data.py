@@ -116,7 +116,7 @@ def test_errors_of_a_file_name_the_options_of_the_command(tmp_path, capsys):
     path = tmp_path / "gap.csv"
     path.write_text("unit,second,force,kind\n" + "".join(f"u{i // 4},{i % 4},{'' if i == 5 else i},a\n" for i in range(40)))
     assert main(["train", str(path), "--label", "kind", "--id", "unit", "--time", "second"]) == 2
-    assert "has 1 missing values" in (error := capsys.readouterr().err)
+    assert "has 1 missing value" in (error := capsys.readouterr().err)
     assert "`--task.missing fill` interpolates them, `--task.missing mask` marks them" in error
     for argv, named in (
         (["--label", "kind", "--id", "unti"], "`--id` must be a column of"),
@@ -153,7 +153,7 @@ def test_missing_values_of_a_new_file_name_the_option_of_predict(run, table, tmp
     path = tmp_path / "new.csv"
     path.write_text("\n".join([*rows[:2], ",".join(words), *rows[3:]]) + "\n")
     assert main(["predict", run, str(path)]) == 2
-    assert "has 1 missing values, the first in step 2 of series 'u0', force; `--missing fill` inter" in capsys.readouterr().err
+    assert "has 1 missing value, the first in step 2 of series 'u0', force; `--missing fill` inter" in capsys.readouterr().err
     assert main(["predict", run, str(path), "--missing", "fill"]) == 0
 
 

@@ -125,8 +125,8 @@ BAD: dict[str, tuple[str, dict[str, object], str]] = {
     "too many values in each row": (text_of(long_rows(), HEADER[:4]), {"label": "y"}, "Expected 4 fields in line 2, saw 5"),
     "infinite value": (change(4, 2, "inf"), {}, "values must be finite and at most 3.4e+38, got inf in step 5 of series 'u0', x"),
     "beyond float32": (change(4, 3, "1e39"), {}, "got 1e+39 in step 5 of series 'u0', y"),
-    "missing value": (change(4, 2, ""), {}, "has 1 missing values, the first in step 5 of series 'u0', x; `missing='fill'`"),
-    "question mark": (change(4, 2, "?"), {}, "has 1 missing values"),
+    "missing value": (change(4, 2, ""), {}, "has 1 missing value, the first in step 5 of series 'u0', x; `missing='fill'`"),
+    "question mark": (change(4, 2, "?"), {}, "has 1 missing value"),
     "channel without values in a series": (
         text_of([[*row[:2], "" if row[0] == "u3" else row[2], *row[3:]] for row in long_rows()]), {"missing": "fill"},
         "series 'u3' must have a value of x",
@@ -636,7 +636,7 @@ def test_summary_names_a_channel_that_is_a_copy_of_the_label(tmp_path, codes, is
 
 
 def test_summary_names_twelve_classes_and_counts_the_others(tmp_path):
-    for count, more in ((12, ""), (13, ", and 1 others"), (15, ", and 3 others")):
+    for count, more in ((12, ""), (13, ", and 1 other"), (15, ", and 3 others")):
         rows = long_rows(count=3 * count)
         for row in rows:
             row[4] = f"k{int(str(row[0])[1:]) % count:02d}"
@@ -719,7 +719,7 @@ def test_tables_of_labels_are_checked(tmp_path):
     for settings, message in (
         ({"label": "kinds"}, f"`label` must be a column of {table}; did you mean kind"),
         ({"label": "kind", "group": "days"}, f"`group` must be a column of {table}; did you mean day"),
-        ({"label": "kind"}, f"{table} must have a row for each file of {folder}, got none for 'u1' and 1 others"),
+        ({"label": "kind"}, f"{table} must have a row for each file of {folder}, got none for 'u1' and 1 other"),
     ):
         with pytest.raises(ValueError, match=message):
             SeriesClasses(path=str(folder), labels=str(table), **settings).size("train")

@@ -243,7 +243,7 @@ def check_missing(store: SeriesStore, missing: Missing, source: str | Path, trea
     if missing == "refuse":
         empty = [name for name, count in zip(store.channels, counts, strict=True) if count == len(store.values)]
         hint = f"; no row has a value of {', '.join(empty)}, which `channels` can leave out" if empty else ""
-        raise ValueError(f"{source} has {counts.sum()} missing values, the first in {where}; {treatments}{hint}")
+        raise ValueError(f"{source} has {count_text(counts.sum(), 'missing value')}, the first in {where}; {treatments}{hint}")
     for row in range(len(store.ids)):
         has_none = np.isnan(store.series(row)).all(0)
         if has_none.any():

@@ -337,7 +337,7 @@ class SeriesClasses(LabelledSeries, ClassificationTask):
     def _answer_summary(self) -> list[tuple[str, str]]:
         counts = np.bincount(self._data.targets, minlength=self.num_classes).tolist()
         shown = [f"{name} {count:,}" for name, count in list(zip(self.classes, counts, strict=True))[:SHOWN]]
-        more = f", and {self.num_classes - SHOWN} others" if self.num_classes > SHOWN else ""
+        more = f", and {count_text(self.num_classes - SHOWN, 'other')}" if self.num_classes > SHOWN else ""
         classes = ("classes", f"{self.num_classes} in {self.label or 'the labels'}: {', '.join(shown)}{more}")
         copies = _copies_of_labels(self._data)
         if not copies:

@@ -755,7 +755,7 @@ def _label_files(path: Path, parts: _Parts, options: ReadOptions) -> None:
         _log.warning("%s: %d rows are of no file in %s, the first of %r", table, len(surplus), path, surplus[0])
     lacking = [name for name in parts.ids if name not in rows]
     if lacking:
-        others = f" and {len(lacking) - 1} others" if len(lacking) > 1 else ""
+        others = f" and {count_text(len(lacking) - 1, 'other')}" if len(lacking) > 1 else ""
         raise ValueError(f"{table} must have a row for each file of {path}, got none for {lacking[0]!r}{others}")
     for number, setting in enumerate(wanted):
         words = [rows[name][number] for name in parts.ids]
