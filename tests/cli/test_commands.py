@@ -128,10 +128,12 @@ def test_later_settings_replace_earlier_ones(tmp_path: Path) -> None:
     assert parse_settings(["--config", str(first)]).training.lr == 0.01
 
 
-def test_recorded_command_is_that_of_the_own_program(tmp_path: Path, tiny_argv: list[str]) -> None:
+@pytest.mark.parametrize("arguments", ["", "sys.argv[1:]"])
+def test_recorded_command_is_that_of_the_own_program(tmp_path: Path, tiny_argv: list[str], arguments: str) -> None:
     """A program that registers a layer and calls `main` is needed to repeat the run."""
     program = tmp_path / "own.py"
-    program.write_text("import sys\n\nfrom longscan.cli import main\n\nif __name__ == '__main__':\n    sys.exit(main())\n")
+    lines = ["import sys", "from longscan.cli import main", "if __name__ == '__main__':", f"    sys.exit(main({arguments}))"]
+    program.write_text("\n".join(lines) + "\n")
     argv = [*tiny_argv, "--steps", "1", "--out", str(tmp_path / "run")]
     subprocess.run([sys.executable, str(program), "train", *argv], check=True, capture_output=True)
     result = Run(tmp_path / "run").result

@@ -55,9 +55,9 @@ _OUTSIDE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS, err
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command that the arguments name (`sys.argv` if None) and return its exit code."""
-    is_own_program = argv is None and Path(sys.argv[0]).suffix == ".py" and Path(sys.argv[0]).name != "__main__.py"
+    argv = sys.argv[1:] if argv is None else list(argv)
+    is_own_program = argv == sys.argv[1:] and Path(sys.argv[0]).suffix == ".py" and Path(sys.argv[0]).name != "__main__.py"
     program = ("python", sys.argv[0]) if is_own_program else ("longscan",)
-    argv = list(sys.argv[1:] if argv is None else argv)
     name = argv[0] if argv else "--help"
     for stream in ("stdout", "stderr"):
         if getattr(sys, stream) is None:  # closed, as by `>&-`; the descriptor must not become that of another file
