@@ -89,7 +89,9 @@ def lock_file(path: Path, error: Exception, seconds: float = 0.0) -> Iterator[No
         error: raised if another process has locked the file.
         seconds: time for which this function waits until the other process releases the lock.
 
-    On a file system without locks nothing is locked, and a warning names the folder of the file.
+    On a file system without locks nothing is locked, and a warning names the folder of the file. If the system has no locks
+    at all (ENOSYS), filelock 4 warns instead and locks by the existence of the file, which it removes in the end. After a
+    process on another machine was killed, such a file must be removed by hand.
     """
     from filelock import FileLock, Timeout  # a dependency of torch, too
 

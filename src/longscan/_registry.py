@@ -16,8 +16,9 @@ class Registry(dict[str, T]):
 
     def register(self, name: str) -> Callable[[T], T]:
         """Return a decorator that adds an object under `name`. Raises ValueError for a name that a spec cannot contain."""
-        if not re.fullmatch(r"[A-Za-z_]\w*", name):
-            raise ValueError(f"the name of a {self._kind} must be letters, digits and _, beginning with a letter, got {name!r}")
+        if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
+            needed = "must be letters, digits and _, and not begin with a digit"
+            raise ValueError(f"the name of a {self._kind} {needed}, got {name!r}")
         if self._kind in ("layer", "block") and re.fullmatch("[ma]+", name):
             needed = "must not be a word of m and a, which a spec reads as blocks"
             raise ValueError(f"the name of a {self._kind} {needed}, got {name!r}")

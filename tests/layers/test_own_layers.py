@@ -38,8 +38,8 @@ class Identity(SequenceLayer):
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("my layer", r"the name of a layer must be letters, digits and _, beginning with a letter, got 'my layer'"),
-        ("2x", r"the name of a layer must be letters, digits and _, beginning with a letter, got '2x'"),
+        ("my layer", r"the name of a layer must be letters, digits and _, and not begin with a digit, got 'my layer'"),
+        ("2x", r"the name of a layer must be letters, digits and _, and not begin with a digit, got '2x'"),
         ("mam", r"the name of a layer must not be a word of m and a, which a spec reads as blocks, got 'mam'"),
     ],
 )

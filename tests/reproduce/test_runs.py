@@ -615,8 +615,8 @@ def test_run_waits_for_the_process_that_still_trains_it(tmp_path: Path, monkeypa
     with pytest.raises(SettingError, match=r"no other process trains, got .*seed_1"), lock_job(tmp_path / "seed_1"):
         pass
     monkeypatch.setattr(processes, "GRACE", 60.0)
-    threading.Timer(0.2, held.release).start()
     began = time.monotonic()
+    threading.Timer(0.2, held.release).start()
     with lock_job(tmp_path / "seed_1"):
         assert time.monotonic() - began >= 0.2
 

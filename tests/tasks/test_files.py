@@ -265,7 +265,7 @@ def test_archive_files_are_valid_and_damage_to_them_raises(source, tmp_path):
     damaged = lines[last][: value.start()] + "?" + lines[last][value.end() :]
     path.write_text("".join([*lines[:last], damaged]), encoding="latin-1")
     with pytest.raises(
-        ValueError, match=rf" has 1 missing values .* in 1 of its {len(whole.series)} series, the first in series"
+        ValueError, match=rf" has 1 missing value .* in 1 of its {len(whole.series)} series, the first in series"
     ):
         read_recordings(path)
     filled = read_recordings(path, "fill").series
@@ -294,7 +294,7 @@ def test_read_arff_dimensions_joins_one_file_per_channel(tmp_path):
     paths = [tmp_path / f"toyDimension{number}_TRAIN.arff" for number in (1, 2)]
     paths[0].write_text(header + "1,2,?,up\n3,4,5,down\n")
     paths[1].write_text(header + "6,?,?,up\n7,8,9,down\n")
-    with pytest.raises(ValueError, match=r"toyDimension1_TRAIN.arff has 1 missing values .* in 1 of its 2 series"):
+    with pytest.raises(ValueError, match=r"toyDimension1_TRAIN.arff has 1 missing value .* in 1 of its 2 series"):
         read_arff_dimensions(paths)
     recordings = read_arff_dimensions(paths, "mask")
     assert recordings.labels == ["up", "down"]
@@ -322,7 +322,7 @@ def test_empty_line_of_a_csv_file_of_one_channel_is_a_missing_value(tmp_path):
     path = tmp_path / "one.csv"
     path.write_text("\nx\n1\n\n# a comment\n3\n\n")
     assert read_recordings(path, "fill").series[0].tolist() == [[1, 2, 3]]
-    with pytest.raises(ValueError, match=r" has 1 missing values .* in series 1, channel 1, step 2; missing='fill'"):
+    with pytest.raises(ValueError, match=r" has 1 missing value .* in series 1, channel 1, step 2; missing='fill'"):
         read_recordings(path)
     path.write_text("x,y\n1,2\n\n3,4\n")
     assert read_recordings(path).series[0].tolist() == [[1, 3], [2, 4]]
@@ -372,7 +372,7 @@ def test_csv_and_npy_files_are_read_as_series(tmp_path):
     path.write_text("x, y\n1, 2\n3,\n5,6\n")
     assert np.array_equal(read_recordings(path, "mask").series[0], [[1, 3, 5], [2, np.nan, 6]], equal_nan=True)
     assert read_recordings(path, "fill").series[0].tolist() == [[1, 3, 5], [2, 4, 6]]
-    with pytest.raises(ValueError, match=r" has 1 missing values .* the first in series 1, channel 2, step 2; missing='fill'"):
+    with pytest.raises(ValueError, match=r" has 1 missing value .* the first in series 1, channel 2, step 2; missing='fill'"):
         read_recordings(path)
     path = tmp_path / "some.npy"
     np.save(path, np.arange(12).reshape(2, 3, 2))

@@ -259,7 +259,7 @@ def test_read_inputs_gives_the_last_window_of_a_table(folder, tmp_path):
         (f"date,b\n{2**63},1\n{2**63 + 1},1\n", f"t.csv:2: dates must be .* or numbers, .* got '{2**63}'"),
         (
             "date,b\n1,1\n2,\n",
-            r"t.csv has 1 missing values \('\?', 'NaN' or nothing\) in 1 of its 2 rows, the first in line 3, b; ",
+            r"t.csv has 1 missing value \('\?', 'NaN' or nothing\) in 1 of its 2 rows, the first in line 3, b; ",
         ),
         (
             "date,b,c\n\n1,1,2\n2,2,nan\n3,?,\n",

@@ -16,6 +16,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
+from longscan._errors import count_text
 from longscan._float32 import LARGEST, MAX_WHOLE, check_whole
 from longscan._frequencies import infer_frequency
 from longscan._types import checked_value
@@ -79,7 +80,7 @@ def read_table(path: Path, expected: int | None = None, missing: Missing = "refu
     if not gaps.any():
         return Table(values, variables)
     row, column = np.argwhere(gaps)[0]
-    counts = f"{gaps.sum()} missing values ('?', 'NaN' or nothing) in {gaps.any(1).sum()} of its {len(values)} rows"
+    counts = f"{count_text(gaps.sum(), 'missing value')} ('?', 'NaN' or nothing) in {gaps.any(1).sum()} of its {len(values)} rows"
     if missing == "refuse":
         raise ValueError(
             f"{path} has {counts}, the first in line {lines[row]}, {variables[column]}; missing='fill' repeats the value before"

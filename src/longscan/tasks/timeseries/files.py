@@ -362,7 +362,7 @@ def _handle_missing(path: str | Path, series: list[np.ndarray], missing: Missing
         return series, 0
     count, first = sum(int(gap.sum()) for gap in gaps), lacking[0]
     step, channel = np.argwhere(gaps[first].T)[0]
-    counts = f"{count} missing values ('?', 'NaN' or nothing) in {len(lacking)} of its {len(series)} series"
+    counts = f"{count_text(count, 'missing value')} ('?', 'NaN' or nothing) in {len(lacking)} of its {len(series)} series"
     if missing == "refuse":
         raise ValueError(
             f"{path} has {counts}, the first in series {first + 1}, channel {channel + 1}, step {step + 1}; missing='fill' "
