@@ -2,12 +2,13 @@
 
     python benchmarks/host_time.py --out build/host_time.jsonl
     python benchmarks/host_time.py --ops UNITARY --sizes "4 64 8 16"
+    TRITON_INTERPRET=1 python benchmarks/host_time.py --sizes "1 64 4 8"       without a GPU and without launches
 
 A part is the least and the median time, over --runs measurements of 20 calls each, after which the GPU is waited for, in
 microseconds. Parts of a forward and backward pass whose launches are repeated:
 
     call_forward, call_forward_backward    the op as a user calls it
-    host, host_backward                    (x * 2).sum() of 524,288 numbers, without and with its gradient, for comparison
+    host, host_backward                    (x * 2).sum(), without and with its gradient, for comparison
     autograd                               an autograd function with the same inputs that only allocates its results
     describe                               the key of the recorded call from the arguments
     repeat_forward, repeat_backward        the recorded calls: allocations and launches
@@ -16,7 +17,8 @@ microseconds. Parts of a forward and backward pass whose launches are repeated:
     driver                                 as many launches of a kernel that does nothing, without arguments to convert
     replayed                               the same kernels as one CUDA graph: the time of the GPU
 
-Needs a GPU.
+Without a GPU recorded calls launch nothing, so that all but the last three parts are measured: what Python and torch cost. x of
+the comparison has 524,288 numbers on a GPU, as many as the ops' inputs have, and 64 on a CPU.
 """
 
 import argparse
@@ -25,9 +27,11 @@ import os
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 import triton
@@ -37,7 +41,7 @@ from torch import Tensor
 import op_calls
 from longscan.ops import _gpu
 from longscan.ops._repeated_calls import RecordedCall, describe
-from longscan.training.run import commit
+from longscan.training.run import commit, device_name
 from op_calls import replayed_ms
 
 Call = Callable[[], object]
@@ -68,12 +72,13 @@ class Nothing(torch.autograd.Function):
 def measure(call: Call, runs: int) -> tuple[float, float]:
     """Return the least and the median time of a call in microseconds."""
     times = []
+    wait = torch.cuda.synchronize if torch.cuda.is_available() else lambda: None
     for _ in range(runs + 2):
-        torch.cuda.synchronize()
+        wait()
         start = time.perf_counter()
         for _ in range(CALLS):
             call()
-        torch.cuda.synchronize()
+        wait()
         times.append((time.perf_counter() - start) / CALLS * 1e6)
     return min(times[2:]), statistics.median(times[2:])
 
@@ -83,15 +88,12 @@ def repeated_calls(call: Call) -> list[Repeated]:
     found: list[Repeated] = []
     repeat = RecordedCall.repeat
 
-    def note(self: RecordedCall, inputs: Sequence[Any], addresses: Sequence[int]) -> tuple[Tensor, ...]:
-        found.append((self, tuple(inputs), tuple(addresses)))
-        return repeat(self, inputs, addresses)
+    def note(recorded: RecordedCall, inputs: Sequence[Any], addresses: Sequence[int]) -> tuple[Tensor, ...]:
+        found.append((recorded, tuple(inputs), tuple(addresses)))
+        return repeat(recorded, inputs, addresses)
 
-    RecordedCall.repeat = note  # type: ignore[method-assign]
-    try:
+    with patch.object(RecordedCall, "repeat", note):
         call()
-    finally:
-        RecordedCall.repeat = repeat  # type: ignore[method-assign]
     return found
 
 
@@ -125,7 +127,8 @@ def launches(repeated: Repeated) -> tuple[Call, list[Tensor]]:
 def parts(name: str, sizes: str, dtype: str, runs: int) -> dict[str, Any]:
     """Return the row of an op of `op_calls`."""
     call: op_calls.OpCall = getattr(op_calls, name)
-    device = torch.device("cuda")
+    on_gpu = torch.cuda.is_available()
+    device = torch.device("cuda" if on_gpu else "cpu")
     inputs = call.inputs(op_calls.parse_sizes(sizes), dtype, device)
     leaves = [x.detach().requires_grad_() for x in inputs]
     dy = torch.ones_like(call.call(*inputs, backend="triton"))
@@ -138,17 +141,9 @@ def parts(name: str, sizes: str, dtype: str, runs: int) -> dict[str, Any]:
         call.call(*inputs, backend="triton")
     recorded = repeated_calls(forward_backward)
     assert len(recorded) == 2, f"{len(recorded)} calls were repeated, not a forward and a backward pass"
-    both = [launches(x) for x in recorded]
     count = sum(len(x[0].launches) for x in recorded)
-    empty = nothing_kernel.warmup(leaves[0], 1, grid=(1,))
-    run_nothing, stream, address = empty[1, 1, 1], _gpu.current_stream(dy), dy.data_ptr()
-    x = torch.randn(16, 1024, 32, device=device)
+    x = torch.randn((16, 1024, 32) if on_gpu else (64,), device=device)
     leaf = x.clone().requires_grad_()
-
-    def run_nothings() -> None:
-        for _ in range(count):
-            run_nothing(address, 1, stream=stream)
-
     measured: dict[str, Call] = {
         "host": lambda: (x * 2).sum(),
         "host_backward": lambda: torch.autograd.grad((leaf * 2).sum(), leaf),
@@ -159,14 +154,18 @@ def parts(name: str, sizes: str, dtype: str, runs: int) -> dict[str, Any]:
         "repeat_forward": lambda: recorded[0][0].repeat(*recorded[0][1:]),
         "repeat_backward": lambda: recorded[1][0].repeat(*recorded[1][1:]),
         "allocations": lambda: [allocate(x) for x in recorded],
-        "launches": lambda: [run() for run, _ in both],
-        "driver": run_nothings,
     }
     row: dict[str, Any] = {"name": call.op, "shape": op_calls.parse_sizes(sizes), "dtype": dtype, "launches_number": count}
-    times = {part: measure(call, runs) for part, call in measured.items()}
+    if on_gpu:
+        both = [launches(x) for x in recorded]
+        run_nothing, stream, address = nothing_kernel.warmup(x, 1, grid=(1,))[1, 1, 1], _gpu.current_stream(x), x.data_ptr()
+        measured["launches"] = lambda: [run() for run, _ in both]
+        measured["driver"] = lambda: [run_nothing(address, 1, stream=stream) for _ in range(count)]
+        row["replayed_us"] = round(1e3 * replayed_ms(forward_backward), 1)
+    with nullcontext() if on_gpu else patch.object(RecordedCall, "_interpret", lambda *_: None):
+        times = {part: measure(call, runs) for part, call in measured.items()}
     row |= {"least_us": {part: round(low, 1) for part, (low, _) in times.items()}}
-    row |= {"median_us": {part: round(middle, 1) for part, (_, middle) in times.items()}}
-    return row | {"replayed_us": round(1e3 * replayed_ms(forward_backward), 1)}
+    return row | {"median_us": {part: round(middle, 1) for part, (_, middle) in times.items()}}
 
 
 def main(args: Sequence[str] | None = None) -> None:
@@ -178,8 +177,9 @@ def main(args: Sequence[str] | None = None) -> None:
     parser.add_argument("--runs", type=int, default=20, help="measurements of 20 calls (default: %(default)s)")
     parser.add_argument("--out", type=Path, help="file to which the rows are appended")
     options = parser.parse_args(args)
+    device = device_name(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
     about = {
-        "device": torch.cuda.get_device_name(), "processors": os.cpu_count(), "load": round(os.getloadavg()[0], 1),
+        "device": device, "processors": os.cpu_count(), "load": round(os.getloadavg()[0], 1),
         "torch": torch.__version__, "triton": triton.__version__, "commit": commit(), "date": f"{datetime.now(UTC):%Y-%m-%d}",
     }  # fmt: skip
     for name in options.ops:

@@ -1,6 +1,7 @@
 """The Triton kernels, run in Triton's interpreter (TRITON_INTERPRET=1) or on the GPU that LONGSCAN_DEVICE names."""
 
 import inspect
+import json
 import os
 import threading
 from collections.abc import Iterator
@@ -332,6 +333,17 @@ def test_plain_kernels_of_unitary_scan_equal_the_op(monkeypatch):
     monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks"))
     plain = import_module("plain_unitary_scan")
     assert plain.largest_error(str(DEVICE), (1, 70, 4, 16), plain.Tile(16, 16, 1, 1, True)) < 1e-5
+
+
+def test_parts_of_the_host_time_are_measured(monkeypatch, tmp_path):
+    """benchmarks/host_time.py, whose times results/README.md has."""
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks"))
+    out = tmp_path / "host_time.jsonl"
+    import_module("host_time").main(["--ops", "SELECTIVE", "--sizes", "1 16 2 2", "--runs", "1", "--out", str(out)])
+    row = json.loads(out.read_text())
+    assert {"host_backward", "call_forward_backward", "autograd", "allocations"} <= row["least_us"].keys()
+    assert row["launches_number"] > 0
+    assert min(row["least_us"].values()) > 0
 
 
 def test_chunk_states_shape_has_room_for_all_states(monkeypatch):
