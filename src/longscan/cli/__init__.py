@@ -59,6 +59,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     is_own_program = argv == sys.argv[1:] and Path(sys.argv[0]).suffix == ".py" and Path(sys.argv[0]).name != "__main__.py"
     program = ("python", sys.argv[0]) if is_own_program else ("longscan",)
     name = argv[0] if argv else "--help"
+    if "LONGSCAN_WORKER_PROGRAM" in os.environ:
+        needed = 'each process of a sweep runs it first, so the call of main must be below `if __name__ == "__main__":`'
+        print_error(f"{os.environ['LONGSCAN_WORKER_PROGRAM']}: {needed}")
+        return 2
     for stream in ("stdout", "stderr"):
         if getattr(sys, stream) is None:  # closed, as by `>&-`; the descriptor must not become that of another file
             setattr(sys, stream, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115 - open until the end

@@ -10,6 +10,7 @@ from longscan.training.processes import visible_gpus
 
 # A program of the user is run as `multiprocessing` does it, so that its code below `if __name__ == "__main__"` is not.
 _PROGRAM = """
+import os
 import runpy
 import sys
 from pathlib import Path
@@ -21,7 +22,9 @@ try:
     with processes.terminate_as_interrupt():
         if len(sys.argv) > 2:
             sys.path.insert(0, str(Path(sys.argv[2]).resolve().parent))
+            os.environ["LONGSCAN_WORKER_PROGRAM"] = sys.argv[2]  # `longscan.cli.main` refuses to run in it
             runpy.run_path(sys.argv[2], run_name="__mp_main__")
+            del os.environ["LONGSCAN_WORKER_PROGRAM"]
         sweep.work(sys.argv[1])
 except KeyboardInterrupt:
     sys.exit(130)
