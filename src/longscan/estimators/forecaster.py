@@ -80,7 +80,7 @@ _log = logging.getLogger("longscan")
 
 
 class _Choice(NamedTuple):
-    """What is added to the linear forecast, chosen by the errors on the held-back part.
+    """The blocks and the regression that are added to the linear forecast, chosen by errors on the held-back part.
 
     epochs: of the blocks, 0 without these. schedule_epochs: of the schedule of their learning rate. share: factor of their
     output. readout: how the regression from states is fitted, None without it.

@@ -354,7 +354,7 @@ class RepeatedFunction:
         try:
             with recorder:
                 results = self._function(*aliases)
-        except torch.OutOfMemoryError:  # a recorder keeps all buffers alive alive
+        except torch.OutOfMemoryError:  # a recorder keeps all buffers alive
             results = None
         finally:
             _active.recorder = None
