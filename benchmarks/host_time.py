@@ -14,7 +14,7 @@ microseconds. Parts of a forward and backward pass whose launches are repeated:
     repeat_forward, repeat_backward        the recorded calls: allocations and launches
     allocations                            the results and workspaces of both recorded calls
     launches                               the launches of both recorded calls, by Triton's launcher
-    driver                                 as many launches of a kernel that does nothing, without arguments to convert
+    driver                                 as many launches, by the same launcher, of a kernel of one argument that does nothing
     replayed                               the same kernels as one CUDA graph: the time of the GPU
 
 Without a GPU recorded calls launch nothing, so that all but the last three parts are measured: what Python and torch cost. x of
