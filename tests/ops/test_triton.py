@@ -346,6 +346,18 @@ def test_parts_of_the_host_time_are_measured(monkeypatch, tmp_path):
     assert min(row["least_us"].values()) > 0
 
 
+def test_first_calls_are_measured_in_two_processes(monkeypatch, tmp_path):
+    """benchmarks/first_calls.py, whose times results/README.md has."""
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks"))
+    out = tmp_path / "first_calls.jsonl"
+    sizes = ["--sizes", "1 16 2 2", "--others", "1 17 2 2"]
+    import_module("first_calls").main(["--ops", "SELECTIVE", *sizes, "--out", str(out)])
+    row = json.loads(out.read_text())
+    assert row["sizes"] == ["1 16 2 2", "1 17 2 2"]
+    assert min([*row["empty_cache_s"], *row["filled_cache_s"]]) > 0
+    assert len(row["empty_cache_s"]) == len(row["filled_cache_s"]) == 2
+
+
 def test_chunk_states_shape_has_room_for_all_states(monkeypatch):
     """The shapes in graphs with dynamic sizes are upper bounds, and at most about four times what is needed.
 
