@@ -8,7 +8,7 @@ TORCH := torch==2.13.0
 # Where Python keeps no compiled code, as in many containers, each of the many processes of the tests compiles the package again.
 export PYTHONDONTWRITEBYTECODE :=
 
-INTERPRETED := tests/contracts/test_ops.py tests/ops/test_triton.py  # the Triton kernels, where there is no GPU
+INTERPRETED := tests/contracts/test_ops.py tests/ops/test_triton.py tests/ops/test_dplr_spectrum.py  # the Triton kernels, where there is no GPU
 
 .PHONY: install run test tests slow contract soak mutants gpu-test lint bench docs clean
 .DEFAULT_GOAL := test

@@ -3,6 +3,7 @@
     python benchmarks/compiled.py                                 the cases of the suite gpu, for Hopper
     python benchmarks/compiled.py --only unitary --capability 80
     python benchmarks/compiled.py --only unitary --set unitary_scan=16,64,1
+    python benchmarks/compiled.py --only S4                       the transform of S4's kernel
 
 Every launch of a kernel is replaced by its compilation. Instructions of a loop are counted for one thread and iteration, by
 opcode, the most frequent first. LDL and STL are spills; SHFL, STS and LDS exchange data between threads; MUFU is the special
@@ -27,7 +28,7 @@ from triton.runtime.jit import JITFunction
 
 from cases.ops import ON_GPU
 from harness import set_launches
-from longscan.ops import _gpu, _triton_launch, dispatch
+from longscan.ops import _gpu, _triton_launch, dispatch, dplr_spectrum
 
 TYPES = {
     torch.float32: "*fp32", torch.float64: "*fp64", torch.bfloat16: "*bf16", torch.float16: "*fp16", torch.uint8: "*u8",
@@ -99,6 +100,13 @@ class Compiler:
                     print(f"    loop of {len(body)}: " + ", ".join(f"{code} {count}" for code, count in counted), flush=True)
 
 
+def transform_kernel_of_s4() -> None:
+    """Compute the kernel of S4 and its gradient, for 168 channels, 64 states and 1,024 steps."""
+    parts = torch.randn(4, 168, 32, 2, dtype=torch.float64, requires_grad=True).unbind()
+    angle = torch.linspace(0, torch.pi, 513, dtype=torch.float64)
+    dplr_spectrum.dplr_spectrum(angle, *parts, torch.ones(168, dtype=torch.float64), backend="triton").sum().backward()
+
+
 def main() -> int:
     """Read the command line and compile the kernels of the cases; return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -120,6 +128,9 @@ def main() -> int:
             print(f"\n{case.name}", flush=True)
             (shape,) = case.shapes
             case.build({**shape, "L": min(MAX_STEPS, shape["L"])})["triton"].train()
+    if any(word in "S4" for word in options.only):
+        print("\nS4", flush=True)
+        transform_kernel_of_s4()
     return 0
 
 

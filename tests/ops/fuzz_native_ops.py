@@ -26,7 +26,7 @@ import torch  # noqa: E402
 from interpreter import speed_up_interpreter  # noqa: E402
 from longscan.layers import S4D  # noqa: E402
 from longscan.layers.base import SequenceInfo  # noqa: E402
-from longscan.ops import OPS, mamba_step  # noqa: E402
+from longscan.ops import OPS, dplr_spectrum, mamba_step  # noqa: E402
 from op_examples import example, record_calls  # noqa: E402
 
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.int64, torch.uint8, torch.complex64)
@@ -35,6 +35,7 @@ DTYPES = (torch.float32, torch.float64, torch.float16, torch.int64, torch.uint8,
 # changes of the shape of one argument that give a right call
 ALSO_RIGHT = {
     "longscan::short_conv u axis 1 longer", "longscan::short_conv u axis 1 of 1",  # no other argument has the length
+    "longscan::dplr_spectrum table axis 1 longer", "longscan::dplr_spectrum table axis 1 of 1",  # or the number of frequencies
     *(f"longscan::ssd_scan{op} angle axis 3 {change}" for op in ("", "_backward") for change in ("longer", "empty")),
 }  # fmt: skip
 # changes that give a constant factor for each of several models, which Triton kernels accept
@@ -186,6 +187,14 @@ def fuzz_mamba_step() -> None:
             )
 
 
+def fuzz_dplr_spectrum() -> None:
+    """Fuzz the custom ops of `dplr_spectrum`, which is not a public op."""
+    table, dt = torch.rand(3, 5, 2), torch.rand(3)
+    given = table, *torch.rand(4, 3, 4, 2).unbind(), dt
+    fuzz(dplr_spectrum._forward_op, (*given, "triton"), triton=True)
+    fuzz(dplr_spectrum._backward_op, (torch.rand(3, 5, 2), *given, "triton"), triton=True)
+
+
 def fuzz_recurrence() -> None:
     """Hand wrong states to the recurrence of S4D, which calls the kernels of linear_scan without the public function."""
     layer, u, info = S4D(3, d_state=4, backend="cpu"), torch.rand(2, 5, 3), SequenceInfo()
@@ -211,6 +220,7 @@ def main() -> None:
                 for op, args in record_calls(name, inputs, backend):
                     fuzz(op, args, triton=backend == "triton")
     fuzz_mamba_step()
+    fuzz_dplr_spectrum()
     fuzz_recurrence()
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import longscan
-from longscan.ops import OPS
+from longscan.ops import OPS, dplr_spectrum
 from longscan.ops._signature import Signature
 
 FUZZ = Path(__file__).parent / "fuzz_native_ops.py"
@@ -98,6 +98,7 @@ def fuzz_reports(request):
 
 
 def test_every_registered_op_is_fuzzed(fuzz_reports):
+    assert dplr_spectrum.NATIVE_BACKENDS  # imported here, so that its custom ops are registered, too
     registered = {name for name in torch._C._dispatch_get_all_op_names() if name.startswith("longscan::")}
     assert {line["op"] for line in fuzz_reports} == registered | {"mamba_step", "layer:s4d"}
     for way in ("dispatched", "plain"):
@@ -119,7 +120,7 @@ def test_only_checked_functions_call_kernels():
     modules = {f"ops/{name}/cpu.py" for name, entry in OPS.items() if "cpu" in entry.native}
     assert importers == modules | {"ops/_cpu.py", "ops/dispatch.py", "system.py"}
     own = {name for name in callers if re.fullmatch(r"ops/\w+/triton(/\w+|_\w+)?\.py", name)}
-    assert callers - own == {"ops/_native_op.py", "ops/mamba_step/__init__.py"}
+    assert callers - own == {"ops/_native_op.py", "ops/mamba_step/__init__.py", "ops/dplr_spectrum/__init__.py"}
 
 
 def test_wrong_calls_raise_and_name_the_argument(fuzz_reports):

@@ -39,6 +39,7 @@ LAST_COUNTS = 20  # seconds for a check that is interrupted, or at its end, to p
 CAPTURE_TESTS = ("tests/training/test_capture.py", "tests/training/test_stacked.py")
 CONTRACT_TESTS = (
     "tests/ops/test_triton.py",
+    "tests/ops/test_dplr_spectrum.py",
     "tests/contracts/test_op_isolation.py",
     "tests/contracts/test_ops.py",
     "tests/contracts/test_layer_isolation.py",

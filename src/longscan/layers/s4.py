@@ -28,19 +28,19 @@ from longscan.layers.base import SequenceInfo
 from longscan.layers.convolution import ConvolutionForm, ConvolutionLayer, count_map
 from longscan.layers.parameters import float32_parameter, mark
 from longscan.numerics.dense import decay, final_state
-from longscan.numerics.dplr import bilinear_solver, bilinear_step, dense_step, spectrum
+from longscan.numerics.dplr import bilinear_solver, bilinear_step, dense_step
 from longscan.numerics.hippo import legs_dplr
 from longscan.numerics.initialisers import complex_normal
 from longscan.numerics.pairs import constant
 from longscan.numerics.timescales import initial_dt
 from longscan.ops import long_conv
 from longscan.ops.arguments import carry_dtype, flag_masks, step_flags
-from longscan.ops.chunks import CHUNK, run_chunk, scan_chunks
+from longscan.ops.chunks import run_chunk, scan_chunks
 from longscan.ops.dispatch import Backend, plain_backend
+from longscan.ops.dplr_spectrum import dplr_spectrum
 from longscan.ops.pieces import PieceMap, count_steps, power
 from longscan.ops.tracing import record_length
 
-MAX_ELEMENTS = 2**24  # largest product of channels, states and angles of the kernel in memory
 ALIASING = 1e-7  # factor with which step l + L of a float32 kernel is added to step l, see `S4.kernel`
 
 
@@ -54,7 +54,8 @@ class S4(ConvolutionLayer):
         n_ssm: number of different Lambda, P and B, which are repeated over the channels; a divisor of D; None for D.
         dt_min, dt_max: initial range of dt, log-uniform.
         D_init: initial skip, "normal" for a standard Gaussian as in the authors' code, or "ones".
-        backend: backend of `longscan.ops.long_conv`: "auto", "reference" or "eager", as there is no native kernel.
+        backend: backend of the convolution and of the sums of its kernel: "auto", "reference" or "eager". On a GPU "auto" uses
+            the Triton kernels of `longscan.ops.dplr_spectrum` for the sums; `longscan.ops.long_conv` has no native kernel.
 
     The state is `ScanState` with ssm (B, D, N/2, 2). Lambda, P, B and dt learn at a tenth of the rate, without weight decay.
     """
@@ -158,15 +159,8 @@ class S4(ConvolutionLayer):
             row = (C * sign).flatten(-2).unsqueeze(-2)
             C = run_chunk(truncate, (row, A_bar)).view_as(B) * sign  # C (1 - a^L)
 
-        def chunk(angles: Tensor, nothing: Tensor) -> tuple[Tensor, Tensor]:
-            return spectrum(angles[0], eigenvalues, low_rank, B, C, dt, damping), nothing
-
-        angles = torch.arange(length // 2 + 1, dtype=wide, device=dt.device).unsqueeze(0) * (2 * math.pi / length)
-        size = max(CHUNK, MAX_ELEMENTS // (self.d_model * self.d_state))
-        if angles.shape[1] > size:
-            values, _ = scan_chunks(chunk, (angles,), (), angles[:, 0], empty=angles, size=size)
-        else:  # recomputed in the backward pass: the terms of the sums are many times larger than the kernel
-            values, _ = run_chunk(chunk, (angles, angles[:, 0]))
+        angle = torch.arange(length // 2 + 1, dtype=wide, device=dt.device) * (2 * math.pi / length)
+        values = dplr_spectrum(angle, eigenvalues, low_rank, B, C, dt, damping, backend=plain_backend(self.backend))
         kernel = torch.fft.irfft(torch.view_as_complex(values), n=length)
         return kernel * (damping * torch.arange(length, dtype=wide, device=dt.device)).exp() if damping else kernel
 

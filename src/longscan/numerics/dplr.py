@@ -44,6 +44,15 @@ def dense_step(eigenvalues: Tensor, low_rank: Tensor, B: Tensor, dt: Tensor) -> 
     return columns.flatten(-2).permute(1, 2, 0), bilinear_step(solver, low_rank, zero, dt[:, None, None] * B).flatten(-2)
 
 
+def bilinear_frequencies(angle: Tensor, damping: float = 0.0) -> tuple[Tensor, Tensor, Tensor]:
+    """Return 2 sinh(w), cosh(w) and e^w for w = (damping + i angle) / 2, complex (F,); angle: (F,).
+
+    The transform of the kernel at damping + i angle is dt e^w C (2 sinh(w) - dt cosh(w) A)^{-1} B.
+    """
+    w = torch.complex(torch.full_like(angle, damping), angle) / 2
+    return 2 * w.sinh(), w.cosh(), w.exp()
+
+
 def spectrum(
     angle: Tensor, eigenvalues: Tensor, low_rank: Tensor, B: Tensor, C: Tensor, dt: Tensor, damping: float = 0.0
 ) -> Tensor:
@@ -59,8 +68,7 @@ def spectrum(
     products = torch.stack([C * B, C * P, P.conj() * P, P.conj() * B])
     # v / (a - t lambda) + its partner is (2 a Re v - 2 t Re(v conj(lambda))) / (a^2 - 2 a t Re lambda + t^2 |lambda|^2)
     weights = 2 * torch.cat([products.real, (products * poles.conj()).real]).permute(1, 2, 0)  # (D, N/2, 8)
-    w = torch.complex(torch.full_like(angle, damping), angle) / 2
-    a, cosine = 2 * w.sinh(), w.cosh()
+    a, cosine, exponential = bilinear_frequencies(angle, damping)
     powers = torch.stack([a * a, a * cosine, cosine * cosine], -1)  # (F, 3)
     step = dt.unsqueeze(-1)
     factors = torch.stack(
@@ -73,4 +81,4 @@ def spectrum(
     sums = torch.complex((real * inverse) @ weights, (-inverse * imaginary) @ weights)
     t = step * cosine
     cb, cp, pp, pb = (a.unsqueeze(-1) * sums[..., :4] - t.unsqueeze(-1) * sums[..., 4:]).unbind(-1)
-    return torch.view_as_real(step * w.exp() * (cb - t * cp * pb / (1 + t * pp)))
+    return torch.view_as_real(step * exponential * (cb - t * cp * pb / (1 + t * pp)))

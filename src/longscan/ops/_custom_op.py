@@ -163,10 +163,13 @@ class CustomOp:
                     x = x.expand(size, *x.shape) if axis is None else x.movedim(axis, 0)
                     x = x.flatten(0, 1) if can else x
                 given.append(x)
+            results = self(*given)
             outputs = [
                 x.reshape(size, x.shape[0] // size, *x.shape[1:]) if folded or not len(x) else x
-                for x, folded in zip(self(*given), by_row, strict=True)
+                for x, folded in zip([results] if isinstance(results, Tensor) else results, by_row, strict=True)
             ]
+            if isinstance(results, Tensor):
+                return outputs[0], 0
         else:
             # unbind, not select: its backward fills one tensor for all models, that of select such a tensor for each model
             by_model = [[x] * size if axis is None else x.unbind(axis) for x, axis in zip(args, in_dims, strict=True)]
