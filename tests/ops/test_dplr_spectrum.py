@@ -57,8 +57,11 @@ def test_eager_equals_the_equations(length, damping):
 def test_eager_in_chunks_equals_the_equations(monkeypatch):
     monkeypatch.setattr(eager, "MAX_ELEMENTS", 1)
     monkeypatch.setattr(eager, "CHUNK", 4)
+    sizes, spectrum = set(), eager.spectrum
+    monkeypatch.setattr(eager, "spectrum", lambda angle, *args: sizes.add(len(angle)) or spectrum(angle, *args))
     inputs, angle = make_inputs(length=21)
     assert_equal_by_size(run(inputs, angle, "eager", 0.1), run(inputs, angle, "reference", 0.1))
+    assert sizes == {4, 3}
 
 
 @pytest.mark.parametrize("backend", ["reference", "eager"])
@@ -103,10 +106,13 @@ def test_kernels_equal_the_equations():
 
 @needs_triton
 def test_number_of_partial_sums_is_limited(monkeypatch):
+    """Also with more blocks of frequencies than one tile of their sum has."""
     launcher = import_module("longscan.ops.dplr_spectrum.triton.launch")
     monkeypatch.setattr(launcher, "CHUNK", 1)
     monkeypatch.setattr(launcher, "MAX_CHUNKS", 3)
     monkeypatch.setattr(launcher, "TILE", 8)
+    monkeypatch.setattr(launcher, "FREQUENCIES", {"BLOCK_F": 4, "num_warps": 1})
+    monkeypatch.setattr(launcher, "SUMS", {"BLOCK_CHUNKS": 4, "BLOCK": 2})
     shapes, launch = [], launcher.launch
 
     def record(kernel, *args, **kwargs):
