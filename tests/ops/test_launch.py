@@ -4,6 +4,7 @@ import time
 from contextlib import nullcontext
 from importlib import import_module
 from inspect import signature
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
@@ -270,3 +271,41 @@ def test_no_kernel_is_launched_by_the_function_of_another(monkeypatch: pytest.Mo
     _gpu.compile_together(call)
     assert [kernel.function for kernel in kernels] == [kernel.src for kernel in kernels]
     assert len(Launcher.made) == 2 * len(kernels)
+
+
+@pytest.mark.skipif(_gpu.INTERPRETED, reason="kernels of Triton's interpreter are not compiled")
+@pytest.mark.parametrize(
+    "name",
+    ["UNITARY", "UNITARY_MASKED", "SELECTIVE", "SELECTIVE_MASKED", "SELECTIVE_COMPLEX", "SSD", "LINEAR", "BLOCK2", "SHORT_CONV"],
+)
+def test_another_batch_or_length_of_the_same_kind_compiles_nothing(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Triton compiles separate kernels for integers that are 1, multiples of 16 or others, unless a kernel excludes them.
+
+    All sizes here have one division of the steps. The matrix products of unitary_scan have two kernels, EVEN and not, which are
+    compiled together.
+    """
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks"))
+    op_calls = import_module("op_calls")
+    call = getattr(op_calls, name)
+    kinds: set[tuple[Any, ...]] = set()
+
+    def record(kernel: Any, _: tuple[int, ...], *args: Any, constants: dict[str, Any]) -> None:
+        tensors = tuple([x if x is None else x.dtype for x in args if type(x) is not int])
+        specialised = [not parameter.do_not_specialize for parameter in kernel.params][len(tensors) :]
+        integers = [(x == 1, x % 16 == 0) for x, special in zip(args[len(tensors) :], specialised, strict=False) if special]
+        kinds.add((kernel.fn.__name__, *tensors, *integers, *[x for name, x in constants.items() if name != "EVEN"]))
+
+    monkeypatch.setattr(dispatch, "unsupported_reason", lambda *_: None)
+    monkeypatch.setattr(import_module(f"longscan.ops.{call.op}.triton.launch"), "launch", record)
+    monkeypatch.setattr(_gpu, "launch", record)
+
+    def kinds_of(batch: int, length: int) -> set[tuple[Any, ...]]:
+        kinds.clear()
+        leaves = [x.requires_grad_() for x in call.inputs({"B": batch, "L": length, "D": 128, "N": 16})]
+        torch.autograd.grad(call.call(*leaves, backend="triton").sum(), leaves)
+        return set(kinds)
+
+    first = kinds_of(16, 1024)
+    assert first
+    for batch, length in [(15, 1000), (8, 1280), (32, 1537)]:
+        assert kinds_of(batch, length) == first

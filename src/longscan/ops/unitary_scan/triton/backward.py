@@ -256,8 +256,10 @@ def chunk_scale(
 
 
 @triton.jit(
-    do_not_specialize=["p_bias", "p_d_theta", "p_d_theta_lo", "L", "tiles", "chunks", "rows", "origin", "first_chunk", "stride"]
-)
+    do_not_specialize=[
+        "p_bias", "p_d_theta", "p_d_theta_lo", "batch", "L", "tiles", "chunks", "rows", "origin", "first_chunk", "stride",
+    ]
+)  # fmt: skip
 def chunk_scan_bwd_kernel(
     p_u_hi, p_u_lo, p_dt, p_valid, p_x, p_g, p_W, p_bias, p_B, p_C, p_chunk_states, p_d_final, p_m,
     p_dx, p_d_dt, p_d_theta, p_d_theta_lo, p_inverse, p_sums, p_d_initial,
@@ -352,8 +354,10 @@ def chunk_scan_bwd_kernel(
 
 
 @triton.jit(
-    do_not_specialize=["p_bias", "p_d_theta", "p_d_theta_lo", "L", "tiles", "chunks", "rows", "origin", "first_chunk", "stride"]
-)
+    do_not_specialize=[
+        "p_bias", "p_d_theta", "p_d_theta_lo", "batch", "L", "tiles", "chunks", "rows", "origin", "first_chunk", "stride",
+    ]
+)  # fmt: skip
 def chunk_scan_masked_bwd_kernel(
     p_u_hi, p_u_lo, p_dt, p_valid, p_x, p_g, p_W, p_bias, p_B, p_C, p_chunk_states, p_flags, p_tile_states, p_d_final, p_m,
     p_dx, p_d_dt, p_d_theta, p_d_theta_lo, p_inverse, p_sums, p_d_initial,
@@ -434,7 +438,7 @@ def chunk_scan_masked_bwd_kernel(
 
 
 @triton.jit(
-    do_not_specialize=["batch", "L", "padded", "origin", "tiles", "rows", "stride", "first_tile", "all_tiles"]
+    do_not_specialize=["batch", "L", "padded", "origin", "split_k", "tiles", "rows", "stride", "first_tile", "all_tiles"]
 )  # fmt: skip
 def epilogue_bwd_kernel(
     p_dy, p_u, p_dt, p_D, p_z, p_flags, p_raw, p_dx, p_d_dt, p_du_angles, p_du, p_ddt, p_dz, p_dD,

@@ -203,7 +203,7 @@ def state_passing_fwd_kernel(p_local, p_initial, p_chunk_states, chunks, size, s
         phase = tl.where(carry, wrap(phase + local_phase), local_phase)
 
 
-@triton.jit(do_not_specialize=["p_bias", "L", "chunks", "chunk_tiles", "tiles", "rows", "stride"])
+@triton.jit(do_not_specialize=["p_bias", "batch", "L", "chunks", "chunk_tiles", "tiles", "rows", "stride"])
 def chunk_scan_fwd_kernel(
     p_u_hi, p_u_lo, p_dt, p_valid, p_x, p_W, p_bias, p_B, p_C, p_initial, p_chunk_states, p_flags, p_y, p_final,
     batch, L, padded, chunks, chunk_tiles, tiles, rows, stride,
