@@ -13,7 +13,7 @@ from longscan.report.published import published_row
 from longscan.report.records import apply_corrections, check_record, read_seeds
 
 ROOT = Path(__file__).parents[2]
-RESULTS = sorted((ROOT / "results").glob("*/*.jsonl"))
+RESULTS = sorted((*(ROOT / "results").glob("*/*.jsonl"), *(ROOT / "results" / "tries").glob("*/*.jsonl")))
 SEEDS = sorted((ROOT / "results" / "seeds").glob("*.json"))
 SWEEPS = sorted((ROOT / "results" / "sweeps").glob("*.json"))
 TABLE1 = sorted((*(ROOT / "results" / "table1").rglob("*.json"), *(ROOT / "results" / "protocol").glob("*.json")))
