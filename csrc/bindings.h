@@ -18,6 +18,7 @@ inline void* out(Pointer p) { return reinterpret_cast<void*>(p); }
 
 using ReleaseGil = nb::call_guard<nb::gil_scoped_release>;
 
+void bind_dplr_spectrum(nb::module_& module);
 void bind_mamba_step(nb::module_& module);
 void bind_linear_scan(nb::module_& module);
 void bind_selective_scan(nb::module_& module);

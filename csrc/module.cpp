@@ -72,6 +72,7 @@ NB_MODULE(_native, module) {
 #else
   module.attr("openmp") = false;
 #endif
+  bind_dplr_spectrum(module);
   bind_mamba_step(module);
   bind_linear_scan(module);
   bind_selective_scan(module);

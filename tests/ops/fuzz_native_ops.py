@@ -191,8 +191,9 @@ def fuzz_dplr_spectrum() -> None:
     """Fuzz the custom ops of `dplr_spectrum`, which is not a public op."""
     table, dt = torch.rand(3, 5, 2), torch.rand(3)
     given = table, *torch.rand(4, 3, 4, 2).unbind(), dt
-    fuzz(dplr_spectrum._forward_op, (*given, "triton"), triton=True)
-    fuzz(dplr_spectrum._backward_op, (torch.rand(3, 5, 2), *given, "triton"), triton=True)
+    for backend in dplr_spectrum.NATIVE_BACKENDS if sys.argv[1:] == ["all"] else dplr_spectrum.NATIVE_BACKENDS[:1]:
+        fuzz(dplr_spectrum._forward_op, (*given, backend), triton=backend == "triton")
+        fuzz(dplr_spectrum._backward_op, (torch.rand(3, 5, 2), *given, backend), triton=backend == "triton")
 
 
 def fuzz_recurrence() -> None:

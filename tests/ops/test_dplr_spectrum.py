@@ -1,6 +1,7 @@
-"""The transform of S4's kernel: equations, sums in torch and Triton kernels give the same numbers and gradients.
+"""The transform of S4's kernel: equations, sums in torch, C++ and Triton kernels give the same numbers and gradients.
 
-The Triton kernels run in Triton's interpreter (TRITON_INTERPRET=1) or on the GPU that LONGSCAN_DEVICE names.
+The C++ kernels run on the CPU if they are installed, the Triton kernels in Triton's interpreter (TRITON_INTERPRET=1) or on the
+GPU that LONGSCAN_DEVICE names.
 """
 
 import math
@@ -13,14 +14,15 @@ import torch
 from longscan.layers import S4, s4
 from longscan.ops import long_conv
 from longscan.ops._tolerances import PERTURBED_COPIES, allowed_error, largest_error, largest_value, perturb
-from longscan.ops.dispatch import plain_backend, unsupported_reason
+from longscan.ops.dispatch import NATIVE, plain_backend, unsupported_reason
 from longscan.ops.dplr_spectrum import dplr_spectrum, eager
 from op_examples import run_with_gradients, with_gradients
 
 DEVICE = torch.device(os.environ.get("LONGSCAN_DEVICE", "cpu"))
-needs_triton = pytest.mark.skipif(
-    unsupported_reason("dplr_spectrum", "triton", DEVICE, torch.float64, ("triton",)) is not None,
-    reason="needs TRITON_INTERPRET=1 or a GPU",
+UNUSABLE = {name: unsupported_reason("dplr_spectrum", name, DEVICE, torch.float64, NATIVE) for name in NATIVE}
+needs_triton = pytest.mark.skipif(UNUSABLE["triton"] is not None, reason="needs TRITON_INTERPRET=1 or a GPU")
+native = pytest.mark.parametrize(
+    "backend", [pytest.param(name, marks=pytest.mark.skipif(why is not None, reason=str(why))) for name, why in UNUSABLE.items()]
 )
 NAMES = ("eigenvalues", "P", "B", "C", "dt")
 EPS = torch.finfo(torch.float32).eps
@@ -87,21 +89,21 @@ def test_wrong_shape_raises(name, wrong, message):
         dplr_spectrum(**{"angle": angle, **inputs, name: wrong.to(DEVICE)})
 
 
-@needs_triton
+@native
 @pytest.mark.parametrize(
     ("channels", "states", "length", "damping"),
-    [(2, 3, 10, 0.0), (1, 1, 1, 0.1), (3, 5, 301, 0.05), (2, 40, 30, 0.5), (1, 32, 1024, 0.0157)],
+    [(2, 3, 10, 0.0), (1, 1, 1, 0.1), (3, 5, 301, 0.05), (2, 40, 30, 0.5), (1, 32, 1100, 0.0157)],
 )
-def test_kernels_equal_eager(channels, states, length, damping):
+def test_kernels_equal_eager(backend, channels, states, length, damping):
     """Odd numbers of states and angles, several blocks of both, and several chunks of partial sums."""
     inputs, angle = make_inputs(channels, states, length)
-    assert_equal_by_size(run(inputs, angle, "triton", damping), run(inputs, angle, "eager", damping))
+    assert_equal_by_size(run(inputs, angle, backend, damping), run(inputs, angle, "eager", damping))
 
 
-@needs_triton
-def test_kernels_equal_the_equations():
+@native
+def test_kernels_equal_the_equations(backend):
     inputs, angle = make_inputs()
-    assert_equal_by_size(run(inputs, angle, "triton"), run(inputs, angle, "reference"))
+    assert_equal_by_size(run(inputs, angle, backend), run(inputs, angle, "reference"))
 
 
 @needs_triton
@@ -126,12 +128,12 @@ def test_number_of_partial_sums_is_limited(monkeypatch):
     assert set(shapes) == {(2, 3, 9, 4)}
 
 
-@needs_triton
-def test_float32_errors_are_those_of_plain_float32():
+@native
+def test_float32_errors_are_those_of_plain_float32(backend):
     """With poles next to the unit circle, float32 results are as near to float64 as those of the sums in torch."""
     inputs, angle = make_inputs(3, 8, 64, dtype=torch.float32)
     inputs["eigenvalues"][..., 0] *= 0.05
-    plain, found = (run(inputs, angle, backend, 0.01) for backend in ("eager", "triton"))
+    plain, found = (run(inputs, angle, name, 0.01) for name in ("eager", backend))
     inputs, angle = {name: x.double() for name, x in inputs.items()}, angle.double()
     exact, perturbed = run(inputs, angle, "eager", 0.01), []
     for seed in range(PERTURBED_COPIES):
@@ -142,25 +144,35 @@ def test_float32_errors_are_those_of_plain_float32():
         assert largest_error(x, truth) <= allowed_error(x.dtype, [plain[i]], truth, [copy[i] for copy in perturbed]), i
 
 
-@needs_triton
-def test_two_calls_give_the_same_bits():
+@native
+def test_two_calls_give_the_same_bits(backend):
     inputs, angle = make_inputs(3, 5, 300)
-    assert all(map(torch.equal, run(inputs, angle, "triton", 0.1), run(inputs, angle, "triton", 0.1)))
+    assert all(map(torch.equal, run(inputs, angle, backend, 0.1), run(inputs, angle, backend, 0.1)))
 
 
-@needs_triton
-def test_strided_tensors_give_the_same_results():
+@pytest.mark.skipif(UNUSABLE["cpu"] is not None, reason=str(UNUSABLE["cpu"]))
+def test_number_of_threads_changes_no_bit(set_num_threads):
+    inputs, angle = make_inputs(16, 32, 1100)
+    found = []
+    for threads in (1, 3):
+        set_num_threads(threads)
+        found.append(run(inputs, angle, "cpu", 0.1))
+    assert all(map(torch.equal, *found))
+
+
+@native
+def test_strided_tensors_give_the_same_results(backend):
     inputs, angle = make_inputs()
     strided = {name: torch.stack([x, x], -1)[..., 0] for name, x in inputs.items()}
     assert not any(x.is_contiguous() for x in strided.values())
     spread = torch.stack([angle, angle], -1)[..., 0]
-    assert all(map(torch.equal, run(strided, spread, "triton"), run(inputs, angle, "triton")))
+    assert all(map(torch.equal, run(strided, spread, backend), run(inputs, angle, backend)))
 
 
-@needs_triton
-def test_vmap_is_one_kernel_call(monkeypatch):
+@native
+def test_vmap_is_one_kernel_call(backend, monkeypatch):
     """The channels of all models form one axis, also where some parameters are those of all models."""
-    kernels, calls = import_module("longscan.ops.dplr_spectrum.triton"), []
+    kernels, calls = import_module(f"longscan.ops.dplr_spectrum.{backend}"), []
     for name in ("forward", "backward"):
         kernel = getattr(kernels, name)
         monkeypatch.setattr(kernels, name, lambda *args, kernel=kernel, name=name: calls.append(name) or kernel(*args))
@@ -174,7 +186,7 @@ def test_vmap_is_one_kernel_call(monkeypatch):
         return torch.func.grad(loss)
 
     for names in (NAMES, ("C", "dt")):
-        mapped = torch.func.vmap(gradients("triton"))
+        mapped = torch.func.vmap(gradients(backend))
         mapped({name: stacked[name] for name in names})  # on a GPU, the first call calls both to compile their kernels
         calls.clear()
         found = mapped({name: stacked[name] for name in names})
@@ -184,11 +196,11 @@ def test_vmap_is_one_kernel_call(monkeypatch):
             assert_equal_by_size([found[name][i] for name in names], [expected[name] for name in names])
 
 
-@needs_triton
-def test_batched_cotangents_equal_single_ones():
+@native
+def test_batched_cotangents_equal_single_ones(backend):
     inputs, angle = make_inputs()
     leaves = with_gradients(inputs)
-    spectrum = dplr_spectrum(angle, **leaves, backend="triton")
+    spectrum = dplr_spectrum(angle, **leaves, backend=backend)
     cotangents = torch.randn(3, *spectrum.shape, dtype=spectrum.dtype, device=DEVICE)
     batched = torch.autograd.grad(spectrum, list(leaves.values()), cotangents, is_grads_batched=True, retain_graph=True)
     for i, cotangent in enumerate(cotangents):
@@ -196,50 +208,50 @@ def test_batched_cotangents_equal_single_ones():
         torch.testing.assert_close([x[i] for x in batched], list(single))
 
 
-@needs_triton
-def test_compiled_call_equals_plain_call():
+@native
+def test_compiled_call_equals_plain_call(backend):
     inputs, angle = make_inputs()
     torch._dynamo.reset()
 
     def function(inputs):
-        return dplr_spectrum(angle, **inputs, damping=0.1, backend="triton")
+        return dplr_spectrum(angle, **inputs, damping=0.1, backend=backend)
 
     compiled = torch.compile(function, fullgraph=True, backend="aot_eager")
     found, expected = (run_with_gradients(call, inputs) for call in (compiled, function))
     assert all(map(torch.equal, found, expected))
 
 
-@needs_triton
-def test_custom_ops_pass_the_checks_of_torch():
+@native
+def test_custom_ops_pass_the_checks_of_torch(backend):
     module = import_module("longscan.ops.dplr_spectrum")
     inputs, angle = make_inputs()
     table = torch.view_as_real(torch.stack(module.bilinear_frequencies(angle, 0.1)))
     given = table, *(x.requires_grad_() for x in inputs.values())
-    torch.library.opcheck(module._forward_op.overload, (*given, "triton"))
+    torch.library.opcheck(module._forward_op.overload, (*given, backend))
     grad = torch.randn(2, 6, 2, dtype=torch.float64, device=DEVICE)
-    torch.library.opcheck(module._backward_op.overload, (grad, *(x.detach() for x in given), "triton"))
+    torch.library.opcheck(module._backward_op.overload, (grad, *(x.detach() for x in given), backend))
 
 
-@needs_triton
-def test_derivatives_without_kernels_raise():
+@native
+def test_derivatives_without_kernels_raise(backend):
     inputs, angle = make_inputs()
     leaves = with_gradients(inputs)
-    spectrum = dplr_spectrum(angle, **leaves, backend="triton")
+    spectrum = dplr_spectrum(angle, **leaves, backend=backend)
     (first,) = torch.autograd.grad(spectrum.square().sum(), leaves["C"], create_graph=True)
-    with pytest.raises(RuntimeError, match="dplr_spectrum: the triton backend has no second derivative; use backend='eager'"):
+    with pytest.raises(RuntimeError, match=f"dplr_spectrum: the {backend} backend has no second derivative; use backend='eager'"):
         first.sum().backward()
     with pytest.raises(RuntimeError, match="no forward-mode derivative; use backend='eager'"):
-        torch.func.jvp(lambda dt: dplr_spectrum(angle, **inputs | {"dt": dt}, backend="triton"), (inputs["dt"],), (inputs["dt"],))
+        torch.func.jvp(lambda dt: dplr_spectrum(angle, **inputs | {"dt": dt}, backend=backend), (inputs["dt"],), (inputs["dt"],))
 
 
-@needs_triton
+@native
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_layer_with_kernels_equals_layer_without(dtype, monkeypatch):
+def test_layer_with_kernels_equals_layer_without(backend, dtype, monkeypatch):
     """S4 in float32 damps its kernel; in float64 it truncates it."""
     layer, u = S4(3, d_state=8).to(DEVICE, dtype), torch.randn(2, 30, 3, device=DEVICE, dtype=dtype)
     results = []
-    for backend in ("eager", "triton"):
-        monkeypatch.setattr(s4, "plain_backend", lambda _, backend=backend: backend)
+    for name in ("eager", backend):
+        monkeypatch.setattr(s4, "plain_backend", lambda _, name=name: name)
         monkeypatch.setattr(s4, "long_conv", lambda *args, backend: long_conv(*args, backend=plain_backend(backend)))
         y = layer(u)
         results.append([y, *torch.autograd.grad(y.square().sum(), list(layer.parameters()))])

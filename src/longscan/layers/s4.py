@@ -54,8 +54,8 @@ class S4(ConvolutionLayer):
         n_ssm: number of different Lambda, P and B, which are repeated over the channels; a divisor of D; None for D.
         dt_min, dt_max: initial range of dt, log-uniform.
         D_init: initial skip, "normal" for a standard Gaussian as in the authors' code, or "ones".
-        backend: backend of the convolution and of the sums of its kernel: "auto", "reference" or "eager". On a GPU "auto" uses
-            the Triton kernels of `longscan.ops.dplr_spectrum` for the sums; `longscan.ops.long_conv` has no native kernel.
+        backend: backend of the convolution and of the sums of its kernel: "auto", "reference" or "eager". "auto" computes the
+            sums by the native kernels of `longscan.ops.dplr_spectrum`; `longscan.ops.long_conv` has none.
 
     The state is `ScanState` with ssm (B, D, N/2, 2). Lambda, P, B and dt learn at a tenth of the rate, without weight decay.
     """

@@ -1,5 +1,6 @@
 """The Fourier transform of the kernel of a system that is diagonal plus rank 1, for `longscan.layers.S4`; not a public op."""
 
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ from longscan.ops.arguments import check_real
 from longscan.ops.dispatch import NATIVE, probe, resolve
 from longscan.ops.dplr_spectrum import eager, reference
 
-NATIVE_BACKENDS = probe("dplr_spectrum", "triton")
+NATIVE_BACKENDS = probe("dplr_spectrum", "cpu", "triton")
 
 _tensors = ("table: 3 F 2", "eigenvalues: D N 2", "P: D N 2", "B: D N 2", "C: D N 2", "dt: D")
 _signature = Signature("dplr_spectrum", _tensors, "dt")
@@ -41,7 +42,7 @@ def dplr_spectrum(
         eigenvalues, P, B, C: (D, N/2, 2), real pairs of one of each conjugate pair of states.
         dt: (D,), step sizes.
         damping: at least 0.
-        backend: "auto", "reference", "eager" or "triton".
+        backend: "auto", "reference", "eager", "cpu" or "triton".
 
     Raises:
         TypeError, ValueError: an argument's type, dtype, shape or device is wrong, or the backend cannot run.
@@ -67,11 +68,11 @@ def _has_tangent(x: Tensor) -> bool:
     return forward_ad.unpack_dual(x).tangent is not None  # type: ignore[no-untyped-call]
 
 
-def _check(signature: Signature, tensors: tuple[Any, ...], backend: str) -> list[Tensor]:
+def _check(signature: Signature, tensors: list[Any], backend: str) -> list[Tensor]:
     """Return the tensors, contiguous. Raise TypeError or ValueError, naming the argument, unless the kernels can take them."""
     signature.check(tensors, backend)
     if backend not in NATIVE_BACKENDS:
-        raise ValueError(f"`backend` must be one of triton, the native backends of dplr_spectrum, got {backend!r}")
+        raise ValueError(f"`backend` must be one of cpu, triton, the native backends of dplr_spectrum, got {backend!r}")
     dt = tensors[-1]
     reason = dispatch.unsupported_reason("dplr_spectrum", backend, dt.device, dt.dtype, NATIVE_BACKENDS)
     if reason:
@@ -80,22 +81,26 @@ def _check(signature: Signature, tensors: tuple[Any, ...], backend: str) -> list
 
 
 def _run_forward(*args: Any) -> Tensor:
-    given = _check(_signature, args[:-1], args[-1])
+    *tensors, backend = args
+    given, module = _check(_signature, tensors, backend), import_module(f"longscan.ops.dplr_spectrum.{backend}")
+    spectrum: Tensor
+    if backend != "triton":
+        spectrum = module.forward(*given)
+        return spectrum
     from longscan.ops import _gpu
-    from longscan.ops.dplr_spectrum import triton
 
-    found: Tensor = _gpu.compile_together(
-        lambda: triton.forward(*given), lambda: triton.backward(_empty_spectrum(*given), *given)
-    )
-    return found
+    spectrum = _gpu.compile_together(lambda: module.forward(*given), lambda: module.backward(_empty_spectrum(*given), *given))
+    return spectrum
 
 
 def _run_backward(*args: Any) -> tuple[Tensor, ...]:
-    given = _check(_backward_signature, args[:-1], args[-1])
+    *tensors, backend = args
+    given, module = _check(_backward_signature, tensors, backend), import_module(f"longscan.ops.dplr_spectrum.{backend}")
+    if backend != "triton":
+        return tuple(module.backward(*given))
     from longscan.ops import _gpu
-    from longscan.ops.dplr_spectrum import triton
 
-    return tuple(_gpu.compile_together(lambda: triton.backward(*given)))
+    return tuple(_gpu.compile_together(lambda: module.backward(*given)))
 
 
 def _empty_spectrum(table: Tensor, eigenvalues: Tensor, *_: Tensor) -> Tensor:
