@@ -368,9 +368,7 @@ def chunk_scan_bwd_kernel(
             of_channels = sum_over_states(stack_steps(d_input, d_step), NW)
             if ORDERED and FENCED:
                 signal(p_counters + program, added, True, PTX)  # late, so that the fence finds the additions completed
-            of_channels = tl.reshape(of_channels, (2, T, BD))
-            half = (tl.arange(0, 2) == 0)[:, None, None]
-            b_dinput, b_ddt = select_row(of_channels, half), select_row(of_channels, ~half)
+            b_dinput, b_ddt = tl.split(tl.permute(tl.reshape(of_channels, (2, T, BD)), (1, 2, 0)))
             b_ddt = tl.where(m_td, b_dinput * b_u + b_ddt, 0.0)
             tl.store(p_du + o_td, tl.where(m_td, skip[None, :] * b_dy + b_dt * b_dinput, 0.0), mask=m_out)
             if p_dscale is not None:

@@ -35,12 +35,11 @@ def pick(x, index: tl.constexpr):
 @triton.jit
 def stack_steps(a, b):
     """Return two tiles, or two (T, BD) tensors, one after the other along the steps."""
-    first = tl.arange(0, 2) == 0
     if len(a.shape) == 2:
-        both = tl.where(first[:, None, None], a[None], b[None])
+        both = tl.where((tl.arange(0, 2) == 0)[:, None, None], a[None], b[None])
         both = tl.reshape(both, (2 * a.shape[0], a.shape[1]))
     else:
-        both = tl.where(tl.reshape(first, (2, 1, 1, 1, 1, 1, 1)), a[None], b[None])
+        both = tl.permute(tl.join(a, b), (6, 0, 1, 2, 3, 4, 5))
         both = tl.reshape(both, (2 * a.shape[0], a.shape[1], a.shape[2], a.shape[3], a.shape[4], a.shape[5]))
     return both
 
@@ -58,7 +57,9 @@ def flip(x):
     shape: tl.constexpr = x.shape
     for i in tl.static_range(10):
         if 2**i < shape[0]:
-            x = swap_pair(tl.reshape(x, (2**i, 2, shape[0] // 2 ** (i + 1), shape[1], shape[2], shape[3], shape[4], shape[5])), 1)
+            x = tl.reshape(x, (2**i, 2, shape[0] // 2 ** (i + 1), shape[1], shape[2], shape[3], shape[4], shape[5]))
+            first, second = tl.split(tl.permute(x, (0, 2, 3, 4, 5, 6, 7, 1)))
+            x = tl.permute(tl.join(second, first), (0, 7, 1, 2, 3, 4, 5, 6))
     return tl.reshape(x, shape)
 
 
@@ -241,8 +242,7 @@ def sum_over_lanes(x):
     for _ in tl.static_range(5):
         if x.shape[0] > 1 and x.shape[2] > 1:
             x = tl.reshape(x, (2, x.shape[0] // 2, x.shape[1], 2, x.shape[2] // 2))
-            first = select_row(x, (half == 0)[:, None, None, None, None])
-            second = select_row(x, (half == 1)[:, None, None, None, None])
+            first, second = tl.split(tl.permute(x, (1, 2, 3, 4, 0)))
             is_lower = (half == 0)[None, None, :, None]
             x = tl.where(is_lower, first, second) + swap_pair(tl.where(is_lower, second, first), 2)
             x = tl.reshape(x, (x.shape[0], x.shape[1] * 2, x.shape[3]))
