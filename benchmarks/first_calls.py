@@ -6,7 +6,8 @@
 Each op has two processes, one after another: in the first one Triton's cache is empty, in the second one it has the kernels of
 the first. A process imports torch, starts CUDA and makes the inputs before the clock starts. It then measures a forward and
 backward pass at --sizes, and one at each of --others, which have the same D and N, in this order. A row has the seconds of both
-processes.
+processes, and for each kernel that the first process compiled the seconds of Triton's stages: its front end (ast), its own
+representations (ttir, ttgir), LLVM (llir, ptx) and ptxas (cubin). Kernels are compiled in parallel, so each waits for others.
 """
 
 import argparse
@@ -31,21 +32,34 @@ from row_files import write_row
 OTHERS = ["16 777 32 64", "8 1024 32 64", "3 77 32 64", "16 2048 32 64"]
 
 
-def seconds_of_passes(name: str, dtype: str, sizes: Sequence[str]) -> list[float]:
-    """Return the seconds of one forward and backward pass at each of the sizes."""
+def note_stages(stages: list[dict[str, Any]]) -> None:
+    """Append the name and the seconds of the stages of each kernel that this process compiles to `stages`."""
+
+    def note(*, metadata: dict[str, Any], times: Any, cache_hit: bool, **_: object) -> None:
+        found = {"ast": times.ir_initialization, **dict(times.lowering_stages)}
+        if not cache_hit:
+            stages.append({"kernel": metadata["name"]} | {name: round(us / 1e6, 3) for name, us in found.items()})
+
+    triton.knobs.compilation.listener = note
+
+
+def seconds_of_passes(name: str, dtype: str, sizes: Sequence[str]) -> dict[str, Any]:
+    """Return the seconds of one forward and backward pass at each of the sizes, and those of Triton's stages."""
     call: op_calls.OpCall = getattr(op_calls, name)
     on_gpu = torch.cuda.is_available()
     device = torch.device("cuda" if on_gpu else "cpu")
     leaves = [[x.requires_grad_() for x in call.inputs(op_calls.parse_sizes(text), dtype, device)] for text in sizes]
     torch.autograd.grad((leaves[0][0] * 2).sum(), leaves[0][0])  # starts CUDA and autograd's thread
-    seconds = []
+    seconds: list[float] = []
+    stages: list[dict[str, Any]] = []
+    note_stages(stages)
     for inputs in leaves:
         start = time.perf_counter()
         torch.autograd.grad(call.call(*inputs, backend="triton").sum(), inputs)
         if on_gpu:
             torch.cuda.synchronize()
         seconds.append(round(time.perf_counter() - start, 4))
-    return seconds
+    return {"seconds": seconds, "stages": stages}
 
 
 def measure(options: argparse.Namespace, name: str) -> dict[str, Any]:
@@ -57,7 +71,9 @@ def measure(options: argparse.Namespace, name: str) -> dict[str, Any]:
         for key in ("empty_cache_s", "filled_cache_s"):
             environment = os.environ | {"TRITON_CACHE_DIR": cache}
             output = subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE, text=True).stdout
-            row[key] = json.loads(output)
+            found = json.loads(output)
+            row[key] = found["seconds"]
+            row.setdefault("stages_s", found["stages"])
     return row
 
 
