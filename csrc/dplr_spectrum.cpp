@@ -113,16 +113,16 @@ template <class T> void forward(const DplrSpectrum& s) {
   });
 }
 
-// The gradients of the four sums at `count` frequencies, (PLANES, BLOCK), and t, (2, BLOCK). Returns the gradient of dt without what
-// it contributes to the sums.
+// The gradients of the four sums at `count` frequencies, (PLANES, BLOCK), and t, (2, BLOCK). Returns the gradient of dt without
+// what it contributes to the sums.
 template <class T>
 Vec<T> differentiate_sums(const DplrSpectrum& s, const T* g, const T* table, int64_t padded, int64_t count, T dt, const T* state,
                           T* t_planes, T* planes) {
   Vec<T> total = {};
   for (int64_t f = 0; f < count; f += lanes<T>) {
     const T* row = table + f;
-    const Complex<T> a = load_plane(row, padded), c = load_plane(row + 2 * padded, padded), e = load_plane(row + 4 * padded, padded);
-    const Complex<T> t = times(c, broadcast<T>(dt));
+    const Complex<T> a = load_plane(row, padded), c = load_plane(row + 2 * padded, padded);
+    const Complex<T> e = load_plane(row + 4 * padded, padded), t = times(c, broadcast<T>(dt));
     T parts[2 * lanes<T>] = {};
     for (int64_t i = 0; i < lanes<T> && f + i < count; i++) parts[i] = g[2 * (f + i)], parts[lanes<T> + i] = g[2 * (f + i) + 1];
     Complex<T> grad = load_number<Complex<T>>(parts);
