@@ -1,6 +1,6 @@
-"""Time a training step of six Mamba blocks on a GPU: called from Python, compiled, and replayed as a CUDA graph.
+"""Time a training step of six Mamba blocks on a GPU: called, compiled by inductor, replayed as a CUDA graph, and both.
 
-    python benchmarks/mamba_blocks.py [--modes called compiled replayed] [--width 128] [--batch 4] [--length 1024] [--out FILE]
+    python benchmarks/mamba_blocks.py [--modes called compiled replayed compiled_replayed] [--width 128] [--batch 4] [--out FILE]
 
 The model is Linear 8 -> width, 6 x [RMSNorm, Mamba block], mean over time, Linear -> 10, in bfloat16 autocast, trained with fused
 AdamW. A row of the file is one mode: the median and the single values, in milliseconds, of --turns batches of --steps steps, and
@@ -22,7 +22,7 @@ from longscan.blocks.residual import Residual
 from longscan.training.run import commit
 from row_files import write_row
 
-MODES = ("called", "compiled", "replayed")
+MODES = ("called", "compiled", "replayed", "compiled_replayed")
 CUDA = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if CUDA else "cpu")
 
@@ -30,10 +30,10 @@ DEVICE = torch.device("cuda" if CUDA else "cpu")
 class Model(nn.Module):
     """A classifier of six Mamba blocks."""
 
-    def __init__(self, width: int) -> None:
+    def __init__(self, width: int, layer: str) -> None:
         super().__init__()
         self.encode, self.head = nn.Linear(8, width), nn.Linear(width, 10)
-        self.blocks = nn.Sequential(*[Residual(MambaBlock(width)) for _ in range(6)])
+        self.blocks = nn.Sequential(*[Residual(MambaBlock(width, layer=layer)) for _ in range(6)])
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return the logits (B, 10) of sequences (B, L, 8)."""
@@ -41,12 +41,12 @@ class Model(nn.Module):
         return logits
 
 
-def make_step(mode: str, width: int, x: torch.Tensor, labels: torch.Tensor) -> Callable[[], object]:
+def make_step(mode: str, width: int, x: torch.Tensor, labels: torch.Tensor, layer: str = "s6") -> Callable[[], object]:
     """Return a function that trains a new model for one step. mode: one of MODES, or "recorded" for a graph of the caller."""
     torch.manual_seed(0)
-    model = Model(width).to(DEVICE)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=CUDA, capturable=CUDA and mode in ("replayed", "recorded"))
-    run = torch.compile(model) if mode == "compiled" else model
+    model = Model(width, layer).to(DEVICE)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=CUDA, capturable=CUDA and mode.endswith(("replayed", "recorded")))
+    run = torch.compile(model) if mode.startswith("compiled") else model
 
     def step() -> torch.Tensor:
         with torch.autocast(DEVICE.type, torch.bfloat16):
@@ -56,7 +56,7 @@ def make_step(mode: str, width: int, x: torch.Tensor, labels: torch.Tensor) -> C
         optimizer.step()
         return loss.detach()
 
-    if mode != "replayed" or not CUDA:
+    if not mode.endswith("replayed") or not CUDA:
         return step
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):
@@ -85,6 +85,7 @@ def main() -> None:
     """Read the command line, measure, and print and store the rows."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--modes", nargs="+", choices=MODES, default=MODES)
+    parser.add_argument("--layer", default="s6", help="layer inside the blocks (default: %(default)s)")
     parser.add_argument("--width", type=int, default=128)
     parser.add_argument("--batch", type=int, default=4)
     parser.add_argument("--length", type=int, default=1024)
@@ -96,7 +97,7 @@ def main() -> None:
     x = torch.randn(options.batch, options.length, 8, device=DEVICE)
     labels = torch.randint(10, (options.batch,), device=DEVICE)
     ones = torch.randn(16, 1024, 32, device=DEVICE, requires_grad=True)
-    steps = {mode: make_step(mode, options.width, x, labels) for mode in options.modes}
+    steps = {mode: make_step(mode, options.width, x, labels, options.layer) for mode in options.modes}
     for step in steps.values():
         milliseconds(step, 4)
     times: dict[str, list[float]] = {mode: [] for mode in steps}
@@ -107,7 +108,8 @@ def main() -> None:
             times[mode].append(milliseconds(step, options.steps))
     device = torch.cuda.get_device_name() if CUDA else "cpu"
     for mode, found in times.items():
-        row: dict[str, Any] = {"case": "six Mamba blocks", "mode": mode, "width": options.width, "batch": options.batch}
+        row: dict[str, Any] = {"case": "six Mamba blocks", "mode": mode, "layer": options.layer}
+        row |= {"width": options.width, "batch": options.batch}
         row |= {"length": options.length, "ms": statistics.median(found), "runs_ms": found}
         row |= {"host_ms": statistics.median(host[mode]), "tree": options.tree, "commit": commit(), "device": device}
         row["torch"] = torch.__version__
