@@ -45,7 +45,9 @@ def make_step(mode: str, width: int, x: torch.Tensor, labels: torch.Tensor, laye
     """Return a function that trains a new model for one step. mode: one of MODES, or "recorded" for a graph of the caller."""
     torch.manual_seed(0)
     model = Model(width, layer).to(DEVICE)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=CUDA, capturable=CUDA and mode.endswith(("replayed", "recorded")))
+    optimizer = torch.optim.AdamW(
+        model.parameters(), lr=1e-3, fused=CUDA, capturable=CUDA and mode.endswith(("replayed", "recorded"))
+    )
     run = torch.compile(model) if mode.startswith("compiled") else model
 
     def step() -> torch.Tensor:
