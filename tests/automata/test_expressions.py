@@ -50,11 +50,21 @@ def test_invalid_pattern_raises_with_its_position(pattern, position):
     assert caught.value.position == position
 
 
+def test_deeply_nested_pattern_raises_instead_of_exhausting_the_stack():
+    assert from_regex("(" * 100 + "a" + ")*" * 100) == from_regex("a*")
+    with pytest.raises(RegexError, match=r"opens more than 100 parentheses inside one another at position 101$"):
+        from_regex("(" * 3000 + "a" + ")" * 3000)
+
+
 def test_letter_outside_of_the_alphabet_raises():
     with pytest.raises(ValueError, match=r"alphabet.* letters with b of the pattern"):
         from_regex("ab", "a")
     with pytest.raises(ValueError, match=r"alphabet.* given for the pattern '\.\*', which has no letters"):
         from_regex(".*")
+    with pytest.raises(ValueError, match=r"`alphabet` must be at least one letter, got ''"):
+        from_regex("ab", "")
+    with pytest.raises(ValueError, match="`pattern` must be text, got None"):
+        from_regex(None)
     with pytest.raises(ValueError, match=r"word\[1\].* one of a, b"):
         from_regex("(ab)*").accepts("ac")
 
@@ -106,12 +116,46 @@ def test_product_and_complement_follow_the_boolean_operation():
         ((("a",), ((1,),), 0, ()), "a state from 0 to 0 for each of 1 letters"),
         ((("a",), ((0,),), 1, ()), "start"),
         ((("a",), ((0,),), 0, (3,)), "accept"),
+        ((("a",), ((0.7,),), 0, ()), "`delta[0]` must be the number of a state, got 0.7"),
+        ((("a",), (0,), 0, ()), "`delta[0]` must be a collection of states, got 0"),
+        ((("a",), None, 0, ()), "`delta` must be a collection, got None"),
+        ((("a",), ((0,), (1,)), 0.5, ()), "`start` must be the number of a state, got 0.5"),
+        ((("a",), ((0,), (1,)), True, ()), "`start` must be the number of a state, got True"),
+        ((("a",), ((0,),), 0, ("0",)), "`accept` must be the number of a state, got '0'"),
+        ((("a",), ((0,),), 0, 0), "`accept` must be a collection, got 0"),
     ],
 )
 def test_invalid_automaton_raises(arguments, message):
-    alphabet, delta, start, accept = arguments
     with pytest.raises(ValueError, match=re.escape(message)):
-        DFA(alphabet, delta, start, frozenset(accept))
+        DFA(*arguments)
+
+
+def test_states_may_be_numbers_of_numpy():
+    dfa = DFA(["a"], np.array([[1], [0]]), np.int64(1), np.array([0]))
+    assert dfa == DFA(("a",), ((1,), (0,)), 1, frozenset({0}))
+    assert type(dfa.start) is int
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ([[0, -1]], "`words` must have whole numbers from 0 to 1, the letters' numbers, got -1 to 0, int64"),
+        ([[0, 2]], "got 0 to 2, int64"),
+        ([[0.0, 1.0]], "got 0.0 to 1.0, float64"),
+        ([0, 1], "`words` must have shape (B, L), got (2,)"),
+    ],
+)
+def test_invalid_letter_numbers_raise(words, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        automata.mod(2).run(np.array(words))
+
+
+def test_functions_that_take_an_automaton_refuse_a_pattern():
+    for function in (automata.analyse, automata.compile, automata.model_size):
+        with pytest.raises(TypeError, match=r"`dfa` must be a DFA, such as automata.from_regex\('\(ab\)\*'\), got 'a\*'"):
+            function("a*")
+    with pytest.raises(ValueError, match="`length` must be a whole number of at least 1 or None, got -1"):
+        automata.compile(automata.mod(2), length=-1)
 
 
 def test_named_languages_accept_the_expected_words():
@@ -122,6 +166,10 @@ def test_named_languages_accept_the_expected_words():
     assert automata.word_problem([(1, 2, 0)]).accepts("aaa")
     with pytest.raises(ValueError, match=r"name.* S4, "):
         automata.named("S17")
+    with pytest.raises(ValueError, match="`maps` must be maps of the same number of states"):
+        automata.from_maps({"a": (1, 0), "b": (0, 1, 2)})
+    with pytest.raises(ValueError, match=r"`perms` must be 1 to 26 permutations, or a mapping .*, got \[\]"):
+        automata.word_problem([])
     with pytest.raises(ValueError, match=r"perms\['a'\].* a permutation of 0 to 1"):
         automata.word_problem([(0, 0)])
     for make in (automata.mod, automata.dyck, automata.cycle_navigation):

@@ -10,6 +10,7 @@ a theorem of Shakerinava et al. (arXiv:2603.01959); with non-solvable groups the
 from dataclasses import dataclass, field
 from typing import Literal
 
+from longscan._errors import quote
 from longscan.automata.abelian import Series, factors
 from longscan.automata.dfa import DFA
 from longscan.automata.errors import LimitExceeded
@@ -88,7 +89,11 @@ def analyse(dfa: DFA, monoid_limit: int = MONOID_LIMIT, set_limit: int = SET_LIM
         dfa: any automaton; its minimal one is analysed, unless `minimise` is False.
         monoid_limit: largest number of elements of the monoid that are counted; 0 for no count.
         set_limit: LimitExceeded beyond this number of image sets.
+
+    Raises TypeError if `dfa` is no DFA.
     """
+    if not isinstance(dfa, DFA):
+        raise TypeError(f"`dfa` must be a DFA, such as automata.from_regex('(ab)*'), got {quote(dfa)}")
     dfa = dfa.minimise() if minimise else dfa.trim()
     skeleton = build_skeleton(dfa, set_limit)
     groups = [set_class for set_class in skeleton.classes if set_class.group.order > 1]

@@ -17,7 +17,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from longscan._errors import quote, setting_error
 from longscan._files import write_text
-from longscan._types import checked_value
+from longscan._types import PositiveInt, checked_value
 from longscan.automata.abelian import Series
 from longscan.automata.analysis import Report, analyse
 from longscan.automata.cascade import build_program
@@ -99,13 +99,14 @@ def compile_dfa(
         layout: "minimal", or "am" or "ma" for alternating kinds of block.
         dtype: "float32" or "float64".
         backend: of the model's ops.
-        length: PrecisionError unless this length is certified; None for no check.
+        length: PrecisionError unless words of this length, at least 1, are certified; None for no check.
         max_params: LimitExceeded beyond this number of parameters.
 
     Raises NonSolvableError if the language needs a group that is not solvable, LimitExceeded beyond a limit: 20,000 image
     sets, 20,000 elements of a group, 20 million cases of the proof.
     """
     checked_value(phase, Phase, "phase")
+    checked_value(length, PositiveInt | None, "length")
     for name, value, choices in (("dtype", dtype, tuple(DTYPES)), ("backend", backend, ("auto", *BACKENDS))):
         if value not in choices:
             raise setting_error(name, value, f"one of {', '.join(choices)}")

@@ -1,14 +1,27 @@
 """Deterministic finite automata: complete, immutable, with letters numbered in the order of the alphabet."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from numbers import Integral
 
 import numpy as np
 
 from longscan._errors import setting_error
 
 Word = str | Sequence[str]
+
+
+def _states(name: str, states: Iterable[object]) -> tuple[int, ...]:
+    """Return the numbers of states as int. Raises SettingError naming the argument for anything but whole numbers."""
+    if not isinstance(states, Iterable):
+        raise setting_error(name, states, "a collection of states")
+    numbers = []
+    for state in states:
+        if not isinstance(state, Integral) or isinstance(state, bool):
+            raise setting_error(name, state, "the number of a state")
+        numbers.append(int(state))
+    return tuple(numbers)
 
 
 @dataclass(frozen=True)
@@ -33,12 +46,13 @@ class DFA:
     accept: frozenset[int]
 
     def __post_init__(self) -> None:
-        for name, value in (
-            ("alphabet", tuple(self.alphabet)),
-            ("delta", tuple(tuple(int(target) for target in row) for row in self.delta)),
-            ("accept", frozenset(self.accept)),
-        ):
-            object.__setattr__(self, name, value)
+        for name in ("alphabet", "delta", "accept"):
+            if not isinstance(getattr(self, name), Iterable):
+                raise setting_error(name, getattr(self, name), "a collection")
+        object.__setattr__(self, "alphabet", tuple(self.alphabet))
+        object.__setattr__(self, "delta", tuple(_states(f"delta[{state}]", row) for state, row in enumerate(self.delta)))
+        object.__setattr__(self, "start", _states("start", [self.start])[0])
+        object.__setattr__(self, "accept", frozenset(_states("accept", self.accept)))
         letters, states = len(self.alphabet), len(self.delta)
         if not letters or len(set(self.alphabet)) < letters or not all(isinstance(x, str) and x for x in self.alphabet):
             raise setting_error("alphabet", self.alphabet, "at least one letter, all different and not empty")
@@ -91,8 +105,17 @@ class DFA:
         return state in self.accept
 
     def run(self, words: np.ndarray) -> np.ndarray:
-        """Return the state after every letter of words (B, L) of letter numbers, (B, L) int64."""
+        """Return the state after every letter of words (B, L) of letter numbers, (B, L) int64.
+
+        Raises ValueError for another number of axes and for numbers that no letter has.
+        """
         words = np.asarray(words)
+        if words.ndim != 2:
+            raise ValueError(f"`words` must have shape (B, L), got {words.shape}")
+        letters = len(self.alphabet)
+        if words.size and (words.dtype.kind not in "iu" or words.min() < 0 or words.max() >= letters):
+            got = f"{words.min()} to {words.max()}, {words.dtype}"
+            raise ValueError(f"`words` must have whole numbers from 0 to {letters - 1}, the letters' numbers, got {got}")
         states = np.empty(words.shape, np.int64)
         state = np.full(words.shape[0], self.start, np.int64)
         for t in range(words.shape[1]):

@@ -2,6 +2,8 @@
 
 from typing import Any
 
+from longscan._errors import quote
+
 
 class AutomataError(ValueError):
     """The base class of the errors of this package."""
@@ -11,7 +13,7 @@ class RegexError(AutomataError):
     """An invalid regular expression; attributes: `pattern`, and `position`, counted from 1."""
 
     def __init__(self, pattern: str, position: int, problem: str) -> None:
-        super().__init__(f"`pattern` must be a regular expression, got {pattern!r}, which {problem} at position {position}")
+        super().__init__(f"`pattern` must be a regular expression, got {quote(pattern)}, which {problem} at position {position}")
         self.pattern, self.position = pattern, position
 
 

@@ -42,6 +42,8 @@ def from_maps(maps: Mapping[str, Sequence[int]], accept: Sequence[int] = (0,)) -
     """Return the automaton whose letters act on the states 0 .. n-1 by the given maps (tuples of targets), from state 0."""
     if not maps:
         raise setting_error("maps", maps, "a mapping with at least one letter")
+    if len({len(targets) for targets in maps.values()}) > 1:
+        raise setting_error("maps", maps, "maps of the same number of states")
     return DFA(tuple(maps), tuple(zip(*maps.values(), strict=True)), 0, frozenset(accept))
 
 
@@ -50,6 +52,8 @@ def word_problem(perms: Mapping[str, Sequence[int]] | Sequence[Sequence[int]]) -
 
     perms: permutations by letter, each a tuple of images; or only the permutations, whose letters are then a, b, c, ...
     """
+    if not 1 <= len(perms) <= 26 and not isinstance(perms, Mapping):
+        raise setting_error("perms", perms, "1 to 26 permutations, or a mapping from letters to permutations")
     given = perms if isinstance(perms, Mapping) else dict(zip(letters(len(perms)), perms, strict=True))
     steps: dict[str, Permutation] = {letter: tuple(perm) for letter, perm in given.items()}
     for letter, perm in steps.items():

@@ -9,10 +9,12 @@ The meaning is that of `re.fullmatch`; an empty term is the empty word. (Glushko
 from typing import NamedTuple
 
 from longscan._errors import setting_error
+from longscan._types import checked_value
 from longscan.automata.dfa import DFA
 from longscan.automata.errors import LimitExceeded, RegexError
 
 STATE_LIMIT = 20_000
+DEPTH_LIMIT = 100  # of parentheses; each level needs several of the interpreter's stack frames
 _OPERATORS = "|*+?()."
 _RESERVED = "[]{}^$\\"
 
@@ -29,7 +31,7 @@ class _Parser:
     """A parser that collects the letter of each position of a pattern and the positions that can follow it."""
 
     def __init__(self, pattern: str) -> None:
-        self.pattern, self.index = pattern, 0
+        self.pattern, self.index, self.depth = pattern, 0, 0
         self.letters: list[str] = []  # the letter at every position; "." is any letter
         self.follow: list[int] = []
         self.whole = self.expression()
@@ -78,10 +80,14 @@ class _Parser:
         self.index += 1
         if character == "(":
             opened = self.index
+            self.depth += 1
+            if self.depth > DEPTH_LIMIT:
+                raise RegexError(self.pattern, opened, f"opens more than {DEPTH_LIMIT} parentheses inside one another")
             part = self.expression()
             if self.peek() != ")":
                 raise RegexError(self.pattern, opened, "opens a '(' that no ')' closes")
             self.index += 1
+            self.depth -= 1
             return part
         if character in _RESERVED:
             operators = " ".join(_OPERATORS)
@@ -104,17 +110,19 @@ def from_regex(pattern: str, alphabet: str | tuple[str, ...] | None = None) -> D
         pattern: literals and the operators | * + ? ( ) and . (any letter).
         alphabet: the letters; None for those of the pattern, sorted.
 
-    Raises RegexError with the position of a syntax error, ValueError if the pattern uses a letter outside the alphabet,
-    LimitExceeded beyond 20,000 states before minimisation.
+    Raises RegexError with the position of a syntax error or if more than 100 parentheses are inside one another, ValueError if
+    the pattern uses a letter outside the alphabet, LimitExceeded beyond 20,000 states before minimisation.
 
     >>> from_regex("(ab)*").size
     3
     """
+    checked_value(pattern, str, "pattern")
     parser = _Parser(pattern)
     used = {letter for letter in parser.letters if letter != "."}
     letters = tuple(sorted(used) if alphabet is None else alphabet)
     if not letters:
-        raise setting_error("alphabet", alphabet, f"given for the pattern {pattern!r}, which has no letters")
+        needed = f"given for the pattern {pattern!r}, which has no letters" if alphabet is None else "at least one letter"
+        raise setting_error("alphabet", alphabet, needed)
     if used - set(letters):
         raise setting_error("alphabet", alphabet, f"letters with {', '.join(sorted(used - set(letters)))} of the pattern")
     of_letter = [sum(1 << i for i, own in enumerate(parser.letters) if own in (letter, ".")) for letter in letters]

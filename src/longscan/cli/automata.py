@@ -42,6 +42,8 @@ def automata(
 
     if (pattern is None) == (named is None):
         raise SettingError("exactly one of a regular expression and --named must be given")
+    if named is not None and alphabet is not None:
+        raise SettingError(f"`--alphabet` must be left out with --named, whose automaton has its own letters, got {alphabet}")
     with errors_as_lines():
         dfa = automata.from_regex(pattern, alphabet) if pattern is not None else automata.named(str(named))
         table = Table("", "", show_header=False, title=named or pattern)
