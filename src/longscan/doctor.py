@@ -19,13 +19,24 @@ import torch
 from torch import Tensor
 
 from longscan._devices import find_device
-from longscan.ops import OPS
+from longscan.ops import OPS, Op, dplr_spectrum
 from longscan.ops._examples import example_inputs, example_masks
 from longscan.ops._tolerances import PERTURBED_COPIES, allowed_error, largest_error, largest_value, perturb
 from longscan.ops.dispatch import NATIVE, PASSED, unsupported_reason, verdicts_path, write_verdicts
 
 log = logging.getLogger("longscan")
 EPS = torch.finfo(torch.float32).eps
+# The ops whose kernels are checked: the public ones, and the one that S4 alone uses.
+CHECKED: dict[str, Op] = {
+    **OPS,
+    "dplr_spectrum": Op(
+        dplr_spectrum.dplr_spectrum,
+        dplr_spectrum.NATIVE_BACKENDS,
+        per_step=(),
+        shared=("angle", "eigenvalues", "P", "B", "C", "dt"),
+        stateful=False,
+    ),
+}
 
 
 @dataclass(frozen=True)
@@ -67,11 +78,12 @@ class Call:
             name: x.to(device, dtype).requires_grad_() if x.is_floating_point() else x.to(device)
             for name, x in self.tensors.items()
         }
-        with torch.set_grad_enabled(OPS[self.op].native_gradients):
-            outputs = OPS[self.op].function(**leaves, **self.options, backend=backend)
-        names = ("y", "conv state", "ssm state") if len(outputs) == 3 else ("y", "final state")
+        with torch.set_grad_enabled(CHECKED[self.op].native_gradients):
+            outputs = CHECKED[self.op].function(**leaves, **self.options, backend=backend)
+        outputs = outputs if isinstance(outputs, tuple) else (outputs,)
+        names = ("y", "conv state", "ssm state") if len(outputs) == 3 else ("y", "final state")[: len(outputs)]
         found = {name: x.detach().to("cpu") for name, x in zip(names, outputs, strict=True)}
-        if not OPS[self.op].native_gradients:
+        if not CHECKED[self.op].native_gradients:
             return found
         generator = torch.Generator().manual_seed(1)
         random = [torch.randn(x.shape, generator=generator) for x in outputs]  # float32 in every precision of the call
@@ -111,16 +123,21 @@ class Finding:
 
 
 _ROTATING = ("angle", "own_scale", "B_bias", "C_bias")  # arguments of ssd_scan that Mamba-3 has and Mamba-2 has not
-_KIND = {"block2_scan": " constant complex", "selective_scan": " complex", "ssd_scan": " rotating"}
+_KIND = {
+    "block2_scan": " constant complex",
+    "selective_scan": " complex",
+    "ssd_scan": " rotating",
+    "dplr_spectrum": " damped",
+}
 
 
 def example_call(op: str, batch: int, length: int, channels: int, states: int, masked: bool, is_complex: bool) -> Call | None:
-    """Return a call of `op` with every optional argument, or None if `op` has no kernel.
+    """Return a call of `op` with every optional argument, or None if `op` has no kernel, or no masks.
 
     Args:
         masked: with invalid steps and restarts, and NaN in every input at invalid steps.
         is_complex: the complex form of the op, or its second variant: a constant matrix, the step size in the angle, an
-            activation, rotating heads.
+            activation, rotating heads, damping.
     """
     options: dict[str, Any] = {
         "linear_scan": {"pairs": is_complex, "reverse": masked},
@@ -130,8 +147,9 @@ def example_call(op: str, batch: int, length: int, channels: int, states: int, m
         "short_conv": {"activation": "silu" if is_complex else None},
         "ssd_scan": {},
         "mamba_step": {"selects_raw": is_complex},
+        "dplr_spectrum": {"damping": 0.1 * is_complex},
     }
-    if op not in options:
+    if op not in options or (masked and op == "dplr_spectrum"):
         return None
     generator = torch.Generator().manual_seed(0)
     sizes = {"B": batch, "L": length, "D": channels, "N": states, "H": channels, "P": 2, "G": 1, "R": states // 2, "K": 4}
@@ -150,7 +168,7 @@ def example_call(op: str, batch: int, length: int, channels: int, states: int, m
     if masked:
         tensors |= example_masks(batch, length, generator)
         tensors["valid"][0, : length // 3] = False
-        for name in OPS[op].per_step:
+        for name in CHECKED[op].per_step:
             x = tensors.get(name)
             if x is not None and x.shape[:2] == (batch, length):
                 x.masked_fill_(~tensors["valid"].view(batch, length, *(1,) * (x.ndim - 2)), float("nan"))
@@ -226,9 +244,9 @@ class _UninitialisedNaN:
 
 def kernels(device: torch.device) -> Iterator[tuple[str, str]]:
     """Yield the native kernels that can run on this device, as pairs (op, backend)."""
-    for op in OPS:
+    for op, entry in CHECKED.items():
         for backend in NATIVE:
-            if unsupported_reason(op, backend, device, torch.float32, OPS[op].native) is None:
+            if unsupported_reason(op, backend, device, torch.float32, entry.native) is None:
                 yield op, backend
 
 

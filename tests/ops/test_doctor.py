@@ -27,7 +27,7 @@ pytestmark = pytest.mark.skipif(
     unsupported_reason("linear_scan", BACKEND, CPU, torch.float32, OPS["linear_scan"].native) is not None,
     reason=f"no {BACKEND} kernels here",
 )
-NATIVE = [op for op in OPS if BACKEND in OPS[op].native]
+NATIVE = [op for op, entry in doctor.CHECKED.items() if BACKEND in entry.native]
 
 
 def changing_arguments(change):
@@ -90,6 +90,12 @@ MUTANTS = {
     "one batch row is left out of a gradient": ("unitary_scan", "backward", changing_results(at_index(4, lambda x: x * 0.5))),
     "resets are ignored": ("short_conv", "forward", changing_arguments(at_index(4, unless_none(lambda x: x & 1)))),
     "the state has no gradient": ("short_conv", "backward", changing_results(at_index(3, torch.zeros_like))),
+    "dt has half of its gradient": ("dplr_spectrum", "backward", changing_results(at_index(4, lambda x: x / 2))),
+    "the parts of an eigenvalue are exchanged": (
+        "dplr_spectrum",
+        "forward",
+        changing_arguments(at_index(1, lambda x: x.flip(-1))),
+    ),
     "results differ from call to call": (
         "short_conv",
         "forward",

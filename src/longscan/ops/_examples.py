@@ -116,6 +116,14 @@ ARGUMENTS: dict[str, dict[str, Argument]] = {
         "elapsed": Argument("B", "uniform", optional=True),
     },
     "long_conv": {"u": Argument("BLD"), "k": Argument("DL")},
+    "dplr_spectrum": {
+        "angle": Argument("L", "uniform", rescale=lambda angle: torch.pi * angle),
+        "eigenvalues": Argument("DN", "negative", pair=True),
+        "P": Argument("DN", pair=True),
+        "B": Argument("DN", pair=True),
+        "C": Argument("DN", pair=True),
+        "dt": Argument("D", "uniform"),
+    },
 }
 
 

@@ -38,7 +38,7 @@ def dplr_spectrum(
     A_bar and B_bar are those of x' = (Lambda - P P*) x + B u under the bilinear rule, see `longscan.numerics.dplr`.
 
     Args:
-        angle: (F,) in [0, pi], without gradient.
+        angle: (F,) in [0, pi]; it gets no gradient.
         eigenvalues, P, B, C: (D, N/2, 2), real pairs of one of each conjugate pair of states.
         dt: (D,), step sizes.
         damping: at least 0.
@@ -53,7 +53,7 @@ def dplr_spectrum(
         check_real(name, value, tuple(eigenvalues.shape), angle)
     check_real("dt", dt, (eigenvalues.shape[0],), angle)
     chosen = resolve("dplr_spectrum", backend, eigenvalues, NATIVE_BACKENDS)
-    given = eigenvalues, P, B, C, dt
+    angle, given = angle.detach(), (eigenvalues, P, B, C, dt)
     if chosen in NATIVE and angle.numel() and eigenvalues.numel():
         if forward_ad._current_level >= 0 and any(map(_has_tangent, given)):
             raise RuntimeError(f"dplr_spectrum: the {chosen} backend has no forward-mode derivative; use backend='eager'")
