@@ -134,10 +134,18 @@ def _matches_plain(value: object, declared: Any) -> bool:
         return any(type(value) is type(one) and value == one for one in get_args(declared))
     if declared in (int, float):
         kind = Integral if declared is int else Real
-        return isinstance(value, kind) and not isinstance(value, bool) and bool(abs(cast("float", value)) <= FLOAT_MAX)
+        return isinstance(value, kind) and not isinstance(value, bool) and _is_finite(cast("float", value))
     if origin is not None and origin is not type and issubclass(origin, (Mapping, list, tuple, Sequence)):
         return False  # matched above, with its items
     return isinstance(value, origin or declared) and (declared is str or not isinstance(value, str))
+
+
+def _is_finite(value: float) -> bool:
+    """Return whether a number is within the range of float64. np.float32 would round the limit to infinity."""
+    try:
+        return abs(int(value) if isinstance(value, Integral) else float(value)) <= FLOAT_MAX
+    except OverflowError:  # a fraction beyond the range
+        return False
 
 
 def matches_type(value: object, declared: Any) -> bool:

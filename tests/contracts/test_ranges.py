@@ -1,8 +1,10 @@
 """Values at the ends of the ranges of settings are accepted, and values just outside of them raise an error."""
 
 from dataclasses import fields
+from fractions import Fraction
 from typing import Any, get_type_hints
 
+import numpy as np
 import pytest
 
 from longscan._errors import SettingError
@@ -49,6 +51,17 @@ BOUNDS: list[tuple[str, Any, list[Any], list[Any]]] = [
 def test_ends_of_ranges(declared: Any, right: list[Any], wrong: list[Any]) -> None:
     assert [value for value in right if parse_value(value, declared)[1]] == []
     assert [value for value in wrong if not parse_value(value, declared)[1]] == []
+
+
+@pytest.mark.filterwarnings("error")
+def test_numbers_of_numpy_are_finite_numbers_of_python() -> None:
+    numbers: list[Any] = [np.float16(0.5), np.float32(0.5), np.float64(0.5), np.longdouble(0.5), np.int8(-128), Fraction(1, 2)]
+    for number in numbers:
+        parsed, errors = parse_value(number, float)
+        assert not errors
+        assert (type(parsed), parsed) == (float, float(number))
+    for value in (np.float16("inf"), np.float32("inf"), np.float32("nan"), np.float64("-inf"), 10**400, Fraction(10**400)):
+        assert parse_value(value, float)[1], value
 
 
 @pytest.mark.parametrize(

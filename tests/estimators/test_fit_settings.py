@@ -162,6 +162,7 @@ def test_a_part_of_the_series_is_held_back(kind):
     np.testing.assert_array_equal(outputs_of(again, X), outputs_of(model, X))
     for none in (None, 0):
         assert kind(**BRIEF, validation_fraction=none).fit(X, y).validation_curve_ is None
+    assert SSMClassifier(**BRIEF, validation_fraction=np.float32(0.25)).fit(X, y).validation_curve_
     with pytest.raises(ValueError, match=r"^`validation_fraction` must be a number from 0 to below 1 or None, got 1"):
         kind(**BRIEF, validation_fraction=1.0).fit(X, y)
     with pytest.raises(ValueError, match=r"^`validation_fraction` must be None with `validation_data`, got 0\.25"):
@@ -465,3 +466,10 @@ def test_score_refuses_labels_that_no_prediction_can_equal():
     with pytest.raises(ValueError, match="`y` must have labels that are numbers as in fit, got text, such as '0'"):
         model.score(X, y.astype(str))
     assert model.score(X, y.astype(float)) == model.score(X, y)
+
+
+@pytest.mark.parametrize("estimator", [SSMClassifier, SSMRegressor, SSMForecaster])
+def test_error_about_the_seed_names_it(estimator):
+    for seed in (-1, 2**32, 1.5, True, "a"):
+        with pytest.raises(ValueError, match=r"^`random_state` must be a whole number from 0 to below 2\^32, .* or None, got "):
+            estimator(**{**BRIEF, "random_state": seed}).fit(np.zeros((3, 4)), np.zeros(3))

@@ -22,7 +22,16 @@ from torch import Tensor, nn
 
 from longscan._devices import find_device
 from longscan._float32 import check_whole
-from longscan._types import FractionBelowOne, NonNegativeFloat, PositiveFloat, PositiveInt, Rule, checked_value
+from longscan._types import (
+    FractionBelowOne,
+    NonNegativeFloat,
+    PositiveFloat,
+    PositiveInt,
+    Rule,
+    between,
+    checked_value,
+    matches_type,
+)
 from longscan.engine import Callback, EarlyStopping, Engine, EpochLosses, NonFiniteLossError, StepResult, TimeLimit
 from longscan.estimators.clock import check_unit, gap_ratio, has_seconds
 from longscan.estimators.features import SHAPE_KINDS, STATES, FeatureModel, StateFeatures, calibrated_features, rows_at_once
@@ -69,6 +78,14 @@ class StackSettings(NamedTuple):
 
 ONLY_TRAINED = (*StackSettings._fields, "block_options", "validation_fraction", "callbacks")
 Jobs = Annotated[int, Rule(bool, "a whole number other than 0")]
+NumpySeed = Annotated[int, between(0, 2**32 - 1)]
+RandomState = Annotated[
+    Any,
+    Rule(
+        lambda value: value is None or isinstance(value, np.random.RandomState) or matches_type(value, NumpySeed),
+        "a whole number from 0 to below 2^32, a numpy.random.RandomState or None",
+    ),
+]
 Verbose = Annotated[bool | int, Rule(lambda value: value in (0, 1), "True, False, 1 or 0")]
 
 
@@ -301,7 +318,7 @@ class SeriesEstimator(SavedEstimator):
         minutes: PositiveFloat | None = None,
         device: str = "auto",
         n_jobs: Jobs | None = None,
-        random_state: Any = None,
+        random_state: RandomState = None,
         layout: Layout | None = None,
         output: Literal["auto", "numpy", "pandas"] = "auto",
         callbacks: Sequence[Callback] | None = None,
@@ -412,7 +429,8 @@ class SeriesEstimator(SavedEstimator):
         """Return the examples to train on and those of `validation_fraction`. strata: (n,), classes to divide alike."""
         n = len(examples.collection)
         try:
-            parts = train_test_split(np.arange(n), test_size=self.validation_fraction, stratify=strata, random_state=random)
+            size = float(self.validation_fraction or 0)  # scikit-learn takes no np.float32
+            parts = train_test_split(np.arange(n), test_size=size, stratify=strata, random_state=random)
         except ValueError as error:
             of_class = "" if strata is None else " of each class"
             rarest = "" if strata is None else f" with {np.unique(strata, return_counts=True)[1].min()} of the rarest class"

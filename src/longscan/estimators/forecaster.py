@@ -24,7 +24,7 @@ from longscan.estimators.backtesting import build_frame, find_cutoffs
 from longscan.estimators.clock import as_clock, check_unit, has_seconds, season_of, to_seconds
 from longscan.estimators.covariates import CovariateEffect, fit_effect, read_covariates, split_columns
 from longscan.estimators.even_steps import append_steps, at_times, even_length, fill_evenly
-from longscan.estimators.fitting import BlockOptions, Jobs, Spec, Verbose, check_settings, minimise, seeded
+from longscan.estimators.fitting import BlockOptions, Jobs, RandomState, Spec, Verbose, check_settings, minimise, seeded
 from longscan.estimators.forecast_series import (
     History,
     as_given,
@@ -218,7 +218,7 @@ class SSMForecaster(SavedEstimator):
         minutes: PositiveFloat | None = None,
         device: str = "auto",
         n_jobs: Jobs | None = None,
-        random_state: Any = None,
+        random_state: RandomState = None,
         layout: Layout | None = None,
         quantiles: Sequence[Probability] | None = None,
         callbacks: Sequence[Callback] | None = None,
