@@ -9,30 +9,31 @@ import triton.language as tl
 
 from longscan.ops._triton import sigmoid, silu, silu_derivative, where_positive
 from longscan.ops.selective_scan.triton.math import (
-    channel_offsets,
     decay,
     expand_channels,
     expand_restarts,
     flip,
     load_and_pass,
     load_channels,
-    load_flags,
     load_pair_parts,
     load_states,
     load_step_sizes,
+    load_tile_masks,
+    locate_pairs,
     materialize,
     pick,
+    read_states,
     scan_steps,
     select_row,
     shift_steps,
     stack_steps,
-    state_offsets,
     store_map,
     store_pair_parts,
     sum_over_channels,
     sum_over_states,
     tile_offsets,
     tile_states,
+    transposed_offsets,
 )
 from longscan.ops.selective_scan.triton.ordered_sums import dependency_token, poll, signal, spin_wait
 
@@ -47,6 +48,16 @@ def load_next_restart(p_flags, first, tile, o_t, length):
         flag = tl.load(p_flags + first + following, mask=(o_t > 0) & (tile * T + following < length), other=1)
         restart = flag == 2
     return restart
+
+
+@triton.jit
+def differentiate_outputs(e_dy, b_C, COMPLEX: tl.constexpr):
+    """Return e_dy conj(C), the gradients that the outputs of a tile give to its states. e_dy: gradients of the outputs."""
+    v_re = e_dy * pick(b_C, 0)
+    v_im = v_re
+    if COMPLEX:
+        v_im = 0.0 - e_dy * pick(b_C, 1)
+    return v_re, v_im
 
 
 @triton.jit
@@ -78,6 +89,17 @@ def scan_gradients(a_re, a_im, v_re, v_im, dh_re, dh_im, p_flags, restart, next_
     return g_re, g_im, w_re, w_im
 
 
+@triton.jit
+def load_output_gradients(p_dy, p_z, o_td, m_td, dtype: tl.constexpr, MATERIALIZE: tl.constexpr):
+    """Return the gradients of y and of y before the gate silu(z), and z, all (T, BD). If p_z is None, they are all that of y."""
+    b_dout = tl.load(p_dy + o_td, mask=m_td, other=0.0).to(dtype)
+    b_dy, b_z = b_dout, b_dout
+    if p_z is not None:
+        b_z = tl.load(p_z + o_td, mask=m_td, other=0.0).to(dtype)
+        b_dy = b_dout * silu(b_z)
+    return b_dout, materialize(b_dy, MATERIALIZE), b_z
+
+
 @triton.jit(do_not_specialize=["length", "pieces", "span", "rows"])
 def chunk_state_bwd_kernel(
     p_dy, p_dt, p_A, p_C, p_z, p_bias, p_scale, p_flags, p_maps, p_counters, length, channels, states, pieces, span, rows,
@@ -98,8 +120,8 @@ def chunk_state_bwd_kernel(
     blocks, tiles = tl.cdiv(channels, BD), tl.cdiv(length, T)
     i_b, i_d, i_p = (tl.program_id(0) // blocks).to(tl.int64), tl.program_id(0) % blocks, tl.program_id(1)
     o_t, o_d, o_n = tl.arange(0, T), i_d * BD + tl.arange(0, BD), tl.arange(0, NR * NL * P)
-    o_channel, o_state = i_d * BD + channel_offsets(CR, CW, CL), state_offsets(NR, NL)
-    m_pair, o_pair, size = (o_channel < channels) & (o_state < states), o_channel * states + o_state, channels * states
+    o_pair, m_pair = locate_pairs(i_d, channels, states, CR, NR, CW, NL, CL)
+    size = channels * states
     A_re, A_im = load_pair_parts(p_A + (i_b // rows) * size * P + o_pair * P, 1, m_pair, COMPLEX)
     dh_re, dh_im = A_re * 0.0, A_re * 0.0
     bias = load_channels(p_bias, i_b // rows, channels, o_d, A_re.dtype)
@@ -109,21 +131,14 @@ def chunk_state_bwd_kernel(
     for i in tl.range(count, num_stages=STAGES):
         tile = i_p * span + count - 1 - i
         first = i_b * length + tile * T
-        valid, restart = load_flags(p_flags, first, o_t, tile * T + o_t < length)
-        m_td, m_tn = valid[:, None] & (o_d < channels)[None, :], valid[:, None] & (o_n < states * P)[None, :]
+        valid, restart, m_td, m_tn = load_tile_masks(p_flags, first, tile * T + o_t < length, o_t, o_d, o_n, channels, states * P)
         o_td, o_tn = tile_offsets(first, o_t, o_d, o_n, channels, states * P)
         _, _, _, b_dt = load_step_sizes(p_dt, p_scale, o_td, first, o_t, bias, valid, m_td, SOFTPLUS, MATERIALIZE)
-        b_dy = tl.load(p_dy + o_td, mask=m_td, other=0.0).to(A_re.dtype)
-        if p_z is not None:
-            b_dy *= silu(tl.load(p_z + o_td, mask=m_td, other=0.0).to(A_re.dtype))
-        b_dy = materialize(b_dy, MATERIALIZE)
-        expanded = expand_channels(stack_steps(b_dt, PAIR_FACTOR * b_dy), T, CR, NR, CW, NL, CL)
+        _, b_dy, _ = load_output_gradients(p_dy, p_z, o_td, m_td, A_re.dtype, MATERIALIZE)
+        expanded = expand_channels(stack_steps(b_dt, PAIR_FACTOR * b_dy), T, A_re)
         a_re, a_im = decay(pick(expanded, 0), A_re[None], A_im[None], COMPLEX)
-        b_C = load_states(p_C, o_tn, m_tn, A_re.dtype, P, CR, NR, CW, NL, CL)
-        v_re = pick(expanded, 1) * pick(b_C, 0)
-        v_im = v_re
-        if COMPLEX:
-            v_im = 0.0 - pick(expanded, 1) * pick(b_C, 1)
+        b_C = load_states(p_C, o_tn, m_tn, A_re, COMPLEX)
+        v_re, v_im = differentiate_outputs(pick(expanded, 1), b_C, COMPLEX)
         next_restart = load_next_restart(p_flags, first, tile, o_t, length)
         _, _, w_re, w_im = scan_gradients(a_re, a_im, v_re, v_im, dh_re, dh_im, p_flags, restart, next_restart, COMPLEX)
         dh_re = select_row(w_re, top)
@@ -136,24 +151,23 @@ def chunk_state_bwd_kernel(
 
 @triton.jit
 def recompute_tile_states(
-    p_checkpoints, p_own, p_u, p_dt, p_B, p_scale, p_flags, bias, A_re, A_im, m_pair, begin, stop, o_d, channels, states,
-    SOFTPLUS: tl.constexpr, COMPLEX: tl.constexpr, EVERY: tl.constexpr, T: tl.constexpr, CR: tl.constexpr, NR: tl.constexpr,
-    CW: tl.constexpr, NL: tl.constexpr, CL: tl.constexpr, MATERIALIZE: tl.constexpr, STAGES: tl.constexpr,
+    p_checkpoint, p_own, p_u, p_dt, p_B, p_scale, p_flags, bias, A_re, A_im, m_pair, begin, stop, o_d, o_n, channels, states,
+    SOFTPLUS: tl.constexpr, COMPLEX: tl.constexpr, EVERY: tl.constexpr, T: tl.constexpr, MATERIALIZE: tl.constexpr,
+    STAGES: tl.constexpr,
 ):  # fmt: skip
     """Store the states before every EVERY steps of a chunk to p_own, from its checkpoint. begin, stop: its steps in (B L)."""
     P: tl.constexpr = 2 if COMPLEX else 1
-    PAIRS: tl.constexpr = CR * NR * CW * NL * CL
-    o_t, o_n = tl.arange(0, T), tl.arange(0, NR * NL * P)
-    h_re, h_im = load_pair_parts(p_checkpoints, channels * states, m_pair, COMPLEX)
+    PAIRS: tl.constexpr = A_re.numel
+    o_t = tl.arange(0, T)
+    h_re, h_im = load_pair_parts(p_checkpoint, channels * states, m_pair, COMPLEX)
     for first in tl.range(begin, stop, T, num_stages=STAGES):
-        valid, restart = load_flags(p_flags, first, o_t, first + o_t < stop)
-        m_td, m_tn = valid[:, None] & (o_d < channels)[None, :], valid[:, None] & (o_n < states * P)[None, :]
+        valid, restart, m_td, m_tn = load_tile_masks(p_flags, first, first + o_t < stop, o_t, o_d, o_n, channels, states * P)
         o_td, o_tn = tile_offsets(first, o_t, o_d, o_n, channels, states * P)
         b_u = tl.load(p_u + o_td, mask=m_td, other=0.0).to(A_re.dtype)
         _, _, _, b_dt = load_step_sizes(p_dt, p_scale, o_td, first, o_t, bias, valid, m_td, SOFTPLUS, MATERIALIZE)
-        expanded = expand_channels(stack_steps(b_dt, b_dt * b_u), T, CR, NR, CW, NL, CL)
+        expanded = expand_channels(stack_steps(b_dt, b_dt * b_u), T, A_re)
         a_re, a_im = decay(pick(expanded, 0), A_re[None], A_im[None], COMPLEX)
-        b_B = load_states(p_B, o_tn, m_tn, A_re.dtype, P, CR, NR, CW, NL, CL)
+        b_B = load_states(p_B, o_tn, m_tn, A_re, COMPLEX)
         x_re, x_im = tile_states(a_re, a_im, pick(expanded, 1), b_B, h_re, h_im, p_flags, restart, COMPLEX)
         for part in tl.static_range(T // EVERY):
             p_out = p_own + ((first - begin) // EVERY + part) * (P * PAIRS)
@@ -165,6 +179,61 @@ def recompute_tile_states(
             h_im = h_re
             if COMPLEX:
                 h_im = select_row(x_im, end)
+
+
+@triton.jit
+def delay_states(x_re, x_im, h_re, h_im, p_flags, restart, COMPLEX: tl.constexpr):
+    """Return the states before the steps of a tile, zero where `restart`: x after the steps, and h before the tile."""
+    before_re = shift_steps(x_re, h_re[None])
+    before_im = before_re
+    if COMPLEX:
+        before_im = shift_steps(x_im, h_im[None])
+    if p_flags is not None:
+        restarted = expand_restarts(restart, x_re)
+        before_re, before_im = tl.where(restarted, 0.0, before_re), tl.where(restarted, 0.0, before_im)
+    return before_re, before_im
+
+
+@triton.jit
+def differentiate_factors(g_re, g_im, w_re, w_im, h_re, h_im, e_input, b_B, A_re, A_im, COMPLEX: tl.constexpr):
+    """Return the gradients of dt u, B and dt A (real and imaginary) for each step and pair, and that of dt through dt A.
+
+    g: gradients of the states after the steps, w: of the states h before them. e_input: dt u. The gradients of B are (T, ...), or
+    (2 T, ...) for the real parts and then the imaginary ones.
+    """
+    d_input, dB = g_re * pick(b_B, 0), g_re * e_input
+    if COMPLEX:
+        d_input += g_im * pick(b_B, 1)
+        dB = stack_steps(dB, g_im * e_input)
+        d_re, d_im = w_re * h_re + w_im * h_im, w_im * h_re - w_re * h_im
+        d_step = d_re * A_re[None] + d_im * A_im[None]
+    else:
+        d_re = w_re * h_re
+        d_im, d_step = d_re, d_re * A_re[None]
+    return d_input, dB, d_re, d_im, d_step
+
+
+@triton.jit
+def store_channel_gradients(
+    p_du, p_ddt, p_dscale, o_td, o_scale, m_t, m_td, m_out, sums, b_u, b_dt, b_dy, dt_raw, unscaled, scale, skip,
+    SOFTPLUS: tl.constexpr,
+):  # fmt: skip
+    """Store the gradients of u and dt, and a program's part of that of the scale. Return that of dt + bias.
+
+    sums: gradients of dt u, and after them of dt through dt A, summed over the states, (2 T, BD). dt_raw, scale, unscaled, b_dt:
+    as returned by `load_step_sizes`.
+    """
+    T: tl.constexpr = b_u.shape[0]
+    b_dinput, b_ddt = tl.split(tl.permute(tl.reshape(sums, (2, T, b_u.shape[1])), (1, 2, 0)))
+    b_ddt = tl.where(m_td, b_dinput * b_u + b_ddt, 0.0)
+    tl.store(p_du + o_td, tl.where(m_td, skip[None, :] * b_dy + b_dt * b_dinput, 0.0), mask=m_out)
+    if p_dscale is not None:
+        tl.store(p_dscale + o_scale, tl.sum(b_ddt * unscaled, 1), mask=m_t)
+        b_ddt *= scale
+    if SOFTPLUS:
+        b_ddt *= sigmoid(dt_raw)
+    tl.store(p_ddt + o_td, b_ddt, mask=m_out)
+    return b_ddt
 
 
 @triton.jit
@@ -204,6 +273,44 @@ def add_state_gradients(
     else:
         tl.store(p_sum, sums, mask=m_sum)
     return before
+
+
+@triton.jit
+def load_next_gradient(
+    p_dstates, p_dinitial, p_maps, i_b, i_p, pieces, size, o_pair, m_pair, blocks, like, SEQUENTIAL: tl.constexpr,
+    COMPLEX: tl.constexpr,
+):  # fmt: skip
+    """Return the gradient of the state after a piece, real and imaginary.
+
+    like: tensor of its shape and dtype. The other arguments: as of `chunk_scan_bwd_kernel`, p_dinitial for the program's row.
+    """
+    P: tl.constexpr = 2 if COMPLEX else 1
+    p_dh = p_dstates
+    if SEQUENTIAL and i_p < pieces - 1:
+        p_dh = p_dinitial  # the gradient of the state before the next piece, which the launch before has stored
+    elif SEQUENTIAL or (p_maps is not None and p_dstates is not None):
+        p_dh += i_b * size * P
+    elif p_maps is None:
+        p_dh += (i_b * (pieces + 1) + i_p + 1) * size * P
+    zero = tl.zeros(like.shape, like.dtype)
+    dh_re, dh_im = load_and_pass(
+        p_dh, p_maps, i_b, pieces - 1, pieces, -1, pieces - 1 - i_p, size, o_pair, m_pair, blocks, zero, COMPLEX
+    )
+    if SEQUENTIAL:
+        tl.debug_barrier()  # before the gradient of the state before this piece is stored in the same place
+    return dh_re, dh_im
+
+
+@triton.jit
+def first_sum_row(i_chain, first_step, steps, length, ORDERED: tl.constexpr):
+    """Return the row of the sums of a chain that belongs to the step 0 of a sequence.
+
+    A chain adds the terms of all steps. Without chains each program stores those of a slice of `steps` steps from first_step on.
+    """
+    row = i_chain * length
+    if not ORDERED:
+        row = i_chain * (tl.minimum(first_step + steps, length) - first_step) - first_step
+    return row
 
 
 @triton.jit
@@ -253,24 +360,15 @@ def chunk_scan_bwd_kernel(
     i_b, batch = (program % tl.num_programs(0) // blocks).to(tl.int64), tl.num_programs(0) // blocks
     i_d, i_p = program % blocks, first_piece + program // tl.num_programs(0)
     o_t, o_d, o_n = tl.arange(0, T), i_d * BD + tl.arange(0, BD), tl.arange(0, BN * P)
-    o_channel, o_state = i_d * BD + channel_offsets(CR, CW, CL), state_offsets(NR, NL)
-    m_pair, o_pair, size = (o_channel < channels) & (o_state < states), o_channel * states + o_state, channels * states
+    o_pair, m_pair = locate_pairs(i_d, channels, states, CR, NR, CW, NL, CL)
+    size = channels * states
+    o_checkpoint, o_own = i_d * BD + transposed_offsets(channels, CR, NR, CW, NL, CL), transposed_offsets(BD, CR, NR, CW, NL, CL)
     p_dinitial += i_b * size * P
-    p_dh = p_dstates
-    if SEQUENTIAL and i_p < pieces - 1:
-        p_dh = p_dinitial
-    elif SEQUENTIAL or (p_maps is not None and p_dstates is not None):
-        p_dh += i_b * size * P
-    elif p_maps is None:
-        p_dh += (i_b * (pieces + 1) + i_p + 1) * size * P
     A_re, A_im = load_pair_parts(p_A + (i_b // rows) * size * P + o_pair * P, 1, m_pair, COMPLEX)
     dA_re, dA_im = A_re * 0.0, A_re * 0.0
-    zero = tl.zeros(A_re.shape, A_re.dtype)
-    dh_re, dh_im = load_and_pass(
-        p_dh, p_maps, i_b, pieces - 1, pieces, -1, pieces - 1 - i_p, size, o_pair, m_pair, blocks, zero, COMPLEX
+    dh_re, dh_im = load_next_gradient(
+        p_dstates, p_dinitial, p_maps, i_b, i_p, pieces, size, o_pair, m_pair, blocks, A_re, SEQUENTIAL, COMPLEX
     )
-    if SEQUENTIAL:
-        tl.debug_barrier()  # before the result is stored in the same place
     bias = load_channels(p_bias, i_b // rows, channels, o_d, A_re.dtype)
     skip = load_channels(p_D, i_b // rows, channels, o_d, A_re.dtype)
     d_bias, d_skip = tl.zeros((BD,), A_re.dtype), tl.zeros((BD,), A_re.dtype)
@@ -278,86 +376,60 @@ def chunk_scan_bwd_kernel(
     begin = i_p * span
     chunks = tl.cdiv(tl.minimum(span, tiles - begin), group)
     added, token, is_first, i_chain = 0, 0, i_d % chain == 0, i_d // chain * batch + i_b
-    first_row = i_chain * length
-    if not ORDERED:
-        first_step, pieces_of_slice = first_piece * span * T, tl.num_programs(1)
-        first_row = i_chain * (tl.minimum(first_step + pieces_of_slice * span * T, length) - first_step) - first_step
+    first_row = first_sum_row(i_chain, first_piece * span * T, tl.num_programs(1) * span * T, length, ORDERED)
     if ORDERED:
         p_previous = p_counters + tl.where(is_first, program, program - 1)
     for j in range(chunks):
         chunk = begin + (chunks - 1 - j) * group
         count = tl.minimum(group, tl.minimum(begin + span, tiles) - chunk)
-        p_own = p_tiles + program.to(tl.int64) * group * (P * BN * BD) + (o_state * BD + o_channel - i_d * BD)
-        p_chunk = p_checkpoints + (i_b * tl.cdiv(tiles, group) + chunk // group) * size * P + (o_state * channels + o_channel)
+        p_own = p_tiles + program.to(tl.int64) * group * (P * BN * BD) + o_own
+        p_chunk = p_checkpoints + (i_b * tl.cdiv(tiles, group) + chunk // group) * size * P + o_checkpoint
         recompute_tile_states(
             p_chunk, p_own, p_u, p_dt, p_B, p_scale, p_flags, bias, A_re, A_im, m_pair, i_b * length + chunk * T,
-            i_b * length + tl.minimum((chunk + count) * T, length), o_d, channels, states,
-            SOFTPLUS, COMPLEX, T, RECOMPUTE, CR, NR, CW, NL, CL, MATERIALIZE, STAGES,
+            i_b * length + tl.minimum((chunk + count) * T, length), o_d, o_n, channels, states,
+            SOFTPLUS, COMPLEX, T, RECOMPUTE, MATERIALIZE, STAGES,
         )  # fmt: skip
         tl.debug_barrier()  # a thread may read what another has stored
         for i in tl.range(count, num_stages=STAGES):
             tile = chunk + count - 1 - i
             m_t, first = tile * T + o_t < length, i_b * length + tile * T
-            valid, restart = load_flags(p_flags, first, o_t, m_t)
-            m_td, m_tn = valid[:, None] & (o_d < channels)[None, :], valid[:, None] & (o_n < states * P)[None, :]
+            valid, restart, m_td, m_tn = load_tile_masks(p_flags, first, m_t, o_t, o_d, o_n, channels, states * P)
             o_td, o_tn = tile_offsets(first, o_t, o_d, o_n, channels, states * P)
             m_out = m_t[:, None] & (o_d < channels)[None, :]
             dt_raw, scale, unscaled, b_dt = load_step_sizes(
                 p_dt, p_scale, o_td, first, o_t, bias, valid, m_td, SOFTPLUS, MATERIALIZE
             )
-            b_dout = tl.load(p_dy + o_td, mask=m_td, other=0.0).to(A_re.dtype)
-            b_dy = b_dout
-            if p_z is not None:
-                b_z = tl.load(p_z + o_td, mask=m_td, other=0.0).to(A_re.dtype)
-                b_dy = b_dout * silu(b_z)
-            b_dy = materialize(b_dy, MATERIALIZE)
+            b_dout, b_dy, b_z = load_output_gradients(p_dy, p_z, o_td, m_td, A_re.dtype, MATERIALIZE)
             b_u = tl.load(p_u + o_td, mask=m_td, other=0.0).to(A_re.dtype)
             if ORDERED:
                 least = tl.where(is_first, 0, added + 1)
                 seen = poll(p_previous, least, PTX)
             stacked = stack_steps(stack_steps(b_dt, PAIR_FACTOR * b_dy), stack_steps(b_dt * b_u, b_u))
-            expanded = expand_channels(stacked, T, CR, NR, CW, NL, CL)
+            expanded = expand_channels(stacked, T, A_re)
             e_dt, e_dy, e_input = pick(expanded, 0), pick(expanded, 1), pick(expanded, 2)
             a_re, a_im = decay(e_dt, A_re[None], A_im[None], COMPLEX)
-            p_h = p_own + (tile - chunk) * (P * BN * BD)
-            h_re, h_im = load_pair_parts(p_h, BN * BD, m_pair, COMPLEX)
-            b_B = load_states(p_B, o_tn, m_tn, A_re.dtype, P, CR, NR, CW, NL, CL)
+            h_re, h_im = load_pair_parts(p_own + (tile - chunk) * (P * BN * BD), BN * BD, m_pair, COMPLEX)
+            b_B = load_states(p_B, o_tn, m_tn, A_re, COMPLEX)
             x_re, x_im = tile_states(a_re, a_im, e_input, b_B, h_re, h_im, p_flags, restart, COMPLEX)
-            if COMPLEX:
-                h_im = shift_steps(x_im, h_im[None])
-            h_re = shift_steps(x_re, h_re[None])  # the state before each step
-            if p_flags is not None:
-                restarted = expand_restarts(restart, a_re)
-                h_re, h_im = tl.where(restarted, 0.0, h_re), tl.where(restarted, 0.0, h_im)
-            b_C = load_states(p_C, o_tn, m_tn, A_re.dtype, P, CR, NR, CW, NL, CL)
-            C_re = pick(b_C, 0)
-            v_re = e_dy * C_re
-            v_im = v_re
-            if COMPLEX:
-                v_im = 0.0 - e_dy * pick(b_C, 1)
+            h_re, h_im = delay_states(x_re, x_im, h_re, h_im, p_flags, restart, COMPLEX)
+            b_C = load_states(p_C, o_tn, m_tn, A_re, COMPLEX)
             if p_z is not None:
-                b_read = x_re * C_re
-                if COMPLEX:
-                    b_read -= x_im * pick(b_C, 1)
-                b_y = PAIR_FACTOR * sum_over_states(b_read, NW) + skip[None, :] * b_u
+                b_y = read_states(x_re, x_im, b_C, b_u, skip, PAIR_FACTOR, COMPLEX, NW)
                 tl.store(p_dz + o_td, tl.where(m_td, b_dout * b_y * silu_derivative(b_z), 0.0), mask=m_out)
+            v_re, v_im = differentiate_outputs(e_dy, b_C, COMPLEX)
             next_restart = load_next_restart(p_flags, first, tile, o_t, length)
             g_re, g_im, w_re, w_im = scan_gradients(a_re, a_im, v_re, v_im, dh_re, dh_im, p_flags, restart, next_restart, COMPLEX)
             dh_re = select_row(w_re, top)
+            b_B = load_states(p_B, o_tn, m_tn, A_re, COMPLEX)  # again, so that it needs no registers during the scan
+            d_input, dB, d_re, d_im, d_step = differentiate_factors(
+                g_re, g_im, w_re, w_im, h_re, h_im, e_input, b_B, A_re, A_im, COMPLEX
+            )
+            dC = e_dy * x_re
+            dA_re += tl.sum(d_re * e_dt, 0)
             if COMPLEX:
                 dh_im = select_row(w_im, top)
-            b_B = load_states(p_B, o_tn, m_tn, A_re.dtype, P, CR, NR, CW, NL, CL)
-            d_input, dB, dC = g_re * pick(b_B, 0), g_re * e_input, e_dy * x_re
-            if COMPLEX:
-                d_input += g_im * pick(b_B, 1)
-                w_re, w_im = w_re * h_re + w_im * h_im, w_im * h_re - w_re * h_im  # gradients of dt A
-                d_step = w_re * A_re[None] + w_im * A_im[None]
-                dA_im += tl.sum(w_im * e_dt, 0)
-                dB, dC = stack_steps(dB, g_im * e_input), stack_steps(dC, -e_dy * x_im)
-            else:
-                w_re = w_re * h_re
-                d_step = w_re * A_re[None]
-            dA_re += tl.sum(w_re * e_dt, 0)
+                dA_im += tl.sum(d_im * e_dt, 0)
+                dC = stack_steps(dC, -e_dy * x_im)
             sums = sum_state_gradients(dB, dC, p_flags, first, tile, length, P)
             added += 1
             if ORDERED:
@@ -365,19 +437,14 @@ def chunk_scan_bwd_kernel(
             sums_before = add_state_gradients(
                 p_dB, p_dC, sums, first_row + tile * T, length - tile * T, states * P, i_d % chain, T, ORDERED, FENCED
             )
-            of_channels = sum_over_states(stack_steps(d_input, d_step), NW)
+            sums = sum_over_states(stack_steps(d_input, d_step), NW)
             if ORDERED and FENCED:
                 signal(p_counters + program, added, True, PTX)  # late, so that the fence finds the additions completed
-            b_dinput, b_ddt = tl.split(tl.permute(tl.reshape(of_channels, (2, T, BD)), (1, 2, 0)))
-            b_ddt = tl.where(m_td, b_dinput * b_u + b_ddt, 0.0)
-            tl.store(p_du + o_td, tl.where(m_td, skip[None, :] * b_dy + b_dt * b_dinput, 0.0), mask=m_out)
-            if p_dscale is not None:
-                o_scale = (i_d.to(tl.int64) * batch + i_b) * length + tile * T + o_t
-                tl.store(p_dscale + o_scale, tl.sum(b_ddt * unscaled, 1), mask=m_t)
-                b_ddt *= scale
-            if SOFTPLUS:
-                b_ddt *= sigmoid(dt_raw)
-            tl.store(p_ddt + o_td, b_ddt, mask=m_out)
+            o_scale = (i_d.to(tl.int64) * batch + i_b) * length + tile * T + o_t
+            b_ddt = store_channel_gradients(
+                p_du, p_ddt, p_dscale, o_td, o_scale, m_t, m_td, m_out, sums, b_u, b_dt, b_dy, dt_raw, unscaled, scale, skip,
+                SOFTPLUS,
+            )  # fmt: skip
             d_bias += tl.sum(b_ddt, 0)
             d_skip += tl.sum(b_dy * b_u, 0)
             if ORDERED and not FENCED:

@@ -10,24 +10,24 @@ import triton.language as tl
 
 from longscan.ops._triton import silu
 from longscan.ops.selective_scan.triton.math import (
-    channel_offsets,
     decay,
     expand_channels,
     load_and_pass,
     load_channels,
-    load_flags,
     load_pair_parts,
     load_states,
     load_step_sizes,
+    load_tile_masks,
+    locate_pairs,
     pick,
+    read_states,
     select_row,
     stack_steps,
-    state_offsets,
     store_map,
     store_pair_parts,
-    sum_over_states,
     tile_offsets,
     tile_states,
+    transposed_offsets,
 )
 
 
@@ -46,8 +46,8 @@ def chunk_state_fwd_kernel(
     blocks, tiles = tl.cdiv(channels, BD), tl.cdiv(length, T)
     i_b, i_d, i_p = (tl.program_id(0) // blocks).to(tl.int64), tl.program_id(0) % blocks, tl.program_id(1)
     o_t, o_d, o_n = tl.arange(0, T), i_d * BD + tl.arange(0, BD), tl.arange(0, NR * NL * P)
-    o_channel, o_state = i_d * BD + channel_offsets(CR, CW, CL), state_offsets(NR, NL)
-    m_pair, o_pair, size = (o_channel < channels) & (o_state < states), o_channel * states + o_state, channels * states
+    o_pair, m_pair = locate_pairs(i_d, channels, states, CR, NR, CW, NL, CL)
+    size = channels * states
     A_re, A_im = load_pair_parts(p_A + (i_b // rows) * size * P + o_pair * P, 1, m_pair, COMPLEX)
     h_re, h_im = A_re * 0.0, A_re * 0.0
     bias = load_channels(p_bias, i_b // rows, channels, o_d, A_re.dtype)
@@ -56,14 +56,14 @@ def chunk_state_fwd_kernel(
     begin = i_p * span
     for i in tl.range(tl.minimum(span, tiles - begin), num_stages=STAGES):
         first = i_b * length + (begin + i) * T
-        valid, restart = load_flags(p_flags, first, o_t, (begin + i) * T + o_t < length)
-        m_td, m_tn = valid[:, None] & (o_d < channels)[None, :], valid[:, None] & (o_n < states * P)[None, :]
+        m_t = (begin + i) * T + o_t < length
+        valid, restart, m_td, m_tn = load_tile_masks(p_flags, first, m_t, o_t, o_d, o_n, channels, states * P)
         o_td, o_tn = tile_offsets(first, o_t, o_d, o_n, channels, states * P)
         b_u = tl.load(p_u + o_td, mask=m_td, other=0.0).to(A_re.dtype)
         _, _, _, b_dt = load_step_sizes(p_dt, p_scale, o_td, first, o_t, bias, valid, m_td, SOFTPLUS, MATERIALIZE)
-        expanded = expand_channels(stack_steps(b_dt, b_dt * b_u), T, CR, NR, CW, NL, CL)
+        expanded = expand_channels(stack_steps(b_dt, b_dt * b_u), T, A_re)
         a_re, a_im = decay(pick(expanded, 0), A_re[None], A_im[None], COMPLEX)
-        b_B = load_states(p_B, o_tn, m_tn, A_re.dtype, P, CR, NR, CW, NL, CL)
+        b_B = load_states(p_B, o_tn, m_tn, A_re, COMPLEX)
         x_re, x_im = tile_states(a_re, a_im, pick(expanded, 1), b_B, h_re, h_im, p_flags, restart, COMPLEX)
         h_re = select_row(x_re, last)
         if COMPLEX:
@@ -93,8 +93,8 @@ def chunk_scan_fwd_kernel(
     blocks, tiles = tl.cdiv(channels, BD), tl.cdiv(length, T)
     i_b, i_d, i_p = (tl.program_id(0) // blocks).to(tl.int64), tl.program_id(0) % blocks, tl.program_id(1)
     o_t, o_d, o_n = tl.arange(0, T), i_d * BD + tl.arange(0, BD), tl.arange(0, NR * NL * P)
-    o_channel, o_state = i_d * BD + channel_offsets(CR, CW, CL), state_offsets(NR, NL)
-    m_pair, o_pair, size = (o_channel < channels) & (o_state < states), o_channel * states + o_state, channels * states
+    o_pair, m_pair = locate_pairs(i_d, channels, states, CR, NR, CW, NL, CL)
+    o_checkpoint, size = i_d * BD + transposed_offsets(channels, CR, NR, CW, NL, CL), channels * states
     A_re, A_im = load_pair_parts(p_A + (i_b // rows) * size * P + o_pair * P, 1, m_pair, COMPLEX)
     p_h = p_initial
     if p_first_states is not None:
@@ -110,28 +110,25 @@ def chunk_scan_fwd_kernel(
     for i in tl.range(tl.minimum(span, tiles - begin), num_stages=STAGES):
         tile = begin + i
         m_t, first = tile * T + o_t < length, i_b * length + tile * T
-        valid, restart = load_flags(p_flags, first, o_t, m_t)
-        m_td, m_tn = valid[:, None] & (o_d < channels)[None, :], valid[:, None] & (o_n < states * P)[None, :]
+        valid, restart, m_td, m_tn = load_tile_masks(p_flags, first, m_t, o_t, o_d, o_n, channels, states * P)
         o_td, o_tn = tile_offsets(first, o_t, o_d, o_n, channels, states * P)
         b_u = tl.load(p_u + o_td, mask=m_td, other=0.0).to(A_re.dtype)
         _, _, _, b_dt = load_step_sizes(p_dt, p_scale, o_td, first, o_t, bias, valid, m_td, SOFTPLUS, MATERIALIZE)
-        expanded = expand_channels(stack_steps(b_dt, b_dt * b_u), T, CR, NR, CW, NL, CL)
+        expanded = expand_channels(stack_steps(b_dt, b_dt * b_u), T, A_re)
         a_re, a_im = decay(pick(expanded, 0), A_re[None], A_im[None], COMPLEX)
-        b_B = load_states(p_B, o_tn, m_tn, A_re.dtype, P, CR, NR, CW, NL, CL)
+        b_B = load_states(p_B, o_tn, m_tn, A_re, COMPLEX)
         x_re, x_im = tile_states(a_re, a_im, pick(expanded, 1), b_B, h_re, h_im, p_flags, restart, COMPLEX)
         if p_checkpoints is not None:
-            o_out = (i_b * tl.cdiv(tiles, interval) + tile // interval) * size * P + (o_state * channels + o_channel)
-            m_out = m_pair & (o_channel * 0 + tile % interval == 0)
+            o_out = (i_b * tl.cdiv(tiles, interval) + tile // interval) * size * P + o_checkpoint
+            m_out = m_pair & (o_pair * 0 + tile % interval == 0)
             tl.store(p_checkpoints + o_out, h_re, mask=m_out)
             if COMPLEX:
                 tl.store(p_checkpoints + o_out + size, h_im, mask=m_out)
         h_re = select_row(x_re, last)
-        b_C = load_states(p_C, o_tn, m_tn, A_re.dtype, P, CR, NR, CW, NL, CL)
-        b_read = x_re * pick(b_C, 0)
+        b_C = load_states(p_C, o_tn, m_tn, A_re, COMPLEX)
         if COMPLEX:
             h_im = select_row(x_im, last)
-            b_read -= x_im * pick(b_C, 1)
-        b_y = PAIR_FACTOR * sum_over_states(b_read, NW) + skip[None, :] * b_u
+        b_y = read_states(x_re, x_im, b_C, b_u, skip, PAIR_FACTOR, COMPLEX, NW)
         if p_z is not None:
             b_y *= silu(tl.load(p_z + o_td, mask=m_td, other=0.0).to(A_re.dtype))
         tl.store(p_y + o_td, tl.where(m_td, b_y, 0.0), mask=m_t[:, None] & (o_d < channels)[None, :])

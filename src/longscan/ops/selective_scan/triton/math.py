@@ -94,6 +94,23 @@ def state_offsets(NR: tl.constexpr, NL: tl.constexpr):
 
 
 @triton.jit
+def locate_pairs(
+    i_d, channels, states, CR: tl.constexpr, NR: tl.constexpr, CW: tl.constexpr, NL: tl.constexpr, CL: tl.constexpr
+):  # fmt: skip
+    """Return the offsets in (D, N) of the pairs of a channel and a state of a program, (CR, NR, CW, NL, CL), and which exist."""
+    o_channel, o_state = i_d * (CR * CW * CL) + channel_offsets(CR, CW, CL), state_offsets(NR, NL)
+    return o_channel * states + o_state, (o_channel < channels) & (o_state < states)
+
+
+@triton.jit
+def transposed_offsets(
+    stride, CR: tl.constexpr, NR: tl.constexpr, CW: tl.constexpr, NL: tl.constexpr, CL: tl.constexpr
+):  # fmt: skip
+    """Return the offsets of the pairs of a program in a matrix (N, stride) whose first column is the program's first channel."""
+    return state_offsets(NR, NL) * stride + channel_offsets(CR, CW, CL)
+
+
+@triton.jit
 def load_pairs(pointers, mask):
     """Load one number for each pair of a channel and a state, (CR, NR, CW, NL, CL)."""
     x = tl.load(pointers, mask=mask, other=0.0)
@@ -148,10 +165,14 @@ def load_and_pass(
 
 
 @triton.jit
-def expand_channels(x, T: tl.constexpr, CR: tl.constexpr, NR: tl.constexpr, CW: tl.constexpr, NL: tl.constexpr, CL: tl.constexpr):
-    """Return n stacked tensors, x (n T, BD), as n tiles. The new axis keeps Triton from using the layout of x in the scans."""
-    x = tl.reshape(x[:, None, :], (x.shape[0] // T, T, CR, 1, CW, 1, CL))
-    return tl.broadcast_to(x, (x.shape[0], T, CR, NR, CW, NL, CL))
+def expand_channels(x, T: tl.constexpr, like):
+    """Return n stacked tensors, x (n T, BD), as n tiles. like: tensor of the shape of the pairs (CR, NR, CW, NL, CL).
+
+    The new axis keeps Triton from using the layout of x in the scans.
+    """
+    n: tl.constexpr = x.shape[0] // T
+    x = tl.reshape(x[:, None, :], (n, T, like.shape[0], 1, like.shape[2], 1, like.shape[4]))
+    return tl.broadcast_to(x, (n, T, like.shape[0], like.shape[1], like.shape[2], like.shape[3], like.shape[4]))
 
 
 @triton.jit
@@ -164,16 +185,19 @@ def materialize(x, MATERIALIZE: tl.constexpr):
 
 
 @triton.jit
-def load_states(
-    p, offsets, mask, dtype: tl.constexpr, P: tl.constexpr, CR: tl.constexpr, NR: tl.constexpr, CW: tl.constexpr,
-    NL: tl.constexpr, CL: tl.constexpr,
-):  # fmt: skip
-    """Load (T, BN * P) numbers as P tiles: P = 1 for real numbers, 2 for the real and the imaginary parts of complex ones."""
-    x = tl.load(p + offsets, mask=mask, other=0.0).to(dtype)
+def load_states(p, offsets, mask, like, COMPLEX: tl.constexpr):
+    """Load (T, BN) real numbers of the states as one tile, or (T, 2 BN) parts of complex ones as two stacked tiles.
+
+    like: tensor of the shape of the pairs (CR, NR, CW, NL, CL), with the dtype of the result.
+    """
+    P: tl.constexpr = 2 if COMPLEX else 1
+    NR: tl.constexpr = like.shape[1]
+    NL: tl.constexpr = like.shape[3]
+    x = tl.load(p + offsets, mask=mask, other=0.0).to(like.dtype)
     T: tl.constexpr = x.shape[0]
     x = tl.permute(tl.reshape(x, (T, NR * NL, P)), (2, 0, 1))
     x = tl.reshape(x[:, :, :, None], (P, T, 1, NR, 1, NL, 1))
-    return tl.broadcast_to(x, (P, T, CR, NR, CW, NL, CL))
+    return tl.broadcast_to(x, (P, T, like.shape[0], NR, like.shape[2], NL, like.shape[4]))
 
 
 @triton.jit
@@ -196,13 +220,6 @@ def load_channels(p, i_group, channels, o_d, dtype: tl.constexpr):
 
 
 @triton.jit
-def tile_offsets(first, o_t, o_d, o_n, channels, width):
-    """Return the offsets of a tile: of its channels, (T, BD), and of `width` numbers of the states. first: its first step."""
-    o_td = first * channels + (o_t[:, None] * channels + o_d[None, :])
-    return o_td, first * width + (o_t[:, None] * width + o_n[None, :])
-
-
-@triton.jit
 def load_flags(p_flags, first, o_t, m_t):
     """Return which steps of a tile are valid and which restart the state. first: the tile's first step in (B L)."""
     valid, restart = m_t, o_t < 0
@@ -210,6 +227,24 @@ def load_flags(p_flags, first, o_t, m_t):
         flag = tl.load(p_flags + first + o_t, mask=m_t, other=1)
         valid, restart = m_t & (flag != 1), flag == 2
     return valid, restart
+
+
+@triton.jit
+def load_tile_masks(p_flags, first, m_t, o_t, o_d, o_n, channels, width):
+    """Return which steps of a tile are valid and which restart the state, and the masks of the numbers of valid steps.
+
+    The masks are for the channels o_d, (T, BD), and for `width` numbers of the states, o_n. first: the first step in (B L). m_t:
+    which steps exist.
+    """
+    valid, restart = load_flags(p_flags, first, o_t, m_t)
+    return valid, restart, valid[:, None] & (o_d < channels)[None, :], valid[:, None] & (o_n < width)[None, :]
+
+
+@triton.jit
+def tile_offsets(first, o_t, o_d, o_n, channels, width):
+    """Return the offsets of a tile: of its channels, (T, BD), and of `width` numbers of the states. first: its first step."""
+    o_td = first * channels + (o_t[:, None] * channels + o_d[None, :])
+    return o_td, first * width + (o_t[:, None] * width + o_n[None, :])
 
 
 @triton.jit
@@ -378,3 +413,14 @@ def tile_states(a_re, a_im, b_input, b_B, h_re, h_im, p_flags, restart, COMPLEX:
     else:
         b_re += tl.where(first, a_re * h_re[None], 0.0)
     return scan_steps(a_re, a_im, b_re, b_im, restarts, COMPLEX)
+
+
+@triton.jit
+def read_states(
+    x_re, x_im, b_C, b_u, skip, PAIR_FACTOR: tl.constexpr, COMPLEX: tl.constexpr, NW: tl.constexpr
+):  # fmt: skip
+    """Return the outputs of a tile before the gate, (T, BD), from the states after its steps."""
+    b_read = x_re * pick(b_C, 0)
+    if COMPLEX:
+        b_read -= x_im * pick(b_C, 1)
+    return PAIR_FACTOR * sum_over_states(b_read, NW) + skip[None, :] * b_u
