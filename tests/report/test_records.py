@@ -192,6 +192,7 @@ def test_results_folder_has_only_records_and_images():
         "kernels_old_new",
         "host_time",
         "first_calls",
+        "image_features",
         "cpu_floor",
         "busy_threads",
     )
