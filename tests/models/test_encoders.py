@@ -31,6 +31,8 @@ def test_sizes(shape):
     y = encoder(inputs)
     assert y.shape == (2, 3, 4)
     torch.testing.assert_close(encoder(inputs[:, 1:2]), y[:, 1:2])
+    for empty in (inputs[:, :0], inputs[:0]):
+        assert encoder(empty).shape == (*empty.shape[:2], 4)
 
 
 def test_in_a_model(tmp_path):

@@ -1,3 +1,4 @@
+import numpy as np
 import pytest
 import torch
 
@@ -101,6 +102,9 @@ def test_streaming_state_has_a_constant_size():
         ({"top_p": 0.0}, "`top_p` must be .*, got 0.0"),
         ({"min_p": 1.5}, "`min_p` must lie between 0 and 1, got 1.5"),
         ({"steps": -1}, "`steps` must be .*, got -1"),
+        ({"steps": 2.5}, "`steps` must be .*, got 2.5"),
+        ({"top_k": 2.5}, "`top_k` must be .*, got 2.5"),
+        ({"stop": 1.5}, r"`stop` must be a token below vocab_size .*, got 1.5"),
         ({"stop": 99}, r"`stop` must be a token below vocab_size .*, got 99"),
         ({"prompt": torch.zeros(1, 0, dtype=torch.int64)}, r"`prompt` must have shape .*, got \(1, 0\)"),
         ({"valid": torch.zeros(1, 1, dtype=torch.bool)}, "`valid` must have at least one token in each row"),
@@ -111,6 +115,12 @@ def test_invalid_inputs_raise(options, message):
     arguments = {"prompt": torch.zeros(1, 1, dtype=torch.int64), "steps": 2, **options}
     with pytest.raises(ValueError, match=message):
         generate(make_model(), **arguments)
+
+
+@pytest.mark.parametrize("shape", [(5,), (1, 2, 5), (1, 0)])
+def test_logits_of_another_shape_raise(shape):
+    with pytest.raises(ValueError, match=r"`logits` must have shape \(batch, tokens >= 1\), got "):
+        sample(torch.zeros(shape))
 
 
 def test_generation_with_a_model_that_is_not_causal_raises():
@@ -180,6 +190,9 @@ def test_generate_ends_when_every_row_has_ended():
     ends = [min(int((row == token).nonzero()[0]) for token in eos if token in row) for row in tokens]
     found = net.generate(prompt, max_new_tokens=9, eos_token_id=eos, pad_token_id=10)[:, 3:]
     assert found.shape[1] == max(ends) + 1 < 9
+    first = net.generate(prompt, max_new_tokens=9, eos_token_id=eos[0])
+    for same in (np.int64(eos[0]), torch.tensor(eos[0]), np.array(eos[:1])):
+        assert torch.equal(net.generate(prompt, max_new_tokens=9, eos_token_id=same), first)
     for row, end in enumerate(ends):
         assert torch.equal(found[row, : end + 1], tokens[row, : end + 1])
         assert (found[row, end + 1 :] == 10).all()
@@ -219,7 +232,8 @@ def test_streamer_of_transformers_prints_the_tokens(capsys):
         ({"max_length": 5, "max_new_tokens": 4}, r"`max_length` must be None if max_new_tokens is given \(4\), got 5"),
         ({"min_new_tokens": 21}, r"`min_new_tokens` must lie between 0 and the number of new tokens \(20\), got 21"),
         ({"repetition_penalty": 0.0}, "`repetition_penalty` must be above 0, got 0.0"),
-        ({"eos_token_id": [1, 11]}, r"`eos_token_id` must be tokens below vocab_size \(11\), got \[1, 11\]"),
+        ({"eos_token_id": [1, 11]}, r"`eos_token_id` must be a token below vocab_size \(11\), got 11"),
+        ({"eos_token_id": [1.5]}, r"`eos_token_id` must be a token below vocab_size \(11\), got 1\.5"),
         ({"eos_token_id": 1, "pad_token_id": 11}, r"`pad_token_id` must be a token below vocab_size \(11\), got 11"),
         ({"attention_mask": torch.ones(1, 2)}, r"`attention_mask` must have the shape of input_ids \(1, 1\), got \(1, 2\)"),
         ({"attention_mask": torch.full((1, 1), 0.5)}, "`attention_mask` must have only the values 0 and 1, got others"),

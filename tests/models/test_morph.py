@@ -180,6 +180,8 @@ def test_parameters_have_roles_and_can_be_frozen():
         freeze(model, "gate")
     with pytest.raises(ValueError, match=r"`lr_scale` must be some of ssm.*, got gate"):
         optimizer_groups(model, lr_scale={"gate": 0.1})
+    with pytest.raises(ValueError, match=r"`by_name\['A_log'\]` must have the options lr_scale and decay, got lr$"):
+        optimizer_groups(model, by_name={"A_log": {"lr": 0.1}})
     with pytest.raises(ValueError, match=r"`prefix` must be that of a parameter of roles .*, got 'head'"):
         freeze(model, "ssm", prefix="head")
     with pytest.raises(ValueError, match=r"`weight_decay_by_role` must be some of ssm.*, got gate"):

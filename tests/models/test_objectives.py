@@ -1,4 +1,5 @@
 import copy
+from functools import partial
 
 import pytest
 import torch
@@ -117,7 +118,11 @@ def test_reverse_loss_equals_the_forward_loss_of_reversed_tokens():
         ({"share": 1.5}, "`share` must be .*, got 1.5"),
         ({"split": (0.8, 0.3)}, r"`split` must be .*, got \(0\.8, 0\.3\)"),
         ({"split": (1.1, -0.1)}, "`split` must be"),
+        ({"split": (0.8,)}, "`split` must be two probabilities, got 1"),
+        ({"split": (0.5, 0.2, 0.1)}, "`split` must be two probabilities, got 3"),
         ({"mask_token": 12}, "`mask_token` must be .*, got 12"),
+        ({"mask_token": 1.5}, "`mask_token` must be .*, got 1.5"),
+        ({"valid": torch.ones(1, 5, dtype=torch.bool)}, r"`valid` must have shape \(1, 4\), got \(1, 5\)"),
         ({"special": range(12)}, "`special` must .*, got all 12"),
         ({"tokens": torch.zeros(1, 4)}, "`tokens` must be integer tokens .*, got torch.float32"),
         ({"tokens": torch.full((1, 4), 12)}, "`tokens` must be tokens from 0 to 11, got 12"),
@@ -135,3 +140,18 @@ def test_next_token_loss_of_a_model_that_is_not_causal_raises():
         token_loss(make_model("mamba bidirectional"), next_tokens(tokens))
     with pytest.raises(ValueError, match=r"`tokens` must have shape .*, got \(1, 1\)"):
         next_tokens(tokens[:, :1])
+
+
+def test_valid_of_another_shape_or_dtype_raises():
+    tokens = torch.zeros(1, 4, dtype=torch.int64)
+    with pytest.raises(ValueError, match=r"`valid` must have shape \(1, 4\), got \(1, 5\)"):
+        next_tokens(tokens, torch.ones(1, 5, dtype=torch.bool))
+    for batch_of in (next_tokens, partial(masked_tokens, mask_token=3, vocab_size=12)):
+        with pytest.raises(TypeError, match=r"`valid` must have dtype torch\.bool, got torch\.int64"):
+            batch_of(tokens, valid=torch.ones(1, 4, dtype=torch.int64))
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int16, torch.int32])
+def test_tokens_of_short_integers_have_the_loss_of_int64(dtype):
+    model, tokens = make_model("mamba"), torch.randint(0, 12, (2, 5))
+    assert torch.equal(token_loss(model, next_tokens(tokens.to(dtype))), token_loss(model, next_tokens(tokens)))

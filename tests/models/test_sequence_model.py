@@ -1,10 +1,11 @@
 import copy
 import json
 
+import numpy as np
 import pytest
 import torch
 
-from longscan.layers import parameter_options
+from longscan.layers import make_layer, parameter_options
 from longscan.layers.state import map_state, state_tensors
 from longscan.models import SequenceModel
 
@@ -310,6 +311,9 @@ def test_invalid_inputs_raise():
     net, vectors = make_model(), SequenceModel.from_spec("gru", d_input=2, **SIZES)
     with pytest.raises(ValueError, match=r"`inputs` must be integer tokens .*, got torch\.float32 \(2, 3\)"):
         net(torch.randn(2, 3))
+    for dtype in (torch.bool, torch.complex64):
+        with pytest.raises(ValueError, match=rf"`inputs` must be integer tokens .*, got {dtype} \(2, 3\)"):
+            net(torch.ones(2, 3).to(dtype))
     with pytest.raises(ValueError, match="`inputs` must be tokens from 0 to 6, got 7"):
         net(torch.tensor([[1, 7]]))
     with pytest.raises(ValueError, match="`inputs` must be tokens from 0 to 6, got -1"):
@@ -326,3 +330,26 @@ def test_invalid_inputs_raise():
         make_model(pooling="none", initial_state="learned")(make_tokens(1, 3), seq_idx=torch.zeros(1, 3, dtype=torch.int64))
     with pytest.raises(ValueError, match=r"`valid` must have one run .*, got more in row 0"):
         net(make_tokens(1, 3), valid=torch.tensor([[True, False, True]]))
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int16, torch.int32])
+def test_tokens_can_be_integers_of_any_width(dtype):
+    net, tokens = make_model(pooling="none"), make_tokens(2, 5)
+    y = net(tokens)
+    assert torch.equal(net(tokens.to(dtype)), y)
+    torch.testing.assert_close(net.step(tokens[:, 0].to(dtype), net.initial_state(2))[0], y[:, 0])
+
+
+@pytest.mark.parametrize("value", [2.0, True, [[True] * 3] * 2, np.ones((2, 3), bool)], ids=["float", "bool", "list", "array"])
+def test_what_comes_with_the_inputs_must_be_tensors(value):
+    net, layer, x = make_model("s4d", pooling="none"), make_layer("s4d", 4, {}), torch.randn(2, 3, 4)
+    for name in ("elapsed", "valid", "seq_idx"):
+        with pytest.raises(TypeError, match=f"`{name}` must be a tensor or None, got a "):
+            net(make_tokens(2, 3), **{name: value})
+    with pytest.raises(TypeError, match="`gate` must be a tensor or None, got a "):
+        layer(x, gate=value)
+    for name in ("elapsed", "active"):
+        with pytest.raises(TypeError, match=f"`{name}` must be a tensor or None, got a "):
+            net.step(make_tokens(2, 1)[:, 0], net.initial_state(2), **{name: value})
+        with pytest.raises(TypeError, match=f"`{name}` must be a tensor or None, got a "):
+            layer.step(x[:, 0], layer.initial_state(2), **{name: value})

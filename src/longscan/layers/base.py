@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn.functional import silu
 
 from longscan.distributed.context import check_piece_lengths, current_split, use_split
-from longscan.layers.checks import StateForm, check_input, check_state_form, check_steps, state_form
+from longscan.layers.checks import StateForm, check_input, check_is_tensor, check_state_form, check_steps, state_form
 from longscan.layers.parameters import Marked
 from longscan.layers.state import PhaseState, ScanState, State, no_sequence, restarted_rows, zero_rows
 from longscan.ops.tracing import is_compiled_or_transformed
@@ -153,6 +153,8 @@ class SequenceModule(Marked, ABC):
             raise ValueError(f"{type(self).__name__} cannot run step by step, as its outputs depend on later steps")
         if current_split() is not None:
             raise ValueError("`step` must be called outside of `context_parallel`, whose processes share the steps, got a step")
+        check_is_tensor("elapsed", elapsed)
+        check_is_tensor("active", active)
         y, state = self(
             x_t.unsqueeze(1),
             state,
@@ -178,6 +180,7 @@ class SequenceModule(Marked, ABC):
         if info.elapsed is not None and not self.irregular:
             raise ValueError(f"`elapsed` must be None, as {type(self).__name__} takes no elapsed times, got a tensor")
         check_steps((x.shape[0], x.shape[1]), info.elapsed, info.valid, info.seq_idx)
+        check_is_tensor("gate", info.gate)
         if info.gate is not None and info.gate.shape != x.shape:
             raise ValueError(f"`gate` must have shape {tuple(x.shape)}, got {tuple(info.gate.shape)}")
         if info.valid is None:
@@ -191,6 +194,8 @@ class SequenceModule(Marked, ABC):
         self, x_t: Tensor, state: State, elapsed: Tensor | None, active: Tensor | None
     ) -> tuple[Tensor, Tensor | None]:
         """Check the arguments of `step`; return x_t with zeros and elapsed with ones in the rows that are not active."""
+        check_is_tensor("elapsed", elapsed)
+        check_is_tensor("active", active)
         times, valid = (None if part is None else part.unsqueeze(1) for part in (elapsed, active))
         x, info = self.validate_inputs(x_t.unsqueeze(1), SequenceInfo(times, valid))
         self.check_state(state, x_t.shape[0])

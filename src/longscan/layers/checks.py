@@ -17,6 +17,12 @@ def values_unavailable(*tensors: Tensor | None) -> bool:
     return bool(torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing())  # type: ignore[no-untyped-call]
 
 
+def check_is_tensor(name: str, value: object) -> None:
+    """Raise TypeError naming the argument unless `value` is a tensor or None."""
+    if value is not None and not isinstance(value, Tensor):
+        raise TypeError(f"`{name}` must be a tensor or None, got a {type(value).__name__}")
+
+
 class StateForm(NamedTuple):
     """The type of a module's states, and the shapes of their tensors without the batch axis."""
 
@@ -79,6 +85,7 @@ def check_steps(shape: tuple[int, int], elapsed: Tensor | None, valid: Tensor | 
     unless `values_unavailable`.
     """
     for name, value in (("elapsed", elapsed), ("valid", valid), ("seq_idx", seq_idx)):
+        check_is_tensor(name, value)
         if value is not None and tuple(value.shape) != shape:
             raise ValueError(f"`{name}` must have shape {shape}, got {tuple(value.shape)}")
     if elapsed is not None and not elapsed.is_floating_point():

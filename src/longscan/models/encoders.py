@@ -60,6 +60,8 @@ class ImageEncoder(nn.Module):
         """Return the encodings (B, L, d_model) of inputs (B, L, d_input)."""
         size = prod(self.image_shape)
         pixels, others = inputs[..., :size], inputs[..., size:]
-        features = self.images(pixels.reshape(-1, *self.image_shape)).view(*inputs.shape[:-1], -1)
+        images = pixels.flatten(0, -2).unflatten(-1, self.image_shape)  # type: ignore[no-untyped-call]
+        # A size of -1 would be unknown for inputs without steps.
+        features = self.images(images).view(*inputs.shape[:-1], self.dense.out_features)
         encoded: Tensor = self.dense(torch.cat([features, others.to(features.dtype)], -1))
         return encoded

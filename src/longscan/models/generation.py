@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import softmax
 
+from longscan._types import NonNegativeInt, PositiveInt, checked_value
 from longscan.models.language_model import LanguageModel
-from longscan.models.sequence_model import ModelState, SequenceModel
+from longscan.models.sequence_model import ModelState, SequenceModel, checked_token
 
 
 def sample(
@@ -33,10 +34,11 @@ def sample(
 
     Returns the tokens (B,). Raises ValueError naming an option that is out of its range.
     """
+    if logits.ndim != 2 or not logits.shape[1]:
+        raise ValueError(f"`logits` must have shape (batch, tokens >= 1), got {tuple(logits.shape)}")
     if not temperature >= 0:
         raise ValueError(f"`temperature` must be at least 0, got {temperature}")
-    if top_k is not None and top_k < 1:
-        raise ValueError(f"`top_k` must be at least 1, got {top_k}")
+    checked_value(top_k, PositiveInt | None, "top_k")
     if top_p is not None and not 0 < top_p <= 1:
         raise ValueError(f"`top_p` must be a probability above 0, got {top_p}")
     if min_p is not None and not 0 <= min_p <= 1:
@@ -89,10 +91,8 @@ def generate(
         raise ValueError(f"`prompt` must have shape (batch, length >= 1), got {tuple(prompt.shape)}")
     if valid is not None and not bool(valid.any(1).all()):
         raise ValueError("`valid` must have at least one token in each row of the prompt, got a row without one")
-    if steps < 0:
-        raise ValueError(f"`steps` must be at least 0, got {steps}")
-    if stop is not None and not 0 <= stop < model.vocab_size:
-        raise ValueError(f"`stop` must be a token below vocab_size ({model.vocab_size}), got {stop}")
+    checked_value(steps, NonNegativeInt, "steps")
+    stop = None if stop is None else checked_token("stop", stop, model.vocab_size)
     ends = None if stop is None else torch.tensor([stop], device=prompt.device)
     generated: list[Tensor] = []
     if not steps:
@@ -181,13 +181,11 @@ def _end_tokens(
     eos_token_id: int | Sequence[int] | None, pad_token_id: int | None, vocab_size: int
 ) -> tuple[list[int], int | None]:
     """Return the tokens that end a row, and the token after its end, None if neither argument is given."""
-    eos = [] if eos_token_id is None else [eos_token_id] if isinstance(eos_token_id, int) else list(eos_token_id)
-    if any(not 0 <= token < vocab_size for token in eos):
-        raise ValueError(f"`eos_token_id` must be tokens below vocab_size ({vocab_size}), got {eos_token_id}")
-    fill = pad_token_id if pad_token_id is not None else next(iter(eos), None)
-    if fill is not None and not 0 <= fill < vocab_size:
-        raise ValueError(f"`pad_token_id` must be a token below vocab_size ({vocab_size}), got {fill}")
-    return eos, fill
+    given = [] if eos_token_id is None else torch.as_tensor(eos_token_id).flatten().tolist()  # also numbers of NumPy and tensors
+    eos = [checked_token("eos_token_id", token, vocab_size) for token in given]
+    if pad_token_id is None:
+        return eos, next(iter(eos), None)
+    return eos, checked_token("pad_token_id", pad_token_id, vocab_size)
 
 
 def _occurrences(tokens: Tensor, valid: Tensor | None, vocab_size: int) -> Tensor:

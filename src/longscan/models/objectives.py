@@ -8,8 +8,9 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from longscan.blocks.reversal import flip_valid
+from longscan.layers.checks import check_steps
 from longscan.models.language_model import LanguageModel
-from longscan.models.sequence_model import check_tokens
+from longscan.models.sequence_model import check_tokens, checked_token
 
 
 class TokenTargets(NamedTuple):
@@ -38,10 +39,11 @@ def next_tokens(tokens: Tensor, valid: Tensor | None = None, *, reverse: bool = 
         valid: (B, L) bool, False for padding. Each row has one contiguous run of valid tokens.
         reverse: reverse the valid tokens of each row, to train a model for the reverse direction. Padding stays in its place.
 
-    Returns TokenTargets of length L - 1. Raises ValueError if the tokens have another shape.
+    Returns TokenTargets of length L - 1. Raises ValueError or TypeError naming an argument of another shape or dtype.
     """
     if tokens.ndim != 2 or tokens.shape[1] < 2:
         raise ValueError(f"`tokens` must have shape (batch, length >= 2), got {tuple(tokens.shape)}")
+    check_steps((tokens.shape[0], tokens.shape[1]), None, valid, None)
     if reverse:
         tokens = flip_valid(tokens, valid)
     inputs, targets = tokens[:, :-1], tokens[:, 1:]
@@ -79,13 +81,15 @@ def masked_tokens(
 
     Raises ValueError naming an argument that does not fit.
     """
+    if len(split) != 2:
+        raise ValueError(f"`split` must be two probabilities, got {len(split)}")
     for name, part in (("share", share), ("split", sum(split)), ("split", min(split))):
         if not 0 <= part <= 1:
             got = share if name == "share" else split
             raise ValueError(f"`{name}` must be probabilities from 0 to 1 with a sum of at most 1, got {got}")
-    if not 0 <= mask_token < vocab_size:
-        raise ValueError(f"`mask_token` must be a token below vocab_size ({vocab_size}), got {mask_token}")
+    mask_token = checked_token("mask_token", mask_token, vocab_size)
     check_tokens(tokens, valid, vocab_size, name="tokens")
+    check_steps((tokens.shape[0], tokens.shape[1]), None, valid, None)
     never_chosen = torch.tensor(sorted({mask_token, *special}))
     eligible = ~torch.isin(tokens, never_chosen.to(tokens.device))
     if valid is not None:
@@ -117,5 +121,5 @@ def token_loss(model: LanguageModel, batch: TokenTargets, reduction: Literal["me
         raise ValueError("`model` must be causal, as the inputs contain the targets, got one that is not; or use masked_tokens")
     logits = model(batch.inputs, valid=batch.valid)
     scored = logits[batch.scored].float()
-    total = cross_entropy(scored, batch.targets[batch.scored], reduction="sum")
+    total = cross_entropy(scored, batch.targets[batch.scored].long(), reduction="sum")
     return total / max(1, len(scored)) if reduction == "mean" else total

@@ -48,8 +48,8 @@ def optimizer_groups(
             decay_all and weight_decay_by_role.
 
     Returns one group for each combination of factor and weight decay, {"params", "scale", "weight_decay"}: "scale" is the factor
-    by which the caller multiplies the learning rate of the group. Raises ValueError for an unknown role, and for a name that no
-    parameter has.
+    by which the caller multiplies the learning rate of the group. Raises ValueError for an unknown role or option, and for a name
+    that no parameter has.
     """
     by_role, by_name = weight_decay_by_role or {}, by_name or {}
     _check_roles("lr_scale", lr_scale or {})
@@ -57,6 +57,10 @@ def optimizer_groups(
     names = {name.rpartition(".")[2] for name, _ in model.named_parameters()}
     if unknown := set(by_name) - names:
         raise ValueError(f"`by_name` must have names of parameters ({', '.join(sorted(names))}), got {min(unknown)}")
+    known = OptimizerOptions.__annotations__
+    for name, given in by_name.items():
+        if unknown := set(given) - set(known):
+            raise ValueError(f"`by_name[{name!r}]` must have the options {' and '.join(known)}, got {min(unknown)}")
     groups: dict[tuple[float, float], list[nn.Parameter]] = {}
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:

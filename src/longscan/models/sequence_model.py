@@ -1,7 +1,8 @@
 """`SequenceModel`: an encoder, a stack of residual blocks, pooling, a norm and a head."""
 
+import operator
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, NamedTuple, cast
+from typing import Any, Literal, NamedTuple, SupportsIndex, cast
 
 import torch
 from torch import Tensor, nn
@@ -12,7 +13,7 @@ from longscan.blocks.rotary import positions as count_positions
 from longscan.distributed.context import current_split
 from longscan.layers._settings import building_parts, check_backend
 from longscan.layers.base import SequenceInfo, mask_padding
-from longscan.layers.checks import check_steps, values_unavailable
+from longscan.layers.checks import check_is_tensor, check_steps, values_unavailable
 from longscan.layers.parameters import mark
 from longscan.layers.state import State, layer_state, map_state, state_rows, state_tensors
 from longscan.models.base import PretrainedModel
@@ -223,6 +224,8 @@ class SequenceModel(PretrainedModel):
         self.require_streaming("`step`")
         if current_split() is not None:
             raise ValueError("`step` must be called outside of `context_parallel`, whose processes share the steps, got a step")
+        check_is_tensor("elapsed", elapsed)
+        check_is_tensor("active", active)
         valid = None if active is None else active.unsqueeze(1)
         inputs = inputs.unsqueeze(1)
         self._check_inputs(inputs, None if elapsed is None else elapsed.unsqueeze(1), valid, None)
@@ -320,8 +323,23 @@ class SequenceModel(PretrainedModel):
         The residual stream, a sum of the outputs of all blocks, has this dtype under autocast, too.
         """
         inputs, dtype = mask_padding(inputs, valid), self.encoder.weight.dtype
-        x: Tensor = self.encoder(inputs if self.vocab_size is not None else inputs.to(dtype)).to(dtype)
+        if self.vocab_size is None:
+            inputs = inputs.to(dtype)
+        elif inputs.dtype != torch.int32:  # the embedding takes no shorter integers, such as bytes
+            inputs = inputs.long()
+        x: Tensor = self.encoder(inputs).to(dtype)
         return mask_padding(x, valid)
+
+
+def checked_token(name: str, token: SupportsIndex, vocab_size: int) -> int:
+    """Return a token as an int. Raises ValueError naming the argument unless it is a whole number from 0 to vocab_size - 1."""
+    try:
+        number = operator.index(token)
+    except TypeError:
+        number = -1
+    if not 0 <= number < vocab_size:
+        raise ValueError(f"`{name}` must be a token below vocab_size ({vocab_size}), got {token}")
+    return number
 
 
 def check_tokens(inputs: Tensor, valid: Tensor | None, vocab_size: int, name: str = "inputs") -> None:
@@ -329,7 +347,7 @@ def check_tokens(inputs: Tensor, valid: Tensor | None, vocab_size: int, name: st
 
     Values are not checked inside compiled graphs and transforms. name: of the inputs in the message.
     """
-    if inputs.ndim != 2 or inputs.is_floating_point():
+    if inputs.ndim != 2 or inputs.is_floating_point() or inputs.is_complex() or inputs.dtype == torch.bool:
         raise ValueError(f"`{name}` must be integer tokens of shape (batch, length), got {inputs.dtype} {tuple(inputs.shape)}")
     if inputs.numel() and not values_unavailable(inputs, valid):
         is_mask = valid is not None and valid.dtype == torch.bool and valid.shape == inputs.shape
