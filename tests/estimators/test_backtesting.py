@@ -5,7 +5,9 @@ import pandas as pd
 import pytest
 
 from longscan.estimators import SSMForecaster, score_forecasts
+from longscan.estimators.backtesting import find_cutoffs
 from longscan.estimators.clock import season_of
+from longscan.estimators.series import Collection
 
 BRIEF = {"horizon": 3, "window": 12, "d_model": 4, "d_state": 2, "epochs": 1, "random_state": 0, "device": "cpu"}
 DAYS = pd.date_range("2024-03-01", periods=60, freq="D")
@@ -124,6 +126,19 @@ def test_errors_of_forecasts():
     assert pairs.index.tolist()[0] == ("a", 2.0, "forecast")
     with pytest.raises(ValueError, match=r"`forecasts` must be the frame of backtest, .*, got no seasonal_naive"):
         score_forecasts(make_scored().drop(columns="seasonal_naive"))
+    pd.testing.assert_frame_equal(score_forecasts(make_scored(), by=[]), scores)
+    with pytest.raises(ValueError, match="`forecasts` must be the frame of backtest, got a ndarray"):
+        score_forecasts(np.zeros((2, 5)))
+    with pytest.raises(ValueError, match="`forecasts` must have at least one row, got none"):
+        score_forecasts(make_scored()[:0])
+
+
+@pytest.mark.parametrize("start", [0, -5, np.int64(-1)])
+def test_forecasts_start_after_at_least_one_step(start):
+    collection = Collection(np.zeros((1, 9, 1)), np.array([9]))
+    with pytest.raises(ValueError, match=f"`start` must be a number of at least 1 step or a time stamp of `y`, got {start}$"):
+        find_cutoffs(collection, start, 1, 2)
+    np.testing.assert_array_equal(find_cutoffs(collection, 6, 1, 2), [[0, 6], [0, 7]])
 
 
 def test_errors_of_quantiles():

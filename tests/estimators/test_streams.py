@@ -54,7 +54,9 @@ def test_stream_with_times(dates):
     stream = model.stream()
     stream.update(X[0, 0], given[0][0])
     stream.update(X[0, 1:4], given[0][1:4])
-    stream.update(pd.DataFrame(X[0, 4:], index=given[0][4:]), "index")
+    rest = pd.DataFrame(X[0, 4:], index=given[0][4:])
+    stream.update(rest.iloc[0], "index")
+    stream.update(rest.iloc[1:], "index")
     np.testing.assert_allclose(stream.predict_proba(), model.predict_proba(X[:1], given[:1])[0], atol=1e-5)
     with pytest.raises(ValueError, match=r"^`times` must be in the order of time, after those of earlier steps, got times that"):
         stream.update(X[0, 0], given[0][0])

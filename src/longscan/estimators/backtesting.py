@@ -17,8 +17,11 @@ QUANTILE_COLUMN = re.compile(r"q(0\.\d+)")
 def find_cutoffs(collection: Collection, start: Any, stride: int, horizon: int) -> np.ndarray:
     """Return the cutoffs of all series, (n, 2): the index of the series, and the number of steps that are known.
 
-    start: the number of steps known at the first cutoff, or the time stamp of the first step that is forecast.
+    start: the number of steps known at the first cutoff, or the time stamp of the first step that is forecast. Raises ValueError
+    if it is neither, or if no series has `horizon` steps after it.
     """
+    if isinstance(start, (int, np.integer)) and not isinstance(start, bool) and start < 1:
+        raise ValueError(f"`start` must be a number of at least 1 step or a time stamp of `y`, got {start}")
     cutoffs = []
     for row, length in enumerate(collection.lengths):
         first = start
@@ -92,20 +95,26 @@ def score_forecasts(forecasts: pd.DataFrame, by: str | Sequence[str] | None = No
 
     Args:
         forecasts: the frame of `SSMForecaster.backtest`.
-        by: columns whose values have separate rows, such as "channel" or "unique_id"; None for one row for all.
+        by: columns whose values have separate rows, such as "channel" or "unique_id"; None or [] for one row for all.
 
     Returns:
         A frame with the rows "forecast" and "seasonal_naive" and the columns mse, mae and mase, the mean absolute error in units
         of the mean absolute difference of steps one season apart before the first cutoff (constant series are left out). With
         quantiles also pinball, the mean pinball loss of all quantiles; "covered q0.1" and so on, the share of values at most as
         large as the quantile; and "covered 0.8" and so on, the share of values within each central interval.
+
+    Raises ValueError if `forecasts` is not such a frame, lacks a column or has no rows.
     """
-    needed = ["y", "forecast", "seasonal_naive", "naive_scale", *([by] if isinstance(by, str) else by or [])]
+    keys = [by] if isinstance(by, str) else list(by or [])
+    needed = ["y", "forecast", "seasonal_naive", "naive_scale", *keys]
+    if not isinstance(forecasts, pd.DataFrame):
+        raise ValueError(f"`forecasts` must be the frame of backtest, got a {type(forecasts).__name__}")
     lacking = [name for name in needed if name not in forecasts.columns]
     if lacking:
         raise ValueError(f"`forecasts` must be the frame of backtest, with the columns {', '.join(needed)}, got no {lacking[0]}")
-    if by is not None:
-        keys = [by] if isinstance(by, str) else list(by)
+    if not len(forecasts):
+        raise ValueError("`forecasts` must have at least one row, got none")
+    if keys:
         groups = {key if len(keys) > 1 else key[0]: score_forecasts(rows) for key, rows in forecasts.groupby(keys, sort=False)}
         return pd.concat(groups, names=[*keys, "forecast"])
     y = forecasts["y"].to_numpy()

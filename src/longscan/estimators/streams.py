@@ -38,7 +38,8 @@ class SeriesStream:
         Args:
             steps: one step, a number or (C,), or several, (k,) for one channel or (k, C), an array or a frame; channels with
                 names are matched by them.
-            times: of these steps, if `fit` had times: (k,), one time for one step, or "index" of a frame.
+            times: of these steps, if `fit` had times: (k,), one time for one step, or "index" of a frame. The row of a frame with
+                several channels has its time as its name.
         """
         values = self._values(steps)
         gaps = self._gaps(steps, times, len(values))
@@ -88,7 +89,8 @@ class SeriesStream:
         if isinstance(times, str):
             if times != "index" or not isinstance(steps, (pd.Series, pd.DataFrame)):
                 raise times_keyword_error(times)
-            times = steps.index
+            is_row = isinstance(steps, pd.Series) and self._estimator.n_channels_ > 1
+            times = [steps.name] if is_row else steps.index
         clock = as_clock([times] if np.ndim(times) == 0 else times, "`times`")
         if len(clock) != length:
             raise ValueError(f"`times` must have {length} times, one for each step, got {len(clock)}")
