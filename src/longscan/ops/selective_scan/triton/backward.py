@@ -195,22 +195,36 @@ def delay_states(x_re, x_im, h_re, h_im, p_flags, restart, COMPLEX: tl.constexpr
 
 
 @triton.jit
-def differentiate_factors(g_re, g_im, w_re, w_im, h_re, h_im, e_input, b_B, A_re, A_im, COMPLEX: tl.constexpr):
-    """Return the gradients of dt u, B and dt A (real and imaginary) for each step and pair, and that of dt through dt A.
+def differentiate_states(
+    e_dt, e_dy, e_input, a_re, a_im, x_re, x_im, h_re, h_im, dh_re, dh_im, A_re, A_im, b_C, p_B, o_tn, m_tn, p_flags, restart,
+    next_restart, COMPLEX: tl.constexpr,
+):  # fmt: skip
+    """Scan the gradients of the states of a tile in reverse and return all that follow from them, not summed over other pairs.
 
-    g: gradients of the states after the steps, w: of the states h before them. e_input: dt u. The gradients of B are (T, ...), or
-    (2 T, ...) for the real parts and then the imaginary ones.
+    e_dt, e_dy, e_input: dt, the gradients of the outputs and dt u, as tiles. a: factors; x: states after the steps; h: before
+    them; dh: gradient of the state after the tile. Returns the gradients of dt u, of dt through the factors, of B and of C, that of
+    A summed over the steps, and that of the state before the tile. Those of B and C are (2 T, ...) tiles for complex A, first the
+    real parts.
     """
-    d_input, dB = g_re * pick(b_B, 0), g_re * e_input
+    T: tl.constexpr = a_re.shape[0]
+    v_re, v_im = differentiate_outputs(e_dy, b_C, COMPLEX)
+    g_re, g_im, w_re, w_im = scan_gradients(a_re, a_im, v_re, v_im, dh_re, dh_im, p_flags, restart, next_restart, COMPLEX)
+    b_B = load_states(p_B, o_tn, m_tn, A_re, COMPLEX)  # not before, so that it needs no registers during the scan
+    d_input, dB, dC = g_re * pick(b_B, 0), g_re * e_input, e_dy * x_re
+    top = tl.reshape(tl.arange(0, T) == 0, (T, 1, 1, 1, 1, 1))
+    dh_re = select_row(w_re, top)
     if COMPLEX:
+        dh_im = select_row(w_im, top)
         d_input += g_im * pick(b_B, 1)
-        dB = stack_steps(dB, g_im * e_input)
-        d_re, d_im = w_re * h_re + w_im * h_im, w_im * h_re - w_re * h_im
+        d_re, d_im = w_re * h_re + w_im * h_im, w_im * h_re - w_re * h_im  # gradients of dt A
         d_step = d_re * A_re[None] + d_im * A_im[None]
+        dB, dC = stack_steps(dB, g_im * e_input), stack_steps(dC, -e_dy * x_im)
+        dA_im = tl.sum(d_im * e_dt, 0)
     else:
         d_re = w_re * h_re
-        d_im, d_step = d_re, d_re * A_re[None]
-    return d_input, dB, d_re, d_im, d_step
+        d_step = d_re * A_re[None]
+        dA_im = dh_re
+    return d_input, d_step, dB, dC, tl.sum(d_re * e_dt, 0), dA_im, dh_re, dh_im
 
 
 @triton.jit
@@ -372,7 +386,6 @@ def chunk_scan_bwd_kernel(
     bias = load_channels(p_bias, i_b // rows, channels, o_d, A_re.dtype)
     skip = load_channels(p_D, i_b // rows, channels, o_d, A_re.dtype)
     d_bias, d_skip = tl.zeros((BD,), A_re.dtype), tl.zeros((BD,), A_re.dtype)
-    top = tl.reshape(o_t == 0, (T, 1, 1, 1, 1, 1))
     begin = i_p * span
     chunks = tl.cdiv(tl.minimum(span, tiles - begin), group)
     added, token, is_first, i_chain = 0, 0, i_d % chain == 0, i_d // chain * batch + i_b
@@ -416,20 +429,14 @@ def chunk_scan_bwd_kernel(
             if p_z is not None:
                 b_y = read_states(x_re, x_im, b_C, b_u, skip, PAIR_FACTOR, COMPLEX, NW)
                 tl.store(p_dz + o_td, tl.where(m_td, b_dout * b_y * silu_derivative(b_z), 0.0), mask=m_out)
-            v_re, v_im = differentiate_outputs(e_dy, b_C, COMPLEX)
             next_restart = load_next_restart(p_flags, first, tile, o_t, length)
-            g_re, g_im, w_re, w_im = scan_gradients(a_re, a_im, v_re, v_im, dh_re, dh_im, p_flags, restart, next_restart, COMPLEX)
-            dh_re = select_row(w_re, top)
-            b_B = load_states(p_B, o_tn, m_tn, A_re, COMPLEX)  # again, so that it needs no registers during the scan
-            d_input, dB, d_re, d_im, d_step = differentiate_factors(
-                g_re, g_im, w_re, w_im, h_re, h_im, e_input, b_B, A_re, A_im, COMPLEX
-            )
-            dC = e_dy * x_re
-            dA_re += tl.sum(d_re * e_dt, 0)
+            d_input, d_step, dB, dC, d_re, d_im, dh_re, dh_im = differentiate_states(
+                e_dt, e_dy, e_input, a_re, a_im, x_re, x_im, h_re, h_im, dh_re, dh_im, A_re, A_im, b_C, p_B, o_tn, m_tn, p_flags,
+                restart, next_restart, COMPLEX,
+            )  # fmt: skip
+            dA_re += d_re
             if COMPLEX:
-                dh_im = select_row(w_im, top)
-                dA_im += tl.sum(d_im * e_dt, 0)
-                dC = stack_steps(dC, -e_dy * x_im)
+                dA_im += d_im
             sums = sum_state_gradients(dB, dC, p_flags, first, tile, length, P)
             added += 1
             if ORDERED:
