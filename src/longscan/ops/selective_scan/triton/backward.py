@@ -202,9 +202,9 @@ def differentiate_states(
     """Scan the gradients of the states of a tile in reverse and return all that follow from them, not summed over other pairs.
 
     e_dt, e_dy, e_input: dt, the gradients of the outputs and dt u, as tiles. a: factors; x: states after the steps; h: before
-    them; dh: gradient of the state after the tile. Returns the gradients of dt u, of dt through the factors, of B and of C, that of
-    A summed over the steps, and that of the state before the tile. Those of B and C are (2 T, ...) tiles for complex A, first the
-    real parts.
+    them; dh: gradient of the state after the tile. Returns the gradients of dt u, of dt through the factors, of B and of C, that
+    of A summed over the steps, and that of the state before the tile. Those of B and C are (2 T, ...) tiles for complex A, first
+    the real parts.
     """
     T: tl.constexpr = a_re.shape[0]
     v_re, v_im = differentiate_outputs(e_dy, b_C, COMPLEX)
