@@ -30,14 +30,15 @@ template <class T> INLINE void store_plane(T* p, int64_t stride, Complex<T> x) {
 }
 template <class T> INLINE Complex<T> load_plane(const T* p, int64_t stride) { return {load(p), load(p + stride)}; }
 
-// The table with real and imaginary parts apart, (6, padded), and ones after the last frequency, where no pole is.
+// The table with real and imaginary parts apart, (6, padded). After the last frequency its entries are repeated: other numbers
+// could be at a pole, and 0 times infinity is NaN.
 template <class T> void split_table(const DplrSpectrum& s, T* planes, int64_t padded) {
   const T* table = at<T>(s.table, 0);
   for (int64_t row = 0; row < 3; row++)
     for (int64_t f = 0; f < padded; f++)
       for (int64_t part = 0; part < 2; part++)
         planes[(2 * row + part) * padded + f] =
-            f < s.frequencies ? table[(row * s.frequencies + f) * 2 + part] : T(part == 0);
+            table[(row * s.frequencies + (f < s.frequencies ? f : s.frequencies - 1)) * 2 + part];
 }
 
 // The numerators and eigenvalues of all states of channel d.
@@ -113,11 +114,11 @@ template <class T> void forward(const DplrSpectrum& s) {
   });
 }
 
-// The gradients of the four sums at `count` frequencies, (PLANES, BLOCK), and t, (2, BLOCK). Returns the gradient of dt without
-// what it contributes to the sums.
+// The gradients of the four sums at `count` frequencies, (PLANES, BLOCK). Returns the gradient of dt without what it contributes
+// to the sums.
 template <class T>
 Vec<T> differentiate_sums(const DplrSpectrum& s, const T* g, const T* table, int64_t padded, int64_t count, T dt, const T* state,
-                          T* t_planes, T* planes) {
+                          T* planes) {
   Vec<T> total = {};
   for (int64_t f = 0; f < count; f += lanes<T>) {
     const T* row = table + f;
@@ -138,7 +139,6 @@ Vec<T> differentiate_sums(const DplrSpectrum& s, const T* g, const T* table, int
     const Complex<T> by_t = m * m * rank * c;
     total -= by_t.re * grad.re + by_t.im * grad.im;
     const Complex<T> minus = {-grad.re, -grad.im};
-    store_plane(t_planes + f, BLOCK, t);
     store_plane(planes + f, BLOCK, grad);
     store_plane(planes + 2 * BLOCK + f, BLOCK, conj(gain * sums.pb) * minus);
     store_plane(planes + 4 * BLOCK + f, BLOCK, conj(gain * used) * grad);
@@ -147,13 +147,14 @@ Vec<T> differentiate_sums(const DplrSpectrum& s, const T* g, const T* table, int
   return total;
 }
 
-// Adds to `totals`, one vector for each of the numbers of a state, their gradients at `count` frequencies.
+// Adds to `totals`, one vector for each of the numbers of a state, their gradients at `count` frequencies; for lambda that of
+// dt lambda.
 template <class T>
-void add_gradients(const T* table, int64_t padded, int64_t count, const T* t_planes, const T* planes, const T* v, T* totals) {
+void add_gradients(const T* table, int64_t padded, int64_t count, T dt, const T* planes, const T* v, T* totals) {
   Vec<T> sums[STATE];
   for (int64_t i = 0; i < STATE; i++) sums[i] = load(totals + i * lanes<T>);
   for (int64_t f = 0; f < count; f += lanes<T>) {
-    const Complex<T> t = load_plane(t_planes + f, BLOCK);
+    const Complex<T> c = load_plane(table + 2 * padded + f, padded), t = times(c, broadcast<T>(dt));
     const Complex<T> cb = load_plane(planes + f, BLOCK), cp = load_plane(planes + 2 * BLOCK + f, BLOCK);
     const Complex<T> pp = load_plane(planes + 4 * BLOCK + f, BLOCK), pb = load_plane(planes + 6 * BLOCK + f, BLOCK);
     Complex<T> X, Y;
@@ -166,25 +167,25 @@ void add_gradients(const T* table, int64_t padded, int64_t count, const T* t_pla
     sums[4] += pp.re * even.re + pp.im * even.im;
     sums[5] += pb.re * even.re + pb.im * even.im;
     sums[6] += pb.re * odd.re + pb.im * odd.im;
-    // The gradients of X + Y and of i (X - Y), and with them the conjugate gradients of X and of Y. The derivative of X by lambda
-    // is t X^2, that of Y by conj(lambda) is t Y^2.
+    // The gradients of X + Y and of i (X - Y), and with them the conjugate gradients of X and of Y. The derivative of X by
+    // dt lambda is cosh(w) X^2, that of Y by its conjugate is cosh(w) Y^2.
     const Vec<T> even_re = v[0] * cb.re + v[2] * cp.re + v[4] * pp.re + v[5] * pb.re;
     const Vec<T> even_im = v[0] * cb.im + v[2] * cp.im + v[4] * pp.im + v[5] * pb.im;
     const Vec<T> odd_re = v[1] * cb.re + v[3] * cp.re + v[6] * pb.re;
     const Vec<T> odd_im = v[1] * cb.im + v[3] * cp.im + v[6] * pb.im;
     const Complex<T> by_X = X * X * Complex<T>{even_re + odd_im, odd_re - even_im};
     const Complex<T> by_Y = Y * Y * Complex<T>{even_re - odd_im, -odd_re - even_im};
-    sums[7] += t.re * (by_X.re + by_Y.re) - t.im * (by_X.im + by_Y.im);
-    sums[8] += t.re * (by_Y.im - by_X.im) + t.im * (by_Y.re - by_X.re);
+    sums[7] += c.re * (by_X.re + by_Y.re) - c.im * (by_X.im + by_Y.im);
+    sums[8] += c.re * (by_Y.im - by_X.im) + c.im * (by_Y.re - by_X.re);
   }
   for (int64_t i = 0; i < STATE; i++) store(totals + i * lanes<T>, sums[i]);
 }
 
-// The gradients of all parameters of channel d from the sums over the frequencies.
+// The gradients of all parameters of channel d from the sums over the frequencies. d_dt: the gradient of dt without that by dt lambda.
 template <class T> void differentiate_parameters(const DplrSpectrumGradients& g, int64_t d, const T* totals, T d_dt) {
   const DplrSpectrum& s = g.forward;
   const int64_t first = d * s.states * 2;
-  T by_eigenvalues = 0;
+  const T dt = at<T>(s.dt, 0)[d];
   for (int64_t n = 0; n < s.states; n++) {
     const int64_t i = first + 2 * n;
     const T *lambda = at<T>(s.eigenvalues, i), *P = at<T>(s.P, i), *B = at<T>(s.B, i), *C = at<T>(s.C, i);
@@ -197,24 +198,23 @@ template <class T> void differentiate_parameters(const DplrSpectrumGradients& g,
     d_B[1] = C[0] * v[1] - C[1] * v[0] + P[0] * v[6] + P[1] * v[5];
     d_P[0] = C[0] * v[2] + C[1] * v[3] + 2 * P[0] * v[4] + B[0] * v[5] + B[1] * v[6];
     d_P[1] = C[0] * v[3] - C[1] * v[2] + 2 * P[1] * v[4] + B[1] * v[5] - B[0] * v[6];
-    d_lambda[0] = v[7];
-    d_lambda[1] = v[8];
-    by_eigenvalues += lambda[0] * v[7] + lambda[1] * v[8];
+    d_lambda[0] = dt * v[7];
+    d_lambda[1] = dt * v[8];
+    d_dt += lambda[0] * v[7] + lambda[1] * v[8];
   }
-  // In the sums, dt multiplies the eigenvalues only.
-  at<T>(g.dt, 0)[d] = by_eigenvalues / at<T>(s.dt, 0)[d] + d_dt;
+  at<T>(g.dt, 0)[d] = d_dt;
 }
 
 template <class T> void backward(const DplrSpectrumGradients& g) {
   const DplrSpectrum& s = g.forward;
   const int64_t F = s.frequencies, N = s.states, padded = ceil_div(F, lanes<T>) * lanes<T>;
-  const int64_t totals_size = N * STATE * lanes<T>, planes_size = (2 + PLANES) * BLOCK;
+  const int64_t totals_size = N * STATE * lanes<T>, planes_size = PLANES * BLOCK;
   const int team = workers(s.channels, s.threads);
   Buffer<T> table(6 * padded), states(team * N * STATE), totals(team * totals_size), planes(team * planes_size);
   split_table(s, table.data(), padded);
   parallel_for(s.channels, s.threads, [&](int64_t d, int worker) {
     T *const state = states.slice(worker, N * STATE), *const total = totals.slice(worker, totals_size);
-    T *const t_planes = planes.slice(worker, planes_size), *const d_sums = t_planes + 2 * BLOCK;
+    T* const d_sums = planes.slice(worker, planes_size);
     const T dt = at<T>(s.dt, 0)[d];
     prepare_states(s, d, state);
     memset(total, 0, sizeof(T) * totals_size);
@@ -222,9 +222,9 @@ template <class T> void backward(const DplrSpectrumGradients& g) {
     for (int64_t f = 0; f < F; f += BLOCK) {
       const int64_t count = F - f < BLOCK ? F - f : BLOCK;
       const T* row = table.data() + f;
-      d_dt += differentiate_sums(s, at<T>(g.g, (d * F + f) * 2), row, padded, count, dt, state, t_planes, d_sums);
+      d_dt += differentiate_sums(s, at<T>(g.g, (d * F + f) * 2), row, padded, count, dt, state, d_sums);
       for (int64_t n = 0; n < N; n++)
-        add_gradients(row, padded, count, t_planes, d_sums, state + n * STATE, total + n * STATE * lanes<T>);
+        add_gradients(row, padded, count, dt, d_sums, state + n * STATE, total + n * STATE * lanes<T>);
     }
     differentiate_parameters(g, d, total, sum<T>(d_dt));
   });

@@ -106,6 +106,22 @@ def test_kernels_equal_the_equations(backend):
     assert_equal_by_size(run(inputs, angle, backend), run(inputs, angle, "reference"))
 
 
+@native
+def test_kernels_compute_no_poles_that_eager_does_not(backend):
+    """Eigenvalue 1 / dt is a pole at a = cosh(w), which is no frequency, but could be a filling of the last vector or tile."""
+    inputs, angle = make_inputs(1, 2, 8)
+    inputs["eigenvalues"][0, 0] = torch.tensor([2.0, 0.0])
+    inputs["dt"].fill_(0.5)
+    assert_equal_by_size(run(inputs, angle, backend, 2.0), run(inputs, angle, "eager", 2.0))
+
+
+@native
+def test_steps_of_size_zero_have_gradients(backend):
+    inputs, angle = make_inputs()
+    inputs["dt"].zero_()
+    assert_equal_by_size(run(inputs, angle, backend, 0.1), run(inputs, angle, "eager", 0.1))
+
+
 @needs_triton
 def test_number_of_partial_sums_is_limited(monkeypatch):
     """Also with more blocks of frequencies than one tile of their sum has."""

@@ -29,9 +29,9 @@ def dplr_spectrum_bwd_sums_kernel(
     o_f, o_pole = i_f * BLOCK_F + tl.arange(0, BLOCK_F), i_d * N * 2
     m_f = o_f < F
     b_dt = tl.load(dt + i_d)
-    a_r, a_i = load_frequencies(table, 0, o_f, m_f, F)
-    c_r, c_i = load_frequencies(table, 1, o_f, m_f, F)
-    e_r, e_i = load_frequencies(table, 2, o_f, m_f, F)
+    a_r, a_i = load_frequencies(table, 0, o_f, F)
+    c_r, c_i = load_frequencies(table, 1, o_f, F)
+    e_r, e_i = load_frequencies(table, 2, o_f, F)
     g_r, g_i = load_pair(d_spectrum + (i_d * F + o_f) * 2, m_f, 0.0)
     t_r, t_i = c_r * b_dt, c_i * b_dt
     cb_r, cb_i, cp_r, cp_i, pp_r, pp_i, pb_r, pb_i = cauchy_sums(
@@ -66,7 +66,7 @@ def dplr_spectrum_bwd_sums_kernel(
     d_r, d_i = multiply(m_r, m_i, rank_r, rank_i)
     d_r, d_i = multiply(d_r, d_i, c_r, c_i)
     b_dt_sum -= d_r * g_r + d_i * g_i
-    tl.store(d_dt + i_d * n_f + i_f, tl.sum(tl.where(m_f, b_dt_sum, 0.0), 0))
+    tl.store(d_dt + i_d * n_f + i_f, tl.sum(b_dt_sum, 0))
 
 
 @triton.jit(do_not_specialize=["F", "N", "CHUNK"])
@@ -75,7 +75,7 @@ def dplr_spectrum_bwd_states_kernel(
 ):  # fmt: skip
     """Add up, over CHUNK frequencies of one channel, the gradients of numerators and eigenvalues of BLOCK_N states.
 
-    partial: (D, chunks, 9, N): Re and Im of C B and C P, P* P, Re and Im of P* B and of the eigenvalue.
+    partial: (D, chunks, 9, N): Re and Im of C B and C P, P* P, Re and Im of P* B and of dt times the eigenvalue.
     """
     n_n, n_c = tl.cdiv(N, BLOCK_N), tl.cdiv(F, CHUNK)
     i_n, i_c = tl.program_id(0) % n_n, tl.program_id(0) // n_n % n_c
@@ -96,9 +96,9 @@ def dplr_spectrum_bwd_states_kernel(
     for first in range(i_c * CHUNK, stop, ROWS):
         o_f = first + o_row
         m_f = o_f < stop
-        a_r, a_i = load_frequencies(table, 0, o_f, m_f, F)
-        t_r, t_i = load_frequencies(table, 1, o_f, m_f, F)
-        t_r, t_i = t_r * b_dt, t_i * b_dt
+        a_r, a_i = load_frequencies(table, 0, o_f, F)
+        c_r, c_i = load_frequencies(table, 1, o_f, F)
+        t_r, t_i = c_r * b_dt, c_i * b_dt
         p_sums = d_sums + i_d * 8 * F + o_f
         g_cb_r = tl.load(p_sums, mask=m_f, other=0.0)
         g_cb_i = tl.load(p_sums + F, mask=m_f, other=0.0)
@@ -118,7 +118,7 @@ def dplr_spectrum_bwd_states_kernel(
         s_pb_r += g_pb_r * even_r + g_pb_i * even_i
         s_pb_i += g_pb_r * odd_r + g_pb_i * odd_i
         # The gradients of X + Y and of i (X - Y), and with them the conjugate gradients of X and of Y. The derivative of X by
-        # lambda is t X^2, that of Y by conj(lambda) is t Y^2.
+        # dt lambda is cosh(w) X^2, that of Y by its conjugate is cosh(w) Y^2.
         d_even_r = cb_r * g_cb_r + cp_r * g_cp_r + pp * g_pp_r + pb_r * g_pb_r
         d_even_i = cb_r * g_cb_i + cp_r * g_cp_i + pp * g_pp_i + pb_r * g_pb_i
         d_odd_r = cb_i * g_cb_r + cp_i * g_cp_r + pb_i * g_pb_r
@@ -127,8 +127,8 @@ def dplr_spectrum_bwd_states_kernel(
         Y_r, Y_i = multiply(Y_r, Y_i, Y_r, Y_i)
         X_r, X_i = multiply(X_r, X_i, d_even_r + d_odd_i, d_odd_r - d_even_i)
         Y_r, Y_i = multiply(Y_r, Y_i, d_even_r - d_odd_i, -d_odd_r - d_even_i)
-        s_lambda_r += t_r * (X_r + Y_r) - t_i * (X_i + Y_i)
-        s_lambda_i += t_r * (Y_i - X_i) + t_i * (Y_r - X_r)
+        s_lambda_r += c_r * (X_r + Y_r) - c_i * (X_i + Y_i)
+        s_lambda_i += c_r * (Y_i - X_i) + c_i * (Y_r - X_r)
     p_partial = partial + (i_d * n_c + i_c) * 9 * N + i_n * BLOCK_N + tl.arange(0, BLOCK_N)
     m_out = i_n * BLOCK_N + tl.arange(0, BLOCK_N) < N
     tl.store(p_partial, tl.sum(s_cb_r, 0), mask=m_out)
@@ -183,13 +183,14 @@ def dplr_spectrum_bwd_parameters_kernel(
     d_P_r, d_P_i = d_P_r + more_r, d_P_i + more_i
     g_r = add_chunks(p_partial, 7, o_c, m_c, o_n, m_n, N)
     g_i = add_chunks(p_partial, 8, o_c, m_c, o_n, m_n, N)
-    store_pair(d_eigenvalues + o_pole, g_r, g_i, m_n)
+    b_dt = tl.load(dt + i_d)
+    store_pair(d_eigenvalues + o_pole, b_dt * g_r, b_dt * g_i, m_n)
     store_pair(d_P + o_pole, d_P_r, d_P_i, m_n)
     store_pair(d_B + o_pole, d_B_r, d_B_i, m_n)
     store_pair(d_C + o_pole, d_C_r, d_C_i, m_n)
-    # In the sums, dt multiplies the eigenvalues only.
-    b_dt = tl.sum(lambda_r * g_r + lambda_i * g_i, 0) / tl.load(dt + i_d)
+    # In the four sums, dt multiplies the eigenvalues only.
+    b_d_dt = tl.sum(lambda_r * g_r + lambda_i * g_i, 0)
     for first in range(0, n_blocks, BLOCK):
         b_blocks = tl.load(d_dt_blocks + i_d * n_blocks + first + o_block, mask=first + o_block < n_blocks, other=0.0)
-        b_dt += tl.sum(b_blocks, 0)
-    tl.store(d_dt + i_d, b_dt)
+        b_d_dt += tl.sum(b_blocks, 0)
+    tl.store(d_dt + i_d, b_d_dt)

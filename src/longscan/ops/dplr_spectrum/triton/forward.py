@@ -14,9 +14,9 @@ def dplr_spectrum_fwd_kernel(table, eigenvalues, P, B, C, dt, spectrum, F, N, BL
     o_f, o_pole = i_f * BLOCK_F + tl.arange(0, BLOCK_F), i_d * N * 2
     m_f = o_f < F
     b_dt = tl.load(dt + i_d)
-    a_r, a_i = load_frequencies(table, 0, o_f, m_f, F)
-    t_r, t_i = load_frequencies(table, 1, o_f, m_f, F)
-    e_r, e_i = load_frequencies(table, 2, o_f, m_f, F)
+    a_r, a_i = load_frequencies(table, 0, o_f, F)
+    t_r, t_i = load_frequencies(table, 1, o_f, F)
+    e_r, e_i = load_frequencies(table, 2, o_f, F)
     t_r, t_i = t_r * b_dt, t_i * b_dt
     cb_r, cb_i, cp_r, cp_i, pp_r, pp_i, pb_r, pb_i = cauchy_sums(
         eigenvalues + o_pole, P + o_pole, B + o_pole, C + o_pole, N, a_r, a_i, t_r, t_i

@@ -37,9 +37,13 @@ def store_pair(pointer, x_r, x_i, mask):
 
 
 @triton.jit
-def load_frequencies(table, i_row, o_f, m_f, F):
-    """Return a row of the table (3, F, 2) of a = 2 sinh(w), cosh(w) and e^w. Masked entries are 1, so that no pole is there."""
-    return load_pair(table + (i_row * F + o_f) * 2, m_f, 1.0)
+def load_frequencies(table, i_row, o_f, F):
+    """Return a row of the table (3, F, 2) of a = 2 sinh(w), cosh(w) and e^w.
+
+    From index F on, the entries are those of the last frequency: other numbers could be at a pole, and 0 times infinity is NaN.
+    """
+    p_f = table + (i_row * F + tl.minimum(o_f, F - 1)) * 2
+    return tl.load(p_f), tl.load(p_f + 1)
 
 
 @triton.jit
