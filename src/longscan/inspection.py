@@ -125,7 +125,7 @@ class InspectedLayer(NamedTuple):
             own = (segment == index)[:, None]
             norms = (call._map_values(torch.where(own, call.x, 0)) - bias)[0].norm(dim=-1)
             columns.append(norms.new_zeros(count).index_add(0, segment, norms) / sizes)
-        return torch.stack(columns, 1)
+        return torch.stack(columns, 1) if columns else bias.new_zeros(0, 0)
 
     @torch.no_grad()
     def bias(self, row: int = 0) -> Tensor:

@@ -113,6 +113,7 @@ def test_attention_map_of_segments() -> None:
         for j, (start, stop) in enumerate(segments):
             added = torch.einsum("tcsd,sd->tc", matrix[first:last, :, start:stop], x[start:stop])
             assert_close(call.attention_map(segments=3)[i, j], added.norm(dim=-1).mean())
+    assert call._replace(x=call.x[:, :0]).attention_map().shape == (0, 0)
     with pytest.raises(ValueError, match="`segments` must be at least 1, got 0"):
         call.attention_map(segments=0)
 

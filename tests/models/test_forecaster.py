@@ -159,6 +159,8 @@ def test_saved_forecaster_can_be_loaded(tmp_path):
     [
         ({"horizon": 0}, "`horizon` must .*got 0"),
         ({"mode": "direct"}, "`mode` must .*got 'direct'"),
+        ({"linear_channels": "own"}, "`linear_channels` must be 'shared' without `linear_window`, got 'own'"),
+        ({"linear_covariate_window": 3, "d_covariates": 1}, "`linear_covariate_window` must be 0 without `linear_window`, got 3"),
         ({"spec": "bidirectional"}, "`blocks` must be causal, got blocks that are not"),
         (
             {"spec": "s5", "mode": "offset", "block_options": {"s5": {"stride": 2}}},
@@ -179,6 +181,33 @@ def test_invalid_inputs_raise():
         make_forecaster(mode="offset")(make_series(1, 3))
     with pytest.raises(ValueError, match="`elapsed_ahead` must be None in mode 'offset'"):
         make_forecaster(mode="offset")(make_series(1, 6), elapsed_ahead=torch.ones(1, 5))
+    net, x = make_forecaster("s4d", d_covariates=1), make_series(2, 9)
+    with pytest.raises(TypeError, match="`inputs` must be a tensor, got a ndarray"):
+        net(x.numpy())
+    for arguments, message in (
+        ({"valid": torch.ones(2, 8, dtype=torch.bool)}, r"`valid` must have shape \(2, 9\), got \(2, 8\)"),
+        ({"elapsed_ahead": torch.ones(2, 4)}, r"`elapsed_ahead` must have shape \(2, 5\), got \(2, 4\)"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            net(x, **arguments)
+    with pytest.raises(TypeError, match=r"`valid` must have dtype torch\.bool, got torch\.int64"):
+        net(x, valid=torch.ones(2, 9, dtype=torch.int64))
+    for name in ("valid", "elapsed", "elapsed_ahead", "covariates"):
+        with pytest.raises(TypeError, match=f"`{name}` must be a tensor or None, got a float"):
+            net(x, **{name: 1.0})
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.int64, torch.float64])
+@pytest.mark.parametrize("own", [torch.float32, torch.bfloat16])
+def test_forecasts_are_in_the_promotion_of_inputs_and_weights(own, dtype):
+    net = make_forecaster("s4d", normalise=True, linear_window=4, linear_covariate_window=2, d_covariates=2, d_covariates_ahead=1)
+    x, covariates, ahead = ((8 * torch.randn(2, length, 2)).round() for length in (9, 9, 5))
+    net.set_linear(torch.randn(1, 5, 4), torch.randn(1, 5), torch.randn(1, 5), torch.randn(2, 1), torch.randn(2, 5, 2, 2))
+    net = net.to(own)
+    y = net(x.to(dtype), covariates=covariates, covariates_ahead=ahead[..., :1])
+    assert y.dtype == torch.promote_types(dtype, own)
+    expected = net(x.to(y.dtype), covariates=covariates.to(y.dtype), covariates_ahead=ahead[..., :1].to(y.dtype))
+    torch.testing.assert_close(y, expected)
 
 
 @pytest.mark.parametrize("interaction", ["nli", "concat"])

@@ -78,12 +78,10 @@ def check_input(x: Tensor, module: nn.Module) -> None:
         raise TypeError(f"`x` must have the dtype of the parameters, {' or '.join(sorted(map(str, dtypes)))}, got {x.dtype}")
 
 
-def check_steps(shape: tuple[int, int], elapsed: Tensor | None, valid: Tensor | None, seq_idx: Tensor | None) -> None:
-    """Raise ValueError or TypeError unless `elapsed`, `valid` and `seq_idx` suit a batch of shape (B, L).
-
-    Shapes and dtypes are always checked. Values (one run of valid steps per row, elapsed and seq_idx not negative) are checked
-    unless `values_unavailable`.
-    """
+def check_step_shapes(
+    shape: tuple[int, int], elapsed: Tensor | None, valid: Tensor | None = None, seq_idx: Tensor | None = None
+) -> None:
+    """Raise ValueError or TypeError unless `elapsed`, `valid` and `seq_idx` have the shape (B, L) and their dtypes."""
     for name, value in (("elapsed", elapsed), ("valid", valid), ("seq_idx", seq_idx)):
         check_is_tensor(name, value)
         if value is not None and tuple(value.shape) != shape:
@@ -94,6 +92,15 @@ def check_steps(shape: tuple[int, int], elapsed: Tensor | None, valid: Tensor | 
         raise TypeError(f"`valid` must have dtype torch.bool, got {valid.dtype}")
     if seq_idx is not None and (seq_idx.is_floating_point() or seq_idx.is_complex() or seq_idx.dtype == torch.bool):
         raise TypeError(f"`seq_idx` must have an integer dtype, got {seq_idx.dtype}")
+
+
+def check_steps(shape: tuple[int, int], elapsed: Tensor | None, valid: Tensor | None, seq_idx: Tensor | None) -> None:
+    """Raise ValueError or TypeError unless `elapsed`, `valid` and `seq_idx` suit a batch of shape (B, L).
+
+    Shapes and dtypes are always checked. Values (one run of valid steps per row, elapsed and seq_idx not negative) are checked
+    unless `values_unavailable`.
+    """
+    check_step_shapes(shape, elapsed, valid, seq_idx)
     if values_unavailable(elapsed, valid, seq_idx):
         return
     if valid is not None and shape[1] > 1:

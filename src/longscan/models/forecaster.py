@@ -20,7 +20,7 @@ from longscan._types import NonNegativeInt, PositiveInt, Probability
 from longscan.distributed.collectives import gather_steps
 from longscan.distributed.context import SequenceSplit, current_split, use_split
 from longscan.layers.base import mask_padding
-from longscan.layers.checks import values_unavailable
+from longscan.layers.checks import check_is_tensor, check_step_shapes, values_unavailable
 from longscan.models.base import PretrainedModel
 from longscan.models.sequence_model import SequenceModel
 from longscan.ops.dispatch import Backend
@@ -107,6 +107,10 @@ class Forecaster(PretrainedModel):
         if mode == "queries":
             self.backbone.require_streaming("mode 'queries'")
         self.linear_window = linear_window
+        if linear_window is None and linear_channels != "shared":
+            raise ValueError(f"`linear_channels` must be 'shared' without `linear_window`, got {linear_channels!r}")
+        if linear_window is None and linear_covariate_window:
+            raise ValueError(f"`linear_covariate_window` must be 0 without `linear_window`, got {linear_covariate_window}")
         if linear_window is not None:
             maps = 1 if linear_channels == "shared" else d_input
             self.linear_weight = nn.Parameter(torch.zeros(maps, horizon, linear_window))
@@ -182,7 +186,8 @@ class Forecaster(PretrainedModel):
         Inside `longscan.distributed.context_parallel` arguments with L steps are pieces, the others are the same on all
         processes, and all processes return the whole forecast.
 
-        Raises ValueError naming an argument that does not fit.
+        The forecast is in the promotion of the dtypes of inputs and weights. Raises TypeError or ValueError naming an argument
+        that does not fit.
         """
         return self._forecast(inputs, elapsed, valid, elapsed_ahead, covariates, covariates_ahead)[0]
 
@@ -211,22 +216,27 @@ class Forecaster(PretrainedModel):
         covariates: Tensor | None,
         covariates_ahead: Tensor | None,
     ) -> tuple[Tensor, Tensor]:
+        if not isinstance(inputs, Tensor):
+            raise TypeError(f"`inputs` must be a tensor, got a {type(inputs).__name__}")
         if inputs.ndim != 3 or inputs.shape[-1] != self.d_input or not inputs.shape[1]:
             raise ValueError(f"`inputs` must have shape (batch, length >= 1, {self.d_input}), got {tuple(inputs.shape)}")
+        check_step_shapes((inputs.shape[0], inputs.shape[1]), elapsed, valid)
+        self._check_ahead(elapsed_ahead, inputs.shape[0])
         split = current_split()
         if split is not None:  # the series, a few numbers for each step, are gathered; the blocks read pieces of them
             inputs = gather_steps(inputs, split)
             elapsed, valid, covariates = (
                 part if part is None else gather_steps(part, split) for part in (elapsed, valid, covariates)
             )
-        inputs = mask_padding(inputs, valid)
+        inputs = mask_padding(inputs.to(torch.promote_types(inputs.dtype, self.backbone.encoder.weight.dtype)), valid)
         covariates = self._check("covariates", covariates, inputs, inputs.shape[1], self.d_covariates)
         ahead = self._check("covariates_ahead", covariates_ahead, inputs, self.horizon, self.d_covariates_ahead)
         covariates = mask_padding(covariates, valid)
         linear = None
         if self.linear_window is not None:
-            inputs = inputs - covariates[..., self.d_covariates - self.d_covariates_ahead :] @ self.linear_effect.T
-            linear = self._linear(inputs, valid) + self._linear_of_covariates(covariates, valid) + ahead @ self.linear_effect.T
+            effect = self.linear_effect.T.to(inputs.dtype)
+            inputs = inputs - covariates[..., self.d_covariates - self.d_covariates_ahead :] @ effect
+            linear = self._linear(inputs, valid) + self._linear_of_covariates(covariates, valid) + ahead @ effect
         if self.blocks_window is not None and inputs.shape[1] > self.blocks_window:
             inputs, mask = _last_steps(inputs, valid, self.blocks_window)
             covariates, _ = _last_steps(covariates, valid, self.blocks_window)
@@ -244,8 +254,6 @@ class Forecaster(PretrainedModel):
             with use_split(None):  # every process has the state after the series, and all steps of the forecast
                 y = self.backbone(torch.cat([unknown, ahead], -1), state, elapsed=elapsed_ahead)
         else:
-            if elapsed_ahead is not None:
-                raise ValueError("`elapsed_ahead` must be None in mode 'offset', which runs no further steps, got times")
             y = self.backbone(series, elapsed=elapsed, valid=own_valid)
             y = self._last(y if split is None else gather_steps(y, split), valid)
         forecast = y[..., : self.d_input] * deviation + (mean if linear is None else linear)
@@ -254,20 +262,34 @@ class Forecaster(PretrainedModel):
         spread = y[..., self.d_input :].unflatten(-1, (self.d_input, len(self.quantiles))) * deviation.unsqueeze(-1)
         return forecast, (forecast.detach().unsqueeze(-1) + spread).sort(-1).values
 
+    def _check_ahead(self, elapsed_ahead: Tensor | None, batch: int) -> None:
+        """Raise TypeError or ValueError for times of the steps of the forecast that this model cannot use."""
+        check_is_tensor("elapsed_ahead", elapsed_ahead)
+        if elapsed_ahead is None:
+            return
+        if self.mode == "offset":
+            raise ValueError("`elapsed_ahead` must be None in mode 'offset', which runs no further steps, got times")
+        if elapsed_ahead.shape != (batch, self.horizon):
+            raise ValueError(f"`elapsed_ahead` must have shape {(batch, self.horizon)}, got {tuple(elapsed_ahead.shape)}")
+
     def _check(self, name: str, value: Tensor | None, inputs: Tensor, length: int, count: int) -> Tensor:
-        """Return covariates (B, length, count), with count = 0 columns for None. Raises ValueError for another shape."""
+        """Return covariates (B, length, count) in the dtype of the inputs, with count = 0 columns for None.
+
+        Raises TypeError or ValueError for anything but a tensor of this shape.
+        """
         shape = (inputs.shape[0], length, count)
+        check_is_tensor(name, value)
         if value is None and not count:
             return inputs.new_zeros(shape)
         if value is None or value.shape != shape:
             raise ValueError(f"`{name}` must have shape {shape}, got {None if value is None else tuple(value.shape)}")
-        return value
+        return value.to(inputs.dtype)
 
     def _linear_of_covariates(self, covariates: Tensor, valid: Tensor | None) -> Tensor:
         """Return the linear forecast (B, horizon, d_input) from the last valid steps of the covariates (B, L, d_covariates)."""
         window = self.linear_covariates.shape[2]
         past, _ = _last_steps(covariates, valid, window)
-        return torch.einsum("btp,chtp->bhc", past, self.linear_covariates[:, :, window - past.shape[1] :])
+        return torch.einsum("btp,chtp->bhc", past, self.linear_covariates[:, :, window - past.shape[1] :].to(past.dtype))
 
     def _linear(self, x: Tensor, valid: Tensor | None) -> Tensor:
         """Return the linear forecast (B, horizon, d_input) from the last valid steps of x (B, L, d_input)."""
@@ -275,8 +297,8 @@ class Forecaster(PretrainedModel):
         past, mask = _last_steps(x, valid, window)
         count = mask.sum(1, keepdim=True).clamp(min=1)
         mean = past.sum(1, keepdim=True) / count
-        weight = self.linear_weight[..., window - past.shape[1] :]
-        return apply_linear_forecast((past - mean) * mask, mean, weight, self.linear_level, self.linear_bias)
+        own = (self.linear_weight[..., window - past.shape[1] :], self.linear_level, self.linear_bias)
+        return apply_linear_forecast((past - mean) * mask, mean, *(parameter.to(x.dtype) for parameter in own))
 
     def _last(self, y: Tensor, valid: Tensor | None) -> Tensor:
         """Return the last `horizon` valid steps of y (B, L, d_input)."""
