@@ -11,6 +11,7 @@ from sklearn.base import clone
 from longscan.estimators import SSMForecaster, score_forecasts
 from longscan.estimators.covariates import fit_effect
 from longscan.estimators.series import Collection, pad_arrays
+from longscan.numerics.regression import generalised_least_squares
 
 SMALL = {"horizon": 4, "window": 12, "d_model": 4, "d_state": 2, "epochs": 1, "device": "cpu", "random_state": 0}
 HOURS = pd.date_range("2024-03-01", periods=304, freq="h", tz="Europe/Berlin")
@@ -72,6 +73,16 @@ def test_effect_of_several_series_ignores_their_levels_and_constant_covariates()
     assert effect.weight[2, 0] == pytest.approx(0, abs=1e-6)
     removed = effect.remove(Collection(series.values, series.lengths, covariates=covariates))
     assert (removed.values[0, 150:] == 0).all(), "padding is left alone"
+
+
+@pytest.mark.parametrize("length", [1, 2, 10, 23])
+def test_series_of_fewer_steps_than_the_autoregression_has_lags_are_read(length):
+    """A series next to a long one has no products of the lags that it is too short for."""
+    y, x = simulate(memory=0.0)
+    long = generalised_least_squares([y], [x])
+    assert np.abs(generalised_least_squares([y, y[:length]], [x, x[:length]]) - long).max() < 0.1
+    model = SSMForecaster(**SMALL).fit([y, y[:9]], covariates=[x, x[:9]])
+    assert [len(one) for one in model.predict(covariates_ahead=[x[:4], x[:4]])] == [4, 4]
 
 
 def test_forecasts_with_covariates_are_better_and_irrelevant_ones_are_left_out():

@@ -46,7 +46,8 @@ def _least_squares(y: Sequence[Array], x: Sequence[Array]) -> Array:
 def _autoregression(series: Sequence[Array], order: int) -> Array:
     """Return the coefficients (order,) of an autoregression of series (L_i,), by the Yule-Walker equations."""
     centred = [values - values.mean() for values in series]
-    products = [[values[lag:] @ values[: len(values) - lag] for lag in range(order + 1)] for values in centred]
+    # A series of no more than `lag` steps has no products of that lag.
+    products = [[values[lag:] @ values[: max(0, len(values) - lag)] for lag in range(order + 1)] for values in centred]
     covariance = np.sum(products, axis=0)
     if not covariance[0] > 0:
         return np.zeros(order)
