@@ -103,8 +103,8 @@ def load_output_gradients(p_dy, p_z, o_td, m_td, dtype: tl.constexpr, MATERIALIZ
 @triton.jit(do_not_specialize=["length", "pieces", "span", "rows"])
 def chunk_state_bwd_kernel(
     p_dy, p_dt, p_A, p_C, p_z, p_bias, p_scale, p_flags, p_maps, p_counters, length, channels, states, pieces, span, rows,
-    PAIR_FACTOR: tl.constexpr, SOFTPLUS: tl.constexpr, COMPLEX: tl.constexpr, T: tl.constexpr, CR: tl.constexpr,
-    NR: tl.constexpr, CW: tl.constexpr, NL: tl.constexpr, CL: tl.constexpr, MATERIALIZE: tl.constexpr, STAGES: tl.constexpr,
+    PAIR_FACTOR: tl.constexpr, SOFTPLUS: tl.constexpr, COMPLEX: tl.constexpr, T: tl.constexpr, SHAPE: tl.constexpr,
+    MATERIALIZE: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """Store the product of the factors of a piece of `span` tiles, and the gradient of the state before it if that after it is 0.
 
@@ -116,11 +116,12 @@ def chunk_state_bwd_kernel(
         tl.store(p_counters + program, 0)
         tl.store(p_counters + last, 0, mask=program == 0)
     P: tl.constexpr = 2 if COMPLEX else 1
-    BD: tl.constexpr = CR * CW * CL
+    BD: tl.constexpr = SHAPE[0] * SHAPE[2] * SHAPE[4]
+    BN: tl.constexpr = SHAPE[1] * SHAPE[3]
     blocks, tiles = tl.cdiv(channels, BD), tl.cdiv(length, T)
     i_b, i_d, i_p = (tl.program_id(0) // blocks).to(tl.int64), tl.program_id(0) % blocks, tl.program_id(1)
-    o_t, o_d, o_n = tl.arange(0, T), i_d * BD + tl.arange(0, BD), tl.arange(0, NR * NL * P)
-    o_pair, m_pair = locate_pairs(i_d, channels, states, CR, NR, CW, NL, CL)
+    o_t, o_d, o_n = tl.arange(0, T), i_d * BD + tl.arange(0, BD), tl.arange(0, BN * P)
+    o_pair, m_pair = locate_pairs(i_d * BD, channels, states, SHAPE)
     size = channels * states
     A_re, A_im = load_pair_parts(p_A + (i_b // rows) * size * P + o_pair * P, 1, m_pair, COMPLEX)
     dh_re, dh_im = A_re * 0.0, A_re * 0.0
@@ -145,7 +146,7 @@ def chunk_state_bwd_kernel(
         if COMPLEX:
             dh_im = select_row(w_im, top)
         time += tl.sum(b_dt, 0)
-    a_re, a_im = decay(tl.reshape(time, (CR, 1, CW, 1, CL)), A_re, A_im, COMPLEX)
+    a_re, a_im = decay(tl.reshape(time, (SHAPE[0], 1, SHAPE[2], 1, SHAPE[4])), A_re, A_im, COMPLEX)
     store_map(p_maps, i_b, i_p, pieces, size, o_pair, m_pair, a_re, a_im, dh_re, dh_im, blocks, COMPLEX)
 
 
@@ -352,8 +353,8 @@ def chunk_scan_bwd_kernel(
     p_du, p_ddt, p_dz, p_dscale, p_dB, p_dC, p_sums, p_counters, length, channels, states, pieces, span, rows, group, chain,
     first_piece,
     PAIR_FACTOR: tl.constexpr, SOFTPLUS: tl.constexpr, COMPLEX: tl.constexpr, SEQUENTIAL: tl.constexpr, ORDERED: tl.constexpr,
-    FENCED: tl.constexpr, PTX: tl.constexpr, RECOMPUTE: tl.constexpr, T: tl.constexpr, CR: tl.constexpr, NR: tl.constexpr,
-    CW: tl.constexpr, NL: tl.constexpr, CL: tl.constexpr, NW: tl.constexpr, MATERIALIZE: tl.constexpr, STAGES: tl.constexpr,
+    FENCED: tl.constexpr, PTX: tl.constexpr, RECOMPUTE: tl.constexpr, T: tl.constexpr, SHAPE: tl.constexpr, NW: tl.constexpr,
+    MATERIALIZE: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """Compute the gradients of a piece of `span` tiles, from its last tile to its first. README.md has the table of buffers.
 
@@ -365,8 +366,8 @@ def chunk_scan_bwd_kernel(
     partial sums for a slice of the steps.
     """
     P: tl.constexpr = 2 if COMPLEX else 1
-    BD: tl.constexpr = CR * CW * CL
-    BN: tl.constexpr = NR * NL
+    BD: tl.constexpr = SHAPE[0] * SHAPE[2] * SHAPE[4]
+    BN: tl.constexpr = SHAPE[1] * SHAPE[3]
     blocks, tiles = tl.cdiv(channels, BD), tl.cdiv(length, T)
     program = tl.program_id(1) * tl.num_programs(0) + tl.program_id(0)
     if ORDERED:  # programs are numbered in the order in which they start, so that a program waits only for running ones
@@ -374,9 +375,9 @@ def chunk_scan_bwd_kernel(
     i_b, batch = (program % tl.num_programs(0) // blocks).to(tl.int64), tl.num_programs(0) // blocks
     i_d, i_p = program % blocks, first_piece + program // tl.num_programs(0)
     o_t, o_d, o_n = tl.arange(0, T), i_d * BD + tl.arange(0, BD), tl.arange(0, BN * P)
-    o_pair, m_pair = locate_pairs(i_d, channels, states, CR, NR, CW, NL, CL)
+    o_pair, m_pair = locate_pairs(i_d * BD, channels, states, SHAPE)
     size = channels * states
-    o_checkpoint, o_own = i_d * BD + transposed_offsets(channels, CR, NR, CW, NL, CL), transposed_offsets(BD, CR, NR, CW, NL, CL)
+    o_checkpoint, o_own = i_d * BD + transposed_offsets(channels, SHAPE), transposed_offsets(BD, SHAPE)
     p_dinitial += i_b * size * P
     A_re, A_im = load_pair_parts(p_A + (i_b // rows) * size * P + o_pair * P, 1, m_pair, COMPLEX)
     dA_re, dA_im = A_re * 0.0, A_re * 0.0

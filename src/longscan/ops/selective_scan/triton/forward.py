@@ -34,19 +34,20 @@ from longscan.ops.selective_scan.triton.math import (
 @triton.jit(do_not_specialize=["length", "pieces", "span", "rows"])
 def chunk_state_fwd_kernel(
     p_u, p_dt, p_A, p_B, p_bias, p_scale, p_flags, p_maps, length, channels, states, pieces, span, rows,
-    SOFTPLUS: tl.constexpr, COMPLEX: tl.constexpr, T: tl.constexpr, CR: tl.constexpr, NR: tl.constexpr, CW: tl.constexpr,
-    NL: tl.constexpr, CL: tl.constexpr, MATERIALIZE: tl.constexpr, STAGES: tl.constexpr,
+    SOFTPLUS: tl.constexpr, COMPLEX: tl.constexpr, T: tl.constexpr, SHAPE: tl.constexpr, MATERIALIZE: tl.constexpr,
+    STAGES: tl.constexpr,
 ):  # fmt: skip
     """Store the product of the factors of a piece of `span` tiles, and its final state from zero.
 
     p_maps: (2, B, pieces, D N[, 2]). The product is undefined if a sequence starts in the piece.
     """
     P: tl.constexpr = 2 if COMPLEX else 1
-    BD: tl.constexpr = CR * CW * CL
+    BD: tl.constexpr = SHAPE[0] * SHAPE[2] * SHAPE[4]
+    BN: tl.constexpr = SHAPE[1] * SHAPE[3]
     blocks, tiles = tl.cdiv(channels, BD), tl.cdiv(length, T)
     i_b, i_d, i_p = (tl.program_id(0) // blocks).to(tl.int64), tl.program_id(0) % blocks, tl.program_id(1)
-    o_t, o_d, o_n = tl.arange(0, T), i_d * BD + tl.arange(0, BD), tl.arange(0, NR * NL * P)
-    o_pair, m_pair = locate_pairs(i_d, channels, states, CR, NR, CW, NL, CL)
+    o_t, o_d, o_n = tl.arange(0, T), i_d * BD + tl.arange(0, BD), tl.arange(0, BN * P)
+    o_pair, m_pair = locate_pairs(i_d * BD, channels, states, SHAPE)
     size = channels * states
     A_re, A_im = load_pair_parts(p_A + (i_b // rows) * size * P + o_pair * P, 1, m_pair, COMPLEX)
     h_re, h_im = A_re * 0.0, A_re * 0.0
@@ -69,7 +70,7 @@ def chunk_state_fwd_kernel(
         if COMPLEX:
             h_im = select_row(x_im, last)
         time += tl.sum(b_dt, 0)
-    a_re, a_im = decay(tl.reshape(time, (CR, 1, CW, 1, CL)), A_re, A_im, COMPLEX)
+    a_re, a_im = decay(tl.reshape(time, (SHAPE[0], 1, SHAPE[2], 1, SHAPE[4])), A_re, A_im, COMPLEX)
     store_map(p_maps, i_b, i_p, pieces, size, o_pair, m_pair, a_re, a_im, h_re, h_im, blocks, COMPLEX)
 
 
@@ -77,9 +78,8 @@ def chunk_state_fwd_kernel(
 def chunk_scan_fwd_kernel(
     p_u, p_dt, p_A, p_B, p_C, p_D, p_z, p_bias, p_scale, p_initial, p_first_states, p_maps, p_flags, p_y, p_final,
     p_checkpoints, length, channels, states, pieces, span, rows, interval,
-    PAIR_FACTOR: tl.constexpr, SOFTPLUS: tl.constexpr, COMPLEX: tl.constexpr, T: tl.constexpr, CR: tl.constexpr,
-    NR: tl.constexpr, CW: tl.constexpr, NL: tl.constexpr, CL: tl.constexpr, NW: tl.constexpr, MATERIALIZE: tl.constexpr,
-    STAGES: tl.constexpr,
+    PAIR_FACTOR: tl.constexpr, SOFTPLUS: tl.constexpr, COMPLEX: tl.constexpr, T: tl.constexpr, SHAPE: tl.constexpr,
+    NW: tl.constexpr, MATERIALIZE: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """Compute the outputs of a piece of `span` tiles, the final state of a row, and checkpoints: states before `interval` tiles.
 
@@ -89,12 +89,13 @@ def chunk_scan_fwd_kernel(
     a conjugate pair, otherwise 1.
     """
     P: tl.constexpr = 2 if COMPLEX else 1
-    BD: tl.constexpr = CR * CW * CL
+    BD: tl.constexpr = SHAPE[0] * SHAPE[2] * SHAPE[4]
+    BN: tl.constexpr = SHAPE[1] * SHAPE[3]
     blocks, tiles = tl.cdiv(channels, BD), tl.cdiv(length, T)
     i_b, i_d, i_p = (tl.program_id(0) // blocks).to(tl.int64), tl.program_id(0) % blocks, tl.program_id(1)
-    o_t, o_d, o_n = tl.arange(0, T), i_d * BD + tl.arange(0, BD), tl.arange(0, NR * NL * P)
-    o_pair, m_pair = locate_pairs(i_d, channels, states, CR, NR, CW, NL, CL)
-    o_checkpoint, size = i_d * BD + transposed_offsets(channels, CR, NR, CW, NL, CL), channels * states
+    o_t, o_d, o_n = tl.arange(0, T), i_d * BD + tl.arange(0, BD), tl.arange(0, BN * P)
+    o_pair, m_pair = locate_pairs(i_d * BD, channels, states, SHAPE)
+    o_checkpoint, size = i_d * BD + transposed_offsets(channels, SHAPE), channels * states
     A_re, A_im = load_pair_parts(p_A + (i_b // rows) * size * P + o_pair * P, 1, m_pair, COMPLEX)
     p_h = p_initial
     if p_first_states is not None:

@@ -96,7 +96,7 @@ def make_problem(u: Tensor, A: Tensor, B: Tensor, dt_softplus: bool, direction: 
     CW = min(layout.warps, layout.BD // CL)
     constants = {
         "SOFTPLUS": dt_softplus, "COMPLEX": components == 2, "T": table.steps,
-        "CR": layout.BD // (CL * CW), "NR": layout.NB // NL, "CW": CW, "NL": NL, "CL": CL,
+        "SHAPE": (layout.BD // (CL * CW), layout.NB // NL, CW, NL, CL),  # CR, NR, CW, NL, CL of README.md
         "MATERIALIZE": table.steps * layout.BD <= 32 * layout.warps,
         "STAGES": table.stages if layout.NB <= 128 else 1,  # the tiles of more states would fill the shared memory
         "num_warps": layout.warps,

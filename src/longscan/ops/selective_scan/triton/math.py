@@ -81,33 +81,34 @@ def shift_steps(x, first):
 
 
 @triton.jit
-def channel_offsets(CR: tl.constexpr, CW: tl.constexpr, CL: tl.constexpr):
-    """Return the channels of a program, (CR, 1, CW, 1, CL)."""
+def channel_offsets(SHAPE: tl.constexpr):
+    """Return the channels of a program, (CR, 1, CW, 1, CL). SHAPE: (CR, NR, CW, NL, CL)."""
+    CR: tl.constexpr = SHAPE[0]
+    CW: tl.constexpr = SHAPE[2]
+    CL: tl.constexpr = SHAPE[4]
     first = (tl.arange(0, CR) * (CW * CL))[:, None, None] + (tl.arange(0, CW) * CL)[None, :, None]
     return (first + tl.arange(0, CL)[None, None, :])[:, None, :, None, :]
 
 
 @triton.jit
-def state_offsets(NR: tl.constexpr, NL: tl.constexpr):
-    """Return the states of a channel, (1, NR, 1, NL, 1)."""
+def state_offsets(SHAPE: tl.constexpr):
+    """Return the states of a channel, (1, NR, 1, NL, 1). SHAPE: (CR, NR, CW, NL, CL)."""
+    NR: tl.constexpr = SHAPE[1]
+    NL: tl.constexpr = SHAPE[3]
     return ((tl.arange(0, NR) * NL)[:, None] + tl.arange(0, NL)[None, :])[None, :, None, :, None]
 
 
 @triton.jit
-def locate_pairs(
-    i_d, channels, states, CR: tl.constexpr, NR: tl.constexpr, CW: tl.constexpr, NL: tl.constexpr, CL: tl.constexpr
-):  # fmt: skip
+def locate_pairs(first_channel, channels, states, SHAPE: tl.constexpr):
     """Return the offsets in (D, N) of the pairs of a channel and a state of a program, (CR, NR, CW, NL, CL), and which exist."""
-    o_channel, o_state = i_d * (CR * CW * CL) + channel_offsets(CR, CW, CL), state_offsets(NR, NL)
+    o_channel, o_state = first_channel + channel_offsets(SHAPE), state_offsets(SHAPE)
     return o_channel * states + o_state, (o_channel < channels) & (o_state < states)
 
 
 @triton.jit
-def transposed_offsets(
-    stride, CR: tl.constexpr, NR: tl.constexpr, CW: tl.constexpr, NL: tl.constexpr, CL: tl.constexpr
-):  # fmt: skip
+def transposed_offsets(stride, SHAPE: tl.constexpr):
     """Return the offsets of the pairs of a program in a matrix (N, stride) whose first column is the program's first channel."""
-    return state_offsets(NR, NL) * stride + channel_offsets(CR, CW, CL)
+    return state_offsets(SHAPE) * stride + channel_offsets(SHAPE)
 
 
 @triton.jit
