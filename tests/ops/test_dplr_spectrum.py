@@ -89,6 +89,28 @@ def test_wrong_shape_raises(name, wrong, message):
         dplr_spectrum(**{"angle": angle, **inputs, name: wrong.to(DEVICE)})
 
 
+@pytest.mark.parametrize("backend", ["reference", "eager", "auto"])
+def test_dtype_of_the_result(backend):
+    """Arguments of half precision are computed in float32, and all in float64 if one of them is."""
+    inputs, angle = make_inputs(dtype=torch.bfloat16)
+    assert dplr_spectrum(angle, **inputs, backend=backend).dtype == torch.float32
+    found = dplr_spectrum(angle.double(), **inputs, backend=backend)
+    expected = dplr_spectrum(angle.double(), **{name: x.double() for name, x in inputs.items()}, backend=backend)
+    torch.testing.assert_close(found, expected, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("backend", ["reference", "eager", "auto"])
+def test_autocast_changes_nothing(backend):
+    inputs, angle = make_inputs(dtype=torch.float32)
+    results = []
+    for enabled in (False, True):
+        leaves = with_gradients(inputs)
+        with torch.autocast(DEVICE.type, torch.bfloat16, enabled=enabled):
+            spectrum = dplr_spectrum(angle, **leaves, backend=backend)
+        results.append([spectrum, *torch.autograd.grad(spectrum.square().sum(), list(leaves.values()))])
+    assert all(map(torch.equal, *results))
+
+
 @native
 @pytest.mark.parametrize(
     ("channels", "states", "length", "damping"),
@@ -210,6 +232,23 @@ def test_vmap_is_one_kernel_call(backend, monkeypatch):
         for i, inputs in enumerate(models):
             expected = gradients("eager")({name: inputs[name] for name in names})
             assert_equal_by_size([found[name][i] for name in names], [expected[name] for name in names])
+
+
+@native
+def test_vmap_over_angles_equals_single_calls(backend):
+    inputs, angle = make_inputs()
+    angles = torch.stack([angle, angle / 2, angle / 3])
+
+    def loss(C, angle):
+        return dplr_spectrum(angle, **inputs | {"C": C}, damping=0.1, backend=backend).square().sum()
+
+    def gradient(angle, C):
+        return torch.func.grad(loss)(C, angle)
+
+    found = torch.func.vmap(gradient, in_dims=(0, None))(angles, inputs["C"])
+    torch.testing.assert_close(found, torch.stack([gradient(x, inputs["C"]) for x in angles]))
+    found = torch.func.vmap(lambda x: dplr_spectrum(x, **inputs, backend=backend))(angles)
+    torch.testing.assert_close(found, torch.stack([dplr_spectrum(x, **inputs, backend=backend) for x in angles]))
 
 
 @native

@@ -86,6 +86,7 @@ class CustomOp:
         folds: whether each row of the results depends on the same row of the arguments only, so that the rows of all models can
             form one batch.
         chunk_states: index of the argument `chunk_states`; None if the op has no such argument.
+        grouped: whether the kernels of the backends in GROUPED take parameters with a leading axis of groups.
     """
 
     def __init__(
@@ -98,10 +99,11 @@ class CustomOp:
         batched: Callable[[Sequence[int]], tuple[Sequence[bool], Sequence[bool]]],
         folds: bool,
         chunk_states: int | None = None,
+        grouped: bool = True,
     ) -> None:
         name = "longscan::" + schema.split("(")[0]
         self.run, self.save, self.differentiate = run, save, differentiate
-        self._batched, self._folds, self._chunk_states = batched, folds, chunk_states
+        self._batched, self._folds, self._chunk_states, self._grouped = batched, folds, chunk_states, grouped
         _library.define(schema, tags=(torch.Tag.pt2_compliant_tag,))  # type: ignore[no-untyped-call]
         torch.library.impl(name, "default", run, lib=_library)
         torch.library.register_fake(name, fake, lib=_library)
@@ -154,7 +156,7 @@ class CustomOp:
         axes = [x.ndim - moved if isinstance(x, Tensor) else 0 for x, moved in zip(args, mapped, strict=True)]
         batched, by_row = self._batched(axes)
         rows_alone = self._folds and all(can for can, moved in zip(batched, mapped, strict=True) if moved)
-        if rows_alone or args[-1] in GROUPED:
+        if rows_alone or (self._grouped and args[-1] in GROUPED):
             given = []
             for i, (x, axis, can) in enumerate(zip(args, in_dims, batched, strict=True)):
                 if i == self._chunk_states and axis is None:
@@ -163,16 +165,17 @@ class CustomOp:
                     x = x.expand(size, *x.shape) if axis is None else x.movedim(axis, 0)
                     x = x.flatten(0, 1) if can else x
                 given.append(x)
-            results = self(*given)
             outputs = [
                 x.reshape(size, x.shape[0] // size, *x.shape[1:]) if folded or not len(x) else x
-                for x, folded in zip([results] if isinstance(results, Tensor) else results, by_row, strict=True)
+                for x, folded in zip(_as_tuple(self(*given)), by_row, strict=True)
             ]
-            if isinstance(results, Tensor):
-                return outputs[0], 0
         else:
             # unbind, not select: its backward fills one tensor for all models, that of select such a tensor for each model
             by_model = [[x] * size if axis is None else x.unbind(axis) for x, axis in zip(args, in_dims, strict=True)]
-            each = [self(*given) for given in zip(*by_model, strict=True)]
+            each = [_as_tuple(self(*given)) for given in zip(*by_model, strict=True)]
             outputs = [torch.stack(results) for results in zip(*each, strict=True)]
-        return tuple(outputs), (0,) * len(outputs)
+        return (outputs[0], 0) if len(outputs) == 1 else (tuple(outputs), (0,) * len(outputs))
+
+
+def _as_tuple(results: Any) -> tuple[Tensor, ...]:
+    return (results,) if isinstance(results, Tensor) else tuple(results)

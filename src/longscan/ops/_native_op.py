@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 
 from longscan.distributed.context import SequenceSplit, current_split
 from longscan.ops import dispatch
@@ -21,7 +20,7 @@ from longscan.ops._custom_op import GROUPED, CustomOp
 from longscan.ops._repeated_calls import RepeatedFunction
 from longscan.ops._signature import Limits, Signature
 from longscan.ops.pieces import FactorKind, PieceExchange
-from longscan.ops.tracing import in_func_transform, is_compiled_or_transformed
+from longscan.ops.tracing import has_tangent, in_func_transform, is_compiled_or_transformed
 
 # Ops whose Triton kernels a compiler can trace.
 TRACED_OPS = ("linear_scan", "block2_scan", "unitary_scan", "selective_scan", "short_conv", "ssd_scan")
@@ -101,7 +100,7 @@ class NativeOp:
 
     def __call__(self, *args: Any) -> tuple[Tensor, ...]:
         """Run `forward`. args: inputs, constants, and the name of the backend."""
-        if forward_ad._current_level >= 0 and any(_has_tangent(x) for x in args if isinstance(x, Tensor)):
+        if has_tangent(*(x for x in args if isinstance(x, Tensor))):
             raise RuntimeError(f"{self._name}: the {args[-1]} backend has no forward-mode derivative; use backend='eager'")
         return self._first(*args)
 
@@ -310,10 +309,6 @@ def _check_chunk_states(x: Tensor, shape: tuple[int, ...], like: Tensor) -> None
         raise ValueError(f"`chunk_states` must be of shape {shape}, or (0,) if none were saved, got {tuple(x.shape)}")
     if x.dtype != like.dtype:
         raise TypeError(f"`chunk_states` must be of dtype {like.dtype} like initial_state, got {x.dtype}")
-
-
-def _has_tangent(x: Tensor) -> bool:
-    return forward_ad.unpack_dual(x).tangent is not None  # type: ignore[no-untyped-call]
 
 
 def _contiguous(values: Sequence[Any]) -> list[Any]:

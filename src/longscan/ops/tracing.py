@@ -2,6 +2,7 @@
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 from torch.overrides import _get_current_function_mode_stack
 from torch.utils._device import DeviceContext
 
@@ -48,6 +49,13 @@ def is_compiled_or_transformed(*tensors: Tensor | None) -> bool:
 def in_func_transform() -> bool:
     """Return whether vmap, grad or another transform of torch.func is running, outside of torch.compile."""
     return not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active()
+
+
+def has_tangent(*tensors: Tensor) -> bool:
+    """Return whether a derivative in forward mode is computed by one of these tensors."""
+    if forward_ad._current_level < 0:
+        return False
+    return any(forward_ad.unpack_dual(x).tangent is not None for x in tensors)  # type: ignore[no-untyped-call]
 
 
 def record_length(x: Tensor, axis: int = 1) -> tuple[Tensor, int]:

@@ -5,15 +5,15 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 
 from longscan.numerics.dplr import bilinear_frequencies
 from longscan.ops import dispatch
 from longscan.ops._custom_op import CustomOp
 from longscan.ops._signature import Signature
-from longscan.ops.arguments import check_real
+from longscan.ops.arguments import check_real, state_dtype, without_autocast
 from longscan.ops.dispatch import NATIVE, probe, resolve
 from longscan.ops.dplr_spectrum import eager, reference
+from longscan.ops.tracing import has_tangent
 
 NATIVE_BACKENDS = probe("dplr_spectrum", "cpu", "triton")
 
@@ -35,7 +35,8 @@ def dplr_spectrum(
 ) -> Tensor:
     """Return sum_{l>=0} K_l e^{-(damping + i angle) l}, K_l = 2 Re(C A_bar^l B_bar), as pairs (D, F, 2).
 
-    A_bar and B_bar are those of x' = (Lambda - P P*) x + B u under the bilinear rule, see `longscan.numerics.dplr`.
+    A_bar and B_bar are those of x' = (Lambda - P P*) x + B u under the bilinear rule, see `longscan.numerics.dplr`. The result is
+    in float64 if an argument is, otherwise in float32.
 
     Args:
         angle: (F,) in [0, pi]; it gets no gradient.
@@ -53,19 +54,17 @@ def dplr_spectrum(
         check_real(name, value, tuple(eigenvalues.shape), angle)
     check_real("dt", dt, (eigenvalues.shape[0],), angle)
     chosen = resolve("dplr_spectrum", backend, eigenvalues, NATIVE_BACKENDS)
-    angle, given = angle.detach(), (eigenvalues, P, B, C, dt)
+    wide = state_dtype(angle, eigenvalues, P, B, C, dt)
+    angle, *given = (x.to(wide) for x in (angle.detach(), eigenvalues, P, B, C, dt))
     if chosen in NATIVE and angle.numel() and eigenvalues.numel():
-        if forward_ad._current_level >= 0 and any(map(_has_tangent, given)):
+        if has_tangent(*given):
             raise RuntimeError(f"dplr_spectrum: the {chosen} backend has no forward-mode derivative; use backend='eager'")
         table = torch.view_as_real(torch.stack(bilinear_frequencies(angle, damping)))
         spectrum: Tensor = _forward_op(table, *given, chosen)
         return spectrum
     plain = reference if chosen == "reference" else eager
-    return plain.dplr_spectrum(angle, *given, damping)
-
-
-def _has_tangent(x: Tensor) -> bool:
-    return forward_ad.unpack_dual(x).tangent is not None  # type: ignore[no-untyped-call]
+    with without_autocast(angle):
+        return plain.dplr_spectrum(angle, *given, damping)
 
 
 def _check(signature: Signature, tensors: list[Any], backend: str) -> list[Tensor]:
@@ -134,7 +133,8 @@ def _raise_no_second_derivative(ctx: Any, *_: Any) -> Any:
     raise RuntimeError(f"dplr_spectrum: the {ctx.backend} backend has no second derivative; use backend='eager'")
 
 
-# Each channel is computed alone, so that vmap makes one axis of channels of those of all models. The table is that of all.
+# Each channel is computed alone, so that vmap makes one axis of channels of those of all models. If their tables differ, the
+# kernels are called once for each model.
 _forward_op = CustomOp(
     "dplr_spectrum(Tensor table, Tensor eigenvalues, Tensor P, Tensor B, Tensor C, Tensor dt, str backend) -> Tensor",
     _run_forward,
@@ -143,6 +143,7 @@ _forward_op = CustomOp(
     _differentiate,
     lambda _: ((False, *(True,) * 5, False), (True,)),
     folds=True,
+    grouped=False,
 )
 _backward_op = CustomOp(
     "dplr_spectrum_backward(Tensor grad, Tensor table, Tensor eigenvalues, Tensor P, Tensor B, Tensor C, Tensor dt, "
@@ -153,4 +154,5 @@ _backward_op = CustomOp(
     _raise_no_second_derivative,
     lambda _: ((True, False, *(True,) * 5, False), (True,) * 5),
     folds=True,
+    grouped=False,
 )
