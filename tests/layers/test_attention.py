@@ -5,7 +5,7 @@ import torch
 from torch.nn.functional import linear
 
 from longscan import SequenceModel
-from longscan.layers import Attention, attention
+from longscan.layers import Attention, SequenceInfo, attention
 from longscan.numerics.rotary import frequencies, rotate_pairs
 
 
@@ -63,6 +63,17 @@ def test_window_over_several_chunks_follows_the_equations():
     layer = Attention(4, window=5).double()
     u = torch.randn(1, 300, 4, dtype=torch.float64)
     torch.testing.assert_close(layer(u), apply_equations(layer, u, torch.arange(300.0, dtype=torch.float64).unsqueeze(0)))
+
+
+def test_window_beyond_the_sequence_needs_no_memory_without_the_state():
+    """Only the state has a slot for each step of the window."""
+    whole, x = Attention(8), torch.randn(2, 5, 8)
+    layer = Attention(8, window=2**40)
+    layer.load_state_dict(whole.state_dict())
+    torch.testing.assert_close(layer(x), whole(x))
+    short = Attention(8, window=3)
+    for info in (SequenceInfo(return_state=False), SequenceInfo(valid=torch.ones(2, 5, dtype=torch.bool), return_state=False)):
+        assert short.forward_impl(x, None, info)[1] is None
 
 
 def test_memory_with_window_is_linear_in_the_length():

@@ -130,13 +130,16 @@ class Attention(SequenceLayer):
         return y if info.gate is None else y * silu(info.gate)
 
     def _attend_pieces(self, x: Tensor, value_inputs: Tensor | None, state: State, info: SequenceInfo) -> tuple[Tensor, State]:
-        """Return the outputs and the final state, computed in pieces. The values are those of `value_inputs`, None for x."""
+        """Return the outputs and the final state, computed in pieces. The values are those of `value_inputs`, None for x.
+
+        Without `info.return_state` the state is None, which saves the copies of keys and values and their padding to the window.
+        """
         if state is None:
             state = self._empty_state(x.shape[0], 0) if x.shape[1] else self.initial_state(x.shape[0])
         split = current_split()
         if split is not None and x.shape[1]:
-            y, state = self._attend(x, state, info, split)
-            return y, state if self.window is None else self._windowed(state)
+            y, after = self._attend(x, state, info, split)
+            return y, after if after is None or self.window is None else self._windowed(after)
         if self.window is not None:
             x, _ = record_length(x)  # a traced graph is for this length: the pieces depend on it
         size = max(x.shape[1], 1) if self.window is None else max(self.window, PIECE)
@@ -145,10 +148,13 @@ class Attention(SequenceLayer):
             piece = slice(start, start + size)
             elapsed, valid, seq_idx = (None if part is None else part[:, piece] for part in info[:3])
             own = None if value_inputs is None else value_inputs[:, piece]
-            y, state = self._attend(x[:, piece], state, SequenceInfo(elapsed, valid, seq_idx), value_inputs=own)
+            needs_state = info.return_state or piece.stop < x.shape[1]
+            of_piece = SequenceInfo(elapsed, valid, seq_idx, return_state=needs_state)
+            y, after = self._attend(x[:, piece], state, of_piece, value_inputs=own)
             outputs.append(y)
-            state = state if self.window is None else self._windowed(state)
-        return (torch.cat(outputs, 1) if outputs else x.clone()), state
+            if after is not None:
+                state = after if self.window is None else self._windowed(after)
+        return (torch.cat(outputs, 1) if outputs else x.clone()), state if info.return_state else None
 
     def _attend(
         self,
@@ -157,9 +163,10 @@ class Attention(SequenceLayer):
         info: SequenceInfo,
         split: SequenceSplit | None = None,
         value_inputs: Tensor | None = None,
-    ) -> tuple[Tensor, AttentionState]:
+    ) -> tuple[Tensor, AttentionState | None]:
         """Return the outputs (B, L, D) for the steps x (B, L, D), and the state with these steps appended.
 
+        The state is None unless `info.return_state`.
         The values are those of `value_inputs` (B, L, D), or of x if it is None.
         For a piece of split sequences keys, values and masks of all pieces are gathered; the state is that after the last piece.
         """
@@ -169,7 +176,7 @@ class Attention(SequenceLayer):
         if split is not None:
             k, v = gather_steps(torch.stack([k, v], 2), split).unbind(2)
             elapsed, valid, seq_idx = (None if part is None else gather_steps(part, split) for part in info[:3])
-            info = SequenceInfo(elapsed, valid, seq_idx)
+            info = SequenceInfo(elapsed, valid, seq_idx, return_state=info.return_state)
             own, length = slice(split.rank * length, (split.rank + 1) * length), split.size * length
         with use_split(None):
             rows, last_seq_idx = restarted_rows(state.last_seq_idx, info.valid, info.seq_idx)
@@ -206,6 +213,8 @@ class Attention(SequenceLayer):
             with sdpa_kernel(SDPBackend.MATH) if in_func_transform() else nullcontext():
                 y = scaled_dot_product_attention(queries, rotated_keys, values_by_head, attn_mask=mask, is_causal=is_causal)
         y = mask_padding(linear(y.transpose(1, 2).flatten(2), self.out_proj, self.out_bias), own_valid)
+        if not info.return_state:
+            return y, None
 
         if flags is not None:  # the state is that of the last sequence alone
             key_mask = key_mask & (pad(segment, (n_slots, 0)) == segment[:, -1:])
