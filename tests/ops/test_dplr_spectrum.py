@@ -14,7 +14,7 @@ import torch
 from longscan.layers import S4, s4
 from longscan.ops import long_conv
 from longscan.ops._tolerances import PERTURBED_COPIES, allowed_error, largest_error, largest_value, perturb
-from longscan.ops.dispatch import NATIVE, plain_backend, unsupported_reason
+from longscan.ops.dispatch import AUTO, NATIVE, plain_backend, recorded_choices, unsupported_reason
 from longscan.ops.dplr_spectrum import dplr_spectrum, eager
 from op_examples import run_with_gradients, with_gradients
 
@@ -66,7 +66,7 @@ def test_eager_in_chunks_equals_the_equations(monkeypatch):
     assert sizes == {4, 3}
 
 
-@pytest.mark.parametrize("backend", ["reference", "eager"])
+@pytest.mark.parametrize("backend", ["reference", "eager", *(name for name in NATIVE if UNUSABLE[name] is None)])
 def test_no_frequencies_or_channels_give_empty_results(backend):
     inputs, angle = make_inputs()
     assert dplr_spectrum(angle[:0], **inputs, backend=backend).shape == (2, 0, 2)
@@ -87,6 +87,12 @@ def test_wrong_shape_raises(name, wrong, message):
     inputs, angle = make_inputs()
     with pytest.raises(ValueError, match=message):
         dplr_spectrum(**{"angle": angle, **inputs, name: wrong.to(DEVICE)})
+
+
+@pytest.mark.parametrize("backend", ["reference", "eager", "auto"])
+def test_angles_get_no_gradient(backend):
+    inputs, angle = make_inputs()
+    assert not dplr_spectrum(angle.requires_grad_(), **inputs, backend=backend).requires_grad
 
 
 @pytest.mark.parametrize("backend", ["reference", "eager", "auto"])
@@ -297,6 +303,16 @@ def test_derivatives_without_kernels_raise(backend):
         first.sum().backward()
     with pytest.raises(RuntimeError, match="no forward-mode derivative; use backend='eager'"):
         torch.func.jvp(lambda dt: dplr_spectrum(angle, **inputs | {"dt": dt}, backend=backend), (inputs["dt"],), (inputs["dt"],))
+
+
+@pytest.mark.parametrize("backend", ["reference", "eager", "auto"])
+def test_layer_passes_its_backend(backend):
+    layer, u = S4(3, d_state=8, backend=backend).to(DEVICE), torch.randn(2, 30, 3, device=DEVICE)
+    with recorded_choices() as choices:
+        layer(u)
+    preferred = AUTO.get(DEVICE.type)
+    expected = backend if backend != "auto" else "eager" if preferred is None or UNUSABLE[preferred] else preferred
+    assert [x.backend for x in choices.choices if x.op == "dplr_spectrum"] == [expected]
 
 
 @native

@@ -100,7 +100,7 @@ class NativeOp:
 
     def __call__(self, *args: Any) -> tuple[Tensor, ...]:
         """Run `forward`. args: inputs, constants, and the name of the backend."""
-        if has_tangent(*(x for x in args if isinstance(x, Tensor))):
+        if has_tangent(args):
             raise RuntimeError(f"{self._name}: the {args[-1]} backend has no forward-mode derivative; use backend='eager'")
         return self._first(*args)
 

@@ -1,5 +1,7 @@
 """Detection of compiled, traced, transformed and intercepted calls."""
 
+from collections.abc import Iterable
+
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
@@ -51,10 +53,11 @@ def in_func_transform() -> bool:
     return not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active()
 
 
-def has_tangent(*tensors: Tensor) -> bool:
-    """Return whether a derivative in forward mode is computed by one of these tensors."""
+def has_tangent(values: Iterable[object]) -> bool:
+    """Return whether one of these values is a tensor with a tangent: whether a forward-mode derivative by it is computed."""
     if forward_ad._current_level < 0:
         return False
+    tensors = (x for x in values if isinstance(x, Tensor))
     return any(forward_ad.unpack_dual(x).tangent is not None for x in tensors)  # type: ignore[no-untyped-call]
 
 

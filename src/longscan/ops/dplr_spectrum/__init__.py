@@ -57,7 +57,7 @@ def dplr_spectrum(
     wide = state_dtype(angle, eigenvalues, P, B, C, dt)
     angle, *given = (x.to(wide) for x in (angle.detach(), eigenvalues, P, B, C, dt))
     if chosen in NATIVE and angle.numel() and eigenvalues.numel():
-        if has_tangent(*given):
+        if has_tangent(given):
             raise RuntimeError(f"dplr_spectrum: the {chosen} backend has no forward-mode derivative; use backend='eager'")
         table = torch.view_as_real(torch.stack(bilinear_frequencies(angle, damping)))
         spectrum: Tensor = _forward_op(table, *given, chosen)
