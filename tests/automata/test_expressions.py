@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from longscan import automata
-from longscan.automata import DFA, RegexError, from_regex
+from longscan.automata import DFA, LimitExceeded, RegexError, from_regex
 
 
 def make_random_pattern(draw: random.Random, depth: int) -> str:
@@ -150,10 +150,15 @@ def test_invalid_letter_numbers_raise(words, message):
         automata.mod(2).run(np.array(words))
 
 
-def test_functions_that_take_an_automaton_refuse_a_pattern():
+def test_arguments_of_functions_of_an_automaton():
     for function in (automata.analyse, automata.compile, automata.model_size):
         with pytest.raises(TypeError, match=r"`dfa` must be a DFA, such as automata.from_regex\('\(ab\)\*'\), got 'a\*'"):
             function("a*")
+    with pytest.raises(LimitExceeded, match="at most 2 image sets are allowed, got at least 3"):
+        automata.analyse(automata.mod(2), set_limit=2)
+    twice = DFA(("a",), ((1,), (0,)), 0, frozenset({0, 1}))
+    assert automata.model_size(twice, minimise=False).counters == (2,)
+    assert automata.model_size(twice).counters == ()
     with pytest.raises(ValueError, match="`length` must be a whole number of at least 1 or None, got -1"):
         automata.compile(automata.mod(2), length=-1)
 

@@ -243,6 +243,18 @@ def test_states_are_those_of_single_steps(name: str, options: dict[str, Any], ev
     assert_states_close(from_start[6], after)
 
 
+def test_states_depend_on_elapsed_times_and_skip_padding() -> None:
+    layer = build_layer("s4d", {})
+    x, elapsed = torch.randn(2, LENGTH, WIDTH, dtype=torch.float64), torch.rand(2, LENGTH, dtype=torch.float64)
+    valid = torch.arange(LENGTH) < torch.tensor([[LENGTH], [5]])
+    found = dict(states_over_time(layer, x, every=3, elapsed=elapsed, valid=valid))
+    for steps, state in found.items():
+        _, expected = layer(x[:, :steps], elapsed=elapsed[:, :steps], valid=valid[:, :steps], return_state=True)
+        assert_states_close(state, expected)
+    rest = layer(x[:, 3:], elapsed=elapsed[:, 3:], valid=valid[:, 3:])
+    assert_close(ablate_state(layer, x, 3, elapsed=elapsed, valid=valid), rest)
+
+
 @pytest.mark.parametrize(("name", "options"), STREAMING, ids=str)
 def test_changed_states(name: str, options: dict[str, Any]) -> None:
     layer = build_layer(name, options)

@@ -299,11 +299,15 @@ def test_padding_does_not_change_forecasts_with_covariates(mode):
     torch.nn.init.normal_(net.backbone.head.weight)
     x, covariates, ahead = make_series(2, 7), torch.randn(2, 7, 3).double(), torch.randn(2, 5, known).double()
     expected = net(x, covariates=covariates, covariates_ahead=ahead)
+    forecast, quantiles = net.forecast_quantiles(x, covariates=covariates, covariates_ahead=ahead)
+    torch.testing.assert_close(forecast, expected)
     for left in (False, True):
         pads = [torch.full((2, 3, values.shape[-1]), torch.nan, dtype=torch.float64) for values in (x, covariates)]
         padded = [torch.cat([pad, v] if left else [v, pad], 1) for v, pad in zip((x, covariates), pads, strict=True)]
         valid = ~padded[0][..., 0].isnan()
         torch.testing.assert_close(net(padded[0], covariates=padded[1], covariates_ahead=ahead, valid=valid), expected)
+        found = net.forecast_quantiles(padded[0], covariates=padded[1], covariates_ahead=ahead, valid=valid)
+        torch.testing.assert_close(found, (forecast, quantiles))
 
 
 def test_linear_forecast_adds_the_effect_of_covariates():

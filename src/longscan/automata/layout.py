@@ -15,6 +15,7 @@ from longscan.automata.errors import LimitExceeded
 from longscan.automata.program import Op, Program, Wire
 
 Layout = Literal["minimal", "am", "ma"]
+MAX_BLOCKS = 1000
 
 
 class TableRow(NamedTuple):
@@ -58,10 +59,11 @@ class ModelPlan:
         return (self.delayed if wire.delayed else self.offsets)[wire.field]
 
 
-def plan_model(program: Program, layout: Layout = "minimal", max_blocks: int = 1000) -> ModelPlan:
+def plan_model(program: Program, layout: Layout = "minimal") -> ModelPlan:
     """Plan the model of a program.
 
     layout: "minimal" for as few blocks as the order of the ops allows; "am" or "ma" for alternating kinds, the first one first.
+    Raises LimitExceeded for more than 1,000 blocks.
     """
     offsets, delayed, width = {}, {}, 0
     for number, f in enumerate(program.fields):
@@ -72,7 +74,7 @@ def plan_model(program: Program, layout: Layout = "minimal", max_blocks: int = 1
             width += f.size
     rows = {number: tuple(table_rows(program, op)) for number, op in enumerate(program.ops)}
     blocks = []
-    for letter, ops in _schedule(program, layout, max_blocks):
+    for letter, ops in _schedule(program, layout):
         blocks.append(PlannedBlock(letter, tuple(ops), {number: rows[number] for number in ops}))
     constant = 8.0
     while constant**2 < width + 1:
@@ -80,7 +82,7 @@ def plan_model(program: Program, layout: Layout = "minimal", max_blocks: int = 1
     return ModelPlan(tuple(blocks), offsets, delayed, width, constant, width + 1)
 
 
-def _schedule(program: Program, layout: Layout, max_blocks: int) -> list[tuple[str, list[int]]]:
+def _schedule(program: Program, layout: Layout) -> list[tuple[str, list[int]]]:
     """Return blocks with their ops; each op is in the first block that its inputs and its kind allow."""
     done: set[int] = {0}
     pending = list(range(len(program.ops)))
@@ -95,8 +97,8 @@ def _schedule(program: Program, layout: Layout, max_blocks: int) -> list[tuple[s
         impossible = "flip-flop" if letter == "a" else "counter"
         chosen = [i for i in ready if program.ops[i].kind != impossible]
         blocks.append((letter, chosen))
-        if len(blocks) > max_blocks:
-            raise LimitExceeded("blocks", max_blocks, len(blocks))
+        if len(blocks) > MAX_BLOCKS:
+            raise LimitExceeded("blocks", MAX_BLOCKS, len(blocks))
         done |= {program.ops[i].output for i in chosen}
         pending = [i for i in pending if i not in chosen]
     return blocks

@@ -12,9 +12,9 @@ Diagonal = Literal["lin", "inv", "legs", "real"]
 DIAGONALS = ("lin", "inv", "legs", "real")
 
 
-def complex_normal(shape: tuple[int, ...], *, variance: float = 1.0, generator: torch.Generator | None = None) -> Tensor:
+def complex_normal(shape: tuple[int, ...], *, variance: float = 1.0) -> Tensor:
     """Return complex normal numbers as pairs (*shape, 2): both parts N(0, variance / 2)."""
-    return torch.randn(*shape, 2, dtype=torch.float64, generator=generator) * math.sqrt(variance / 2)
+    return torch.randn(*shape, 2, dtype=torch.float64) * math.sqrt(variance / 2)
 
 
 def diagonal_eigenvalues(d_state: int, kind: Diagonal = "lin") -> Tensor:
@@ -45,9 +45,7 @@ def diagonal_input(d_state: int, kind: Diagonal = "lin") -> Tensor:
     return torch.stack([torch.ones(d_state // 2, dtype=torch.float64), torch.zeros(d_state // 2, dtype=torch.float64)], -1)
 
 
-def ring(
-    size: int, r_min: float, r_max: float, max_phase: float, *, generator: torch.Generator | None = None
-) -> tuple[Tensor, Tensor, Tensor]:
+def ring(size: int, r_min: float, r_max: float, max_phase: float) -> tuple[Tensor, Tensor, Tensor]:
     """Return (nu, phi, log_gamma), each (N,), of eigenvalues e^{-e^nu + i e^phi} uniform on a ring (Orvieto 2023, lemma 3.2).
 
     |lambda|^2 is uniform on [r_min^2, r_max^2], the phase on [0, max_phase]; gamma = sqrt(1 - |lambda|^2) normalises the input.
@@ -58,7 +56,7 @@ def ring(
     if not max_phase > 0:
         raise ValueError(f"`max_phase` must be a positive angle, got {max_phase}")
     # The open interval (0, 1): at its ends a logarithm below would be infinite.
-    uniform = torch.rand(2, size, dtype=torch.float64, generator=generator).clamp(1e-12, 1 - 1e-12)
+    uniform = torch.rand(2, size, dtype=torch.float64).clamp(1e-12, 1 - 1e-12)
     squared = uniform[0] * (r_max**2 - r_min**2) + r_min**2
     nu = torch.log(-0.5 * torch.log(squared))
     phi = torch.log(max_phase * uniform[1])

@@ -5,9 +5,11 @@ from collections.abc import Sequence
 
 from scipy.special import stdtrit
 
+CONFIDENCE = 0.95
 
-def mean_interval(values: Sequence[float], confidence: float = 0.95) -> tuple[float, float | None]:
-    """Return the mean and half the width of Student's t interval, which is None for a single value.
+
+def mean_interval(values: Sequence[float]) -> tuple[float, float | None]:
+    """Return the mean and half the width of Student's 95 % t interval, which is None for a single value.
 
     The interval assumes independent, roughly normal values; with few seeds, or many scores at a bound, it is approximate.
     Raises ValueError for no values.
@@ -19,4 +21,4 @@ def mean_interval(values: Sequence[float], confidence: float = 0.95) -> tuple[fl
     if n == 1:
         return mean, None
     deviation = math.sqrt(math.fsum((v - mean) ** 2 for v in values) / (n - 1))
-    return mean, float(stdtrit(n - 1, (1 + confidence) / 2)) * deviation / math.sqrt(n)
+    return mean, float(stdtrit(n - 1, (1 + CONFIDENCE) / 2)) * deviation / math.sqrt(n)

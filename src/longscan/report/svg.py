@@ -18,7 +18,7 @@ NARROW, WIDE = 540, 1112  # widths of a figure, in units of which a page of full
 MAX_POINTS = 700  # number of points of a line; longer lines are reduced to the smallest and largest value of short segments
 _SMALL, _LINE_HEIGHT, _CHARACTER = 12, 18, 6.6  # size of text, height of a line of it, width of an average character
 _SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
-_MAX_CATEGORIES = 24  # labels of an axis of categories
+_MAX_CATEGORIES, _MAX_NAME = 24, 22  # labels of an axis of categories, and characters of one
 _LARGEST = 1e300  # end of an axis, whose length must be finite; its inverse is that of a logarithmic one
 _LEAST_SPAN = 1e-12  # difference of values that an axis can show, as a fraction of the larger one
 
@@ -543,5 +543,5 @@ def _width(text: str) -> float:
     return _CHARACTER * len(text)
 
 
-def _shorten(text: str, most: int = 22) -> str:
-    return text if len(text) <= most else f"{text[: most - 1]}…"
+def _shorten(text: str) -> str:
+    return text if len(text) <= _MAX_NAME else f"{text[: _MAX_NAME - 1]}…"

@@ -18,6 +18,7 @@ from longscan.tasks._store import load_array
 # polarity (1), y (15), x (15).
 _PACKET = struct.Struct("<hh6i")
 _POLARITY = 1
+_GESTURE_SIZE, _SPIKE_SIZE = (128, 128), (700, 1)  # columns and rows of the sensors
 _EVENT = np.dtype([("data", "<u4"), ("time", "<i4")])
 _COLUMNS = "class,startTime_usec,endTime_usec"
 
@@ -62,7 +63,7 @@ def read_nmnist(path: Path, size: tuple[int, int] = (34, 34)) -> Stream:
     return validate_and_sort(Stream((high & 127) << 16 | middle << 8 | low, x, y, high >> 7), size, path)
 
 
-def read_tonic_array(path: Path, size: tuple[int, int] = (128, 128)) -> Stream:
+def read_tonic_array(path: Path, size: tuple[int, int] = _GESTURE_SIZE) -> Stream:
     """Read a recording of DVS-Gesture as stored by tonic: an .npy array (n, 4) of x, y, polarity and milliseconds."""
     events = load_array(path)
     if events.ndim != 2 or events.shape[1] != 4 or events.dtype.kind not in "fiu":
@@ -129,7 +130,7 @@ def read_recording_list(path: Path) -> list[str]:
     return names
 
 
-def read_gestures(path: Path, spans: Sequence[LabelledSpan], size: tuple[int, int] = (128, 128)) -> list[Stream]:
+def read_gestures(path: Path, spans: Sequence[LabelledSpan]) -> list[Stream]:
     """Return the events of each span of an AEDAT 3.1 recording, with times since the start of the span.
 
     ValueError if the file is damaged, or if a span lies outside the recording or has no events.
@@ -144,11 +145,11 @@ def read_gestures(path: Path, spans: Sequence[LabelledSpan], size: tuple[int, in
                 f"{path}: the span of {span.line} must overlap the events {interval}, got {span.start} to {span.end}"
             )
         events = _decode_events(times[first:last] - span.start, data[first:last])
-        streams.append(validate_and_sort(events, size, f"{path}: {span.line}"))
+        streams.append(validate_and_sort(events, _GESTURE_SIZE, f"{path}: {span.line}"))
     return streams
 
 
-def read_aedat(path: Path, size: tuple[int, int] = (128, 128)) -> Stream:
+def read_aedat(path: Path, size: tuple[int, int] = _GESTURE_SIZE) -> Stream:
     """Read all events of an AEDAT 3.1 recording, with times since the first event."""
     times, data = _read_aedat_events(path)
     return validate_and_sort(_decode_events(times - times[0], data), size, path)
@@ -209,7 +210,7 @@ def _find_header_end(content: bytes, path: Path) -> int:
     raise ValueError(f"{path} must have the line #!END-HEADER at the end of its header, got a header without it")
 
 
-def read_spike_file(path: Path, units: int = 700) -> tuple[list[Stream], np.ndarray, tuple[str, ...]]:
+def read_spike_file(path: Path) -> tuple[list[Stream], np.ndarray, tuple[str, ...]]:
     """Read an HDF5 file of SHD or SSC; return streams of one row (x: unit, y and p: 0), labels (n,), and names of the labels."""
     import h5py
 
@@ -242,7 +243,7 @@ def read_spike_file(path: Path, units: int = 700) -> tuple[list[Stream], np.ndar
         microseconds = np.rint(np.asarray(time, np.float64) * 1e6).astype(np.int64)
         zeros = np.zeros(len(microseconds), np.int64)
         stream = Stream(microseconds, np.asarray(unit, np.int64), zeros, zeros)
-        streams.append(validate_and_sort(stream, (units, 1), f"{path}: recording {number}"))
+        streams.append(validate_and_sort(stream, _SPIKE_SIZE, f"{path}: recording {number}"))
     return streams, labels.astype(np.int64), keys
 
 

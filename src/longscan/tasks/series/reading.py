@@ -52,6 +52,7 @@ _log = logging.getLogger("longscan")
 TableLayout = Literal["auto", "long", "wide", "nlc", "ncl"]
 Order = Literal["refuse", "sort"]
 MIN_STEPS = 3  # smallest number of numbered columns that are taken for the steps of a wide table
+PIECE_STEPS = 1_000_000  # largest number of steps that are read together
 _WORDS_FOR_MISSING = ", ".join(filter(None, MISSING_WORDS))
 _WHOLE = re.compile(r"\s*[+-]?\d+\s*")
 _NUMBERED = re.compile(r"(.*?)[ _.\[(-]*(\d+)[\])]?")
@@ -905,8 +906,8 @@ def _read_series_file(path: Path, options: ReadOptions) -> _Parts:
     return parts
 
 
-def iterate_pieces(store: SeriesStore, ranges: np.ndarray, most: int = 1_000_000) -> Iterator[np.ndarray]:
-    """Yield the values of the steps ranges[i, 0] to ranges[i, 1] - 1, (n, C) float64, in pieces of at most `most` steps."""
+def iterate_pieces(store: SeriesStore, ranges: np.ndarray) -> Iterator[np.ndarray]:
+    """Yield the values of the steps ranges[i, 0] to ranges[i, 1] - 1, (n, C) float64, in pieces of at most `PIECE_STEPS`."""
     for start, end in ranges.tolist():
-        for first in range(start, end, most):
-            yield np.asarray(store.values[first : min(first + most, end)])
+        for first in range(start, end, PIECE_STEPS):
+            yield np.asarray(store.values[first : min(first + PIECE_STEPS, end)])
