@@ -198,10 +198,10 @@ def test_two_calls_give_the_same_bits(backend):
 def test_number_of_threads_changes_no_bit(set_num_threads):
     inputs, angle = make_inputs(16, 32, 1100)
     found = []
-    for threads in (1, 3):
+    for threads in (1, 3, 3, 3):  # more than once: another process on this machine may leave one thread all of the channels
         set_num_threads(threads)
         found.append(run(inputs, angle, "cpu", 0.1))
-    assert all(map(torch.equal, *found))
+    assert all(torch.equal(x, first) for again in found for x, first in zip(again, found[0], strict=True))
 
 
 @native
