@@ -296,8 +296,10 @@ def test_table_of_the_page_has_every_layer_and_small_errors():
 
 
 def test_exporting_an_impossible_step_or_short_example_raises():
-    with pytest.raises(ValueError, match="`example` must have at least 3 steps, got 2"):
+    with pytest.raises(ValueError, match=r"`example` must have shape \(batch, length >= 3, \.\.\.\), got \(\d+, 2"):
         export_graph(Attention(4), torch.randn(1, 2, 4))
+    with pytest.raises(TypeError, match="`example` must be a tensor, got a str"):
+        export_onnx(Attention(4), torch.randn(1, 5, 4), "graph.onnx")  # the order of torch.onnx.export
     with pytest.raises(ValueError, match="`step` must be False, as BidirectionalBlock cannot run step by step"):
         export_graph(BidirectionalBlock(4), torch.randn(1, 5, 4), step=True)
     forecaster = Forecaster.from_spec("m", d_model=4, d_input=2, horizon=3)

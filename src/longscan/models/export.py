@@ -114,8 +114,10 @@ def export_graph(module: nn.Module, example: Tensor, *, step: bool = False, inpu
     Raises ValueError if the module cannot run step by step, has no such input, or does not accept the examples, and TypeError if
     an example other than the state is not a tensor.
     """
-    if example.shape[1] < 3:
-        raise ValueError(f"`example` must have at least 3 steps, got {example.shape[1]}")
+    if not isinstance(example, Tensor):
+        raise TypeError(f"`example` must be a tensor, got a {type(example).__name__}")
+    if example.ndim < 2 or example.shape[1] < 3:
+        raise ValueError(f"`example` must have shape (batch, length >= 3, ...), got {tuple(example.shape)}")
     copied = prepare_for_export(module)
     if step and not getattr(copied, "streaming", False):
         raise ValueError(f"`step` must be False, as {type(module).__name__} cannot run step by step, got True")
