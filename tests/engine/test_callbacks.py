@@ -109,3 +109,16 @@ def test_restored_average_continues() -> None:
     assert torch.equal(resumed.weights["weight"], whole.weights["weight"])
     with pytest.raises(KeyError, match="weight"):
         resumed.restore({}, 1)
+
+
+def test_numbers_out_of_range_raise(model: nn.Linear) -> None:
+    for steps in (0, -1, True, 1.5):
+        with pytest.raises(ValueError, match="`steps_per_epoch` must be a whole number of at least 1, got "):
+            EpochLosses(steps)
+        with pytest.raises(ValueError, match="`every` must be a whole number of at least 1, got "):
+            EarlyStopping(model, lambda: 0.0, every=steps, patience=1)
+    with pytest.raises(ValueError, match="`patience` must be a whole number of at least 0, got -1"):
+        EarlyStopping(model, lambda: 0.0, every=1, patience=-1)
+    for decay in (0.0, 1.5, math.nan):
+        with pytest.raises(ValueError, match="`decay` must be a number above 0, at most 1, got "):
+            WeightAverage(model, decay)

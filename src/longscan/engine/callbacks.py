@@ -12,16 +12,18 @@ import torch
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel
 
+from longscan._types import NonNegativeInt, PositiveFraction, PositiveInt, checked_value
 from longscan.engine.engine import Callback, Engine, StepResult
 
 
 class EpochLosses(Callback):
     """Collects the mean loss of each epoch of `steps_per_epoch` steps in `curve`, and of the steps after the last whole epoch.
 
-    Raises NonFiniteLossError after an epoch with a loss or gradient that is not finite.
+    Raises NonFiniteLossError after an epoch with a loss or gradient that is not finite, SettingError for less than one step.
     """
 
     def __init__(self, steps_per_epoch: int) -> None:
+        checked_value(steps_per_epoch, PositiveInt, "steps_per_epoch")
         self.curve: list[float] = []
         self._steps_per_epoch = steps_per_epoch
         self._losses: list[Tensor] = []
@@ -103,10 +105,13 @@ class EarlyStopping(Callback):
 
     The model is evaluated every `every` steps and after the last one. Training stops after `patience` evaluations without a
     smaller error; with `patience` 0 it is not stopped. evaluate: function that returns the error, a number or a tuple of numbers;
-    smaller is better. If all errors are NaN, the first weights are restored.
+    smaller is better. If all errors are NaN, the first weights are restored. Raises SettingError for `every` below 1 and
+    `patience` below 0.
     """
 
     def __init__(self, model: nn.Module, evaluate: Callable[[], Any], *, every: int, patience: int) -> None:
+        checked_value(every, PositiveInt, "every")
+        checked_value(patience, NonNegativeInt, "patience")
         self._model, self._evaluate, self._every, self._patience = model, evaluate, every, Patience(patience, (math.inf,))
         self._best_weights = copy.deepcopy(model.state_dict())
 
@@ -133,7 +138,7 @@ class WeightAverage(Callback):
     """Mean of a model's parameters over its steps: exponential with `decay` < 1, plain with `decay` = 1.
 
     The k-th update has the weight max(1 - decay, 1 / k), so the exponential average starts as a plain one and has no bias towards
-    the first weights. Steps up to `start` are left out.
+    the first weights. Steps up to `start` are left out. Raises SettingError unless `decay` is above 0 and at most 1.
 
     Attributes:
         count: number of updates so far.
@@ -141,6 +146,7 @@ class WeightAverage(Callback):
     """
 
     def __init__(self, model: nn.Module, decay: float, start: float = 0) -> None:
+        checked_value(decay, PositiveFraction, "decay")
         self.count, self._source, self._decay, self._start = 0, model, decay, start
         self._averaged = AveragedModel(model, multi_avg_fn=self._add)
 
