@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from longscan.reproduce import remaining, state_tracking
-from longscan.reproduce.remaining import Left, Part, Remaining, cpu_seconds, last_update
+from longscan.reproduce.remaining import RemainingTime, RunProgress, TrainingLog, cpu_seconds, last_update
 from longscan.reproduce.state_tracking import MODELS, Planned
 from longscan.reproduce.word_problems import GROUPS
 
@@ -21,22 +21,22 @@ def test_the_last_update_is_found_at_the_end_of_a_long_log(tmp_path: Path) -> No
 
 def test_slow_trainings_count_by_their_seconds_and_the_time_runs_down(tmp_path: Path) -> None:
     """100 updates of a second and 100 of nine; the fast training, which is first, makes one in two seconds."""
-    fast, slow = Part(tmp_path / "fast.txt", 100, 1.0), Part(tmp_path / "slow.txt", 100, 9.0)
+    fast, slow = TrainingLog(tmp_path / "fast.txt", 100, 1.0), TrainingLog(tmp_path / "slow.txt", 100, 9.0)
     fast.log.write_text("update 50: loss 1.0, 5 s\n")  # of an earlier run, which says nothing about the speed of this one
     now = 1000.0
-    rest = Remaining([fast, slow], lambda: now)
-    assert rest.left() == Left(50, 200, None)
+    rest = RemainingTime([fast, slow], lambda: now)
+    assert rest.estimate() == RunProgress(50, 200, None)
     fast.log.write_text("update 60: loss 1.0, 5 s\n")
-    assert rest.left() == Left(60, 200, None)
+    assert rest.estimate() == RunProgress(60, 200, None)
     now += 20
     fast.log.write_text("update 70: loss 1.0, 5 s\n")
-    assert rest.left() == Left(70, 200, pytest.approx(2 * (30 + 900)))
+    assert rest.estimate() == RunProgress(70, 200, pytest.approx(2 * (30 + 900)))
     now += 60
-    assert rest.left() == Left(70, 200, pytest.approx(2 * (30 + 900) - 60))
+    assert rest.estimate() == RunProgress(70, 200, pytest.approx(2 * (30 + 900) - 60))
     now += 10_000
-    assert rest.left().seconds == 0
+    assert rest.estimate().seconds == 0
     slow.log.write_text("update 200: loss 1.0, 5 s\n")  # more than there are: of a longer training in the same folder
-    assert rest.left().made == 170
+    assert rest.estimate().made == 170
 
 
 @pytest.mark.parametrize("group", list(GROUPS))

@@ -64,7 +64,7 @@ def tasks(
 
 
 def _task_lines(task: Any) -> list[str]:
-    """Return what a task asks, and its facts."""
+    """Return the lines about a task: its question, and its sizes, classes, length and constant score."""
     from longscan.tasks.listing import task_facts
 
     found = task_facts(task())
@@ -156,7 +156,7 @@ def layers() -> int:
 
 
 def _layer_lines(name: str) -> list[str]:
-    """Return what a name in a spec stands for, and its properties."""
+    """Return the lines about a name of specs: its layer and block, and their properties."""
     from longscan.blocks import BLOCKS
     from longscan.layers import LAYERS
     from longscan.models import find_block

@@ -177,7 +177,7 @@ def _track(
     """Train models of the state-tracking benchmark, print what ended and what is left, and return the exit code."""
     from longscan.report.page import duration_text
     from longscan.reproduce import state_tracking
-    from longscan.reproduce.remaining import Left
+    from longscan.reproduce.remaining import RunProgress
     from longscan.training.progress import RunBar
 
     failed: list[str] = []  # names of trainings
@@ -185,9 +185,9 @@ def _track(
     seeds, updates = seeds or state_tracking.SEEDS, updates or state_tracking.UPDATES
     with closing(RunBar(stdout())) as bar:
 
-        def show_left(left: Left) -> None:
-            note = "no estimate yet" if left.seconds is None else f"about {duration_text(left.seconds)} left"
-            bar.update(left.made, left.updates, note)
+        def show_progress(progress: RunProgress) -> None:
+            note = "no estimate yet" if progress.seconds is None else f"about {duration_text(progress.seconds)} left"
+            bar.update(progress.made, progress.updates, note)
 
         left = state_tracking.run(
             pairs,
@@ -198,7 +198,7 @@ def _track(
             per_device=per_device,
             echo=bar.print,
             on_failure=failed.append,
-            on_progress=show_left,
+            on_progress=show_progress,
         )
     if left:
         echo(f"trainings that have not finished: {len(left)}; the same command continues them")

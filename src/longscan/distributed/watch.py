@@ -132,7 +132,10 @@ class _Watch:
                         return
 
     def _stop(self, ended: int) -> None:
-        """Tell the others of a process that has ended, if this is process 0, and end this process if it does not do so itself."""
+        """Send the number of a process that has ended to the others, and exit this process unless it ends by itself in time.
+
+        Only process 0 is connected to all others; any other process sends the number to process 0.
+        """
         self.ended = ended
         self.noticed.set()
         self._send(ended)
@@ -147,7 +150,7 @@ class _Watch:
                 peer.sendall(_NUMBER.pack(number))
 
     def leave(self) -> None:
-        """Tell the others that this process has done its work."""
+        """Notify the other processes that this one has done its work, so that its end is no fault."""
         self._done.set()
         self._send(_LEAVES)
 

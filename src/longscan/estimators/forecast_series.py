@@ -143,7 +143,7 @@ def last_known(collection: Collection, cutoffs: np.ndarray) -> pd.Index:
 
 
 def truncate(collection: Collection, moment: Any) -> Collection:
-    """Return what is known of each series at a moment that `last_known` returned; series that begin later are left out."""
+    """Return the part of each series up to a moment that `last_known` returned; series that begin later are left out."""
     if collection.clocks is None:
         lengths = np.minimum(collection.lengths, moment)
     else:

@@ -365,7 +365,7 @@ class SSMForecaster(SavedEstimator):
     def _choose_blocks(
         self, series: StandardisedSeries, linear: LinearForecast, random: np.random.RandomState, start: float
     ) -> _Choice:
-        """Return what is added to the linear forecast, chosen by the errors on the held-back part.
+        """Return the models that correct the linear forecast, chosen by their errors on the held-back part.
 
         Sets `validation_curve_`, the correction of the quantiles if any, and `state_readout_`, fitted to the first part.
 
@@ -463,7 +463,7 @@ class SSMForecaster(SavedEstimator):
         return series, fit_linear(list(first_part(series, self.horizon).trimmed()), self.horizon, *members)
 
     def _members(self, series: StandardisedSeries) -> Members:
-        """Return what the linear forecast of series reads, at most `window` steps if it is set."""
+        """Return the inputs of the regressions of the linear forecast: windows of at most `window` steps if it is set."""
         if self.window is not None:
             members = Members(usable_windows(series.lengths, self.horizon, (self.window,)), [])
         else:
@@ -845,7 +845,7 @@ class SSMForecaster(SavedEstimator):
         return check_predictions(self.limits_.apply(forecasts, smallest, largest), "y")
 
     def _forecast_filled(self, collection: Collection, ends: np.ndarray, gaps: np.ndarray | None) -> np.ndarray:
-        """Return what `_forecast` does for series at uneven times, by forecasts of equal steps.
+        """Return the forecasts of series at uneven times, interpolated from those of equal steps; shapes as in `_forecast`.
 
         Steps later than the horizon are forecast from the forecast, with the distances of the quantiles of its last step.
         """

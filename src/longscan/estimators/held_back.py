@@ -16,9 +16,9 @@ BLOCK_GAIN = 0.1  # smallest relative gain in the error on the held-back part fo
 
 
 class Windows(NamedTuple):
-    """Windows that begin at each step of a range of every series, numbered series by series, without a table of all windows.
+    """Numbers of windows that begin at consecutive steps of each of n series, counted series by series, without a table.
 
-    first: (n,), the first of these steps of each series. end: (n,), the number of windows up to the end of each series.
+    first: (n,), the step at which the first window of each series begins. end: (n,), the cumulative number of windows.
     """
 
     first: np.ndarray
@@ -26,7 +26,7 @@ class Windows(NamedTuple):
 
     @classmethod
     def between(cls, first: np.ndarray, last: np.ndarray) -> "Windows":
-        """Return those that begin at the steps `first` to `last` (n,), none where last < first."""
+        """Return the windows that begin at the steps `first` to `last` (n,) of each series, none where last < first."""
         return cls(first, np.cumsum(np.maximum(last - first + 1, 0)))
 
     @property

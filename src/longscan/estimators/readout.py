@@ -41,7 +41,7 @@ class StateReadout(NamedTuple):
     weight: Array
 
     def of(self, windows: Array) -> Array:
-        """Return what is added to the forecasts (n, horizon, C) after windows (n, L, C), of L <= W steps."""
+        """Return the corrections (n, horizon, C) of the forecasts after windows (n, L, C) of L <= W steps."""
         size, steps = self.kernels.shape[1], windows.shape[1]
         if steps < size:  # as in the linear forecast, steps before the first one count as the mean
             mean = windows.mean(1, keepdims=True).repeat(size - steps, 1)

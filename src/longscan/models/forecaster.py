@@ -216,6 +216,7 @@ class Forecaster(PretrainedModel):
         covariates: Tensor | None,
         covariates_ahead: Tensor | None,
     ) -> tuple[Tensor, Tensor]:
+        """Return the forecast (B, horizon, d_input) and its quantiles (B, horizon, d_input, Q), see `forecast_quantiles`."""
         if not isinstance(inputs, Tensor):
             raise TypeError(f"`inputs` must be a tensor, got a {type(inputs).__name__}")
         if inputs.ndim != 3 or inputs.shape[-1] != self.d_input or not inputs.shape[1]:

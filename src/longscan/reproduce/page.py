@@ -375,7 +375,7 @@ def _constant_text(one: Outcome) -> str:
 
 
 def _note_lines(table: str, rows: Sequence[PublishedRow]) -> list[str]:
-    """Return what differs from the printed settings and the notes of a table's rows, each once with the names of its figures."""
+    """Return the lines of a table's differences from printed settings and of its notes, each once with the names of its rows."""
     names: dict[str, dict[str, None]] = {}
     for row in rows:
         notes = [f"{setting} differs: {reason}" for setting, reason in row.differs.items()] + [row.note] * bool(row.note)

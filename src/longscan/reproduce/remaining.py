@@ -14,11 +14,11 @@ _TAIL = 400  # bytes at the end of a log in which its last update is found
 _PRINTED = re.compile(rb"^update (\d+):", re.MULTILINE)
 
 
-class Part(NamedTuple):
-    """A training of a run.
+class TrainingLog(NamedTuple):
+    """A training whose updates are counted in its log.
 
     Attributes:
-        log: what its processes print, with lines that begin with "update N:".
+        log: file of its output, with lines that begin with "update N:".
         updates: number of its updates.
         seconds: expected seconds of an update on one core, or 1 for all trainings if nothing is known.
     """
@@ -28,13 +28,13 @@ class Part(NamedTuple):
     seconds: float
 
 
-class Left(NamedTuple):
-    """What is left of a run.
+class RunProgress(NamedTuple):
+    """Number of updates of a run of several trainings, and its expected remaining time.
 
     Attributes:
         made: updates of all trainings that have been made.
         updates: updates of all trainings.
-        seconds: expected time until the end, None before the first updates.
+        seconds: expected seconds until the end, None before the first updates.
     """
 
     made: int
@@ -61,36 +61,37 @@ def last_update(log: Path) -> int:
     return int(found[-1]) if found else 0
 
 
-class Remaining:
+class RemainingTime:
     """Estimates the time that is left from the updates that the logs of the trainings name.
 
     A training counts its updates times their expected seconds, so that trainings of fast models, which come to an end first, do
     not make the others look fast. The speed is that since the first updates of this run.
 
     Args:
-        parts: the trainings.
-        now: the clock.
+        trainings: the trainings of the run.
+        now: the clock, in seconds.
     """
 
-    def __init__(self, parts: Sequence[Part], now: Callable[[], float] = time.monotonic) -> None:
-        self._parts, self._now = list(parts), now
-        self._updates = sum(part.updates for part in parts)
+    def __init__(self, trainings: Sequence[TrainingLog], now: Callable[[], float] = time.monotonic) -> None:
+        self._trainings, self._now = list(trainings), now
+        self._updates = sum(one.updates for one in trainings)
         self._seen = self._made()
         self._began: tuple[float, float] | None = None  # time and work when the first updates of this run were seen
         self._end: float | None = None  # the expected time of the end
 
     def _made(self) -> list[int]:
-        return [min(part.updates, last_update(part.log)) for part in self._parts]
+        """Return the number of updates that each training has made."""
+        return [min(one.updates, last_update(one.log)) for one in self._trainings]
 
-    def left(self) -> Left:
-        """Return what is left. Between two updates the time runs down."""
+    def estimate(self) -> RunProgress:
+        """Return the updates made and the remaining time, which decreases by the clock between two updates."""
         made, now = self._made(), self._now()
         if made != self._seen:
             self._seen = made
-            work = sum(part.seconds * n for part, n in zip(self._parts, made, strict=True))
+            work = sum(one.seconds * n for one, n in zip(self._trainings, made, strict=True))
             if self._began is None:
                 self._began = now, work
             elif work > self._began[1]:
-                total = sum(part.seconds * part.updates for part in self._parts)
+                total = sum(one.seconds * one.updates for one in self._trainings)
                 self._end = now + (total - work) * (now - self._began[0]) / (work - self._began[1])
-        return Left(sum(made), self._updates, None if self._end is None else max(0.0, self._end - now))
+        return RunProgress(sum(made), self._updates, None if self._end is None else max(0.0, self._end - now))

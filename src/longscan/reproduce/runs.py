@@ -317,7 +317,7 @@ def device_seconds(folder: Path) -> float:
 
 
 def _identity(record: Record) -> tuple[Any, ...]:
-    """Return what identifies the run of a record: row, seed and the time at which the run started."""
+    """Return the identity of the run of a record: row, seed and the time at which the run started."""
     return record.get("row"), record["seed"], record["date"]
 
 

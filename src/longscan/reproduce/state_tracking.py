@@ -42,7 +42,7 @@ from longscan.engine.graphed_step import make_capturable
 from longscan.models import SequenceModel, optimizer_groups
 from longscan.report.page import duration_text
 from longscan.report.records import Record, append_record, read_records
-from longscan.reproduce.remaining import Left, Part, Remaining, cpu_seconds
+from longscan.reproduce.remaining import RemainingTime, RunProgress, TrainingLog, cpu_seconds
 from longscan.reproduce.word_problems import (
     CHECKSUMS,
     GROUPS,
@@ -444,7 +444,7 @@ def run(
     per_device: int | None = None,
     echo: Callable[[str], object] = lambda _: None,
     on_failure: Callable[[str], object] = lambda _: None,
-    on_progress: Callable[[Left], object] = lambda _: None,
+    on_progress: Callable[[RunProgress], object] = lambda _: None,
 ) -> list[Planned]:
     """Train models in parallel, add rows for those that are over and for the compiled ones, and return what is left.
 
@@ -507,10 +507,10 @@ def run(
             echo(f"their losses until then are in {jobs[0].log} and the files next to it")
         if not gpus and any(one.cpu_seconds for one in plan):
             echo(_cost_text(plan))
-        parts = [Part(one.path(out, ".txt"), updates, one.cpu_seconds if not gpus else 1.0) for one in plan]
-        remaining = Remaining(parts)
+        parts = [TrainingLog(one.path(out, ".txt"), updates, one.cpu_seconds if not gpus else 1.0) for one in plan]
+        remaining = RemainingTime(parts)
         limit = 60 * minutes - (time.monotonic() - began)
-        run_jobs(jobs, gpus or [""], parallel, limit, on_end, lambda: on_progress(remaining.left()))
+        run_jobs(jobs, gpus or [""], parallel, limit, on_end, lambda: on_progress(remaining.estimate()))
         rows = read_rows(out)
         return [one for one in plan if not one.is_recorded(rows)]
 

@@ -40,7 +40,7 @@ def read_image(path: Path, size: int | None = None, *, colour: bool = False) -> 
 
 
 def _image_problem(image: "Image.Image") -> str | None:
-    """Return what an image must be to be read without loss, and what it is; None if it is."""
+    """Return the end of an error about an image that cannot be read without loss, "needed, got found"; None for other images."""
     if image.mode.startswith(("I", "F")):
         return f"an image of 8 bits for each colour, got the mode {image.mode} of Pillow"
     if image.has_transparency_data and image.convert("RGBA").getchannel("A").getextrema() != (255, 255):

@@ -92,7 +92,7 @@ class SeriesFile(Task):
             raise setting_error(setting, names, "different names")
 
     def summary(self) -> list[tuple[str, str]]:
-        """Return what was understood of the file: pairs of a name and a text."""
+        """Return how the file was read, as pairs of a name and a text."""
         raise NotImplementedError
 
     def error_in_units(self, value: float) -> tuple[str, float] | None:  # noqa: ARG002

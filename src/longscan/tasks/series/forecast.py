@@ -242,13 +242,13 @@ class SeriesForecast(SeriesFile, RegressionTask):
         return torch.from_numpy(scaled_values(values[rows][..., data.inputs], mean, scale, str(self.path)))
 
     def _known_windows(self, store: SeriesStore, known: np.ndarray, starts: np.ndarray) -> Tensor:
-        """Return what is known ahead (n, context + horizon, P) float32 in windows of a table from their first rows."""
+        """Return the variables known ahead (n, context + horizon, P), float32, in windows that begin at rows of a table."""
         series = np.searchsorted(store.offsets, starts, "right") - 1
         rows = (starts + series * self.horizon)[:, None] + np.arange(self._data.context + self.horizon)
         return torch.from_numpy(known[rows].astype(np.float32))
 
     def _to_batch(self, windows: Tensor, known: Tensor, *, has_targets: bool = True) -> Batch:
-        """Return windows of context and, with targets, horizon as a batch. known: what is known ahead (n, L, P)."""
+        """Return windows of context and, with targets, horizon as a batch. known: the variables known ahead (n, L, P)."""
         data = self._data
         count, channels, context = len(windows), windows.shape[2], data.context
         level = self._levels(windows[:, :context], known)
@@ -266,7 +266,7 @@ class SeriesForecast(SeriesFile, RegressionTask):
         return Batch(inputs, targets, loss_mask=mask)
 
     def _levels(self, contexts: Tensor, known: Tensor) -> Tensor:
-        """Return what is subtracted from context and horizon, (n, L, C)."""
+        """Return the levels that are subtracted from context and horizon, (n, L, C), as the setting `level` says."""
         data = self._data
         if self.level == "season":
             count = max(1, data.context // data.season)
@@ -399,7 +399,7 @@ class SeriesForecast(SeriesFile, RegressionTask):
         return named
 
     def summary(self) -> list[tuple[str, str]]:
-        """Return what was understood of the table: pairs of a name and a text."""
+        """Return how the table was read, as pairs of a name and a text."""
         data = self._data
         store = data.store
         ends = "rows count as steps; there is no column of times"

@@ -227,7 +227,7 @@ class LabelledSeries(SeriesFile):
         return [{"id": name, **row} for name, row in zip(store.ids.tolist(), rows, strict=True)]
 
     def summary(self) -> list[tuple[str, str]]:
-        """Return what was understood of the file: pairs of a name and a text."""
+        """Return how the file was read, as pairs of a name and a text."""
         data = self._data
         steps = f"{self.path}, {len(data.store.values):,} steps"
         return [
@@ -409,7 +409,7 @@ class SeriesValues(LabelledSeries, RegressionTask):
 
 
 def label_kind(path: str | Path, options: ReadOptions) -> Literal["classes", "values", "unclear"]:
-    """Return what the labels of a file are: classes (text, or two numbers), numbers (with fractions), or unclear."""
+    """Return the kind of the labels of a file: classes (text, or two numbers), numbers (with fractions), or unclear."""
     forecast = "or `--target` and `--horizon` must be given for a forecast"
     if options.label is None and Path(path).is_file() and suffix_of(Path(path)) in (*CSV, *PARQUET):
         columns = cut(", ".join(column_names(Path(path), options.dialect)))

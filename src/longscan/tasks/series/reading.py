@@ -197,8 +197,8 @@ def _read(path: Path, files: Sequence[Path], options: ReadOptions, folder: Path)
         parts = _read_tables(path, files, options, folder)
     if not len(parts.ids):
         raise ValueError(f"{path} must contain rows after the names of the columns, got none")
-    for first in range(0, len(parts.values), 1_000_000):
-        piece = np.asarray(parts.values[first : first + 1_000_000])
+    for first in range(0, len(parts.values), PIECE_STEPS):
+        piece = np.asarray(parts.values[first : first + PIECE_STEPS])
         wrong = np.argwhere(np.abs(piece) > LARGEST)
         if len(wrong):
             row, channel = first + int(wrong[0][0]), int(wrong[0][1])
@@ -246,7 +246,7 @@ def _read_tables(path: Path, files: Sequence[Path], options: ReadOptions, folder
 
 
 def _find_roles(path: Path, columns: Sequence[str], options: ReadOptions, *, is_folder: bool) -> _Roles:
-    """Return what the columns are, by the settings. Raises SettingError for unknown columns and for what settings must decide."""
+    """Return the role of each column. Raises SettingError for unknown columns and for roles that settings must decide."""
     named: dict[str, str | None] = {"id": options.id, "time": options.time, "label": options.label, "group": options.group}
     if is_folder:
         named["id"] = None
