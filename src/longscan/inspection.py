@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor, nn
 
+from longscan._types import PositiveInt, checked_value
 from longscan.layers import S6, PhaseState, SequenceLayer, SequenceModule
 from longscan.layers.base import SequenceInfo, mask_padding
 from longscan.layers.heads import Heads
@@ -112,8 +113,7 @@ class InspectedLayer(NamedTuple):
 
         Raises TypeError if the layer is not linear in its state, ValueError if `segments` is below 1.
         """
-        if segments < 1:
-            raise ValueError(f"`segments` must be at least 1, got {segments}")
+        checked_value(segments, PositiveInt, "segments")
         call = self._select(row)
         length = call.x.shape[1]
         count = min(length, segments)
@@ -494,8 +494,7 @@ def _require_streaming(module: SequenceModule | SequenceModel) -> None:
 
 def _pieces(length: int, every: int) -> Iterator[slice]:
     """Yield the slices of `every` steps that make up a sequence; the last one may be shorter."""
-    if every < 1:
-        raise ValueError(f"`every` must be at least 1, got {every}")
+    checked_value(every, PositiveInt, "every")
     for start in range(0, length, every):
         yield slice(start, min(start + every, length))
 

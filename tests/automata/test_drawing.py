@@ -122,6 +122,7 @@ def test_command_compiles_saves_and_draws(tmp_path, monkeypatch, capsys):
     [
         (["automata"], "exactly one of a regular expression and --named must be given"),
         (["automata", "a", "--named", "S3"], "exactly one"),
+        (["automata", "ab", "--picture", "p.xyz"], "`--picture` must be a file whose name ends in one of "),
         (["automata", "--named", "S3", "--alphabet", "ab"], "`--alphabet` must be left out with --named"),
         (["automata", "(ab"], "opens a '(' that no ')' closes at position 1"),
         (["automata", "--named", "A5"], "contains a perfect group of order 60"),

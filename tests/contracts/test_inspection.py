@@ -114,8 +114,9 @@ def test_attention_map_of_segments() -> None:
             added = torch.einsum("tcsd,sd->tc", matrix[first:last, :, start:stop], x[start:stop])
             assert_close(call.attention_map(segments=3)[i, j], added.norm(dim=-1).mean())
     assert call._replace(x=call.x[:, :0]).attention_map().shape == (0, 0)
-    with pytest.raises(ValueError, match="`segments` must be at least 1, got 0"):
-        call.attention_map(segments=0)
+    for segments in (0, 2.5):
+        with pytest.raises(ValueError, match=f"`segments` must be a whole number of at least 1, got {segments}"):
+            call.attention_map(segments=segments)
 
 
 @pytest.mark.parametrize(("name", "options"), LINEAR, ids=str)
@@ -395,7 +396,7 @@ def test_wrong_arguments_raise() -> None:
         ablate_state(model, x, 7)
     with pytest.raises(ValueError, match="`block` must be from 0 to 0, got 1"):
         ablate_state(model, x, 2, block=1)
-    with pytest.raises(ValueError, match="`every` must be at least 1, got 0"):
+    with pytest.raises(ValueError, match="`every` must be a whole number of at least 1, got 0"):
         next(states_over_time(model, x, 0))
     with pytest.raises(ValueError, match="`model` must call a layer"):
         longscan.inspect(torch.nn.Linear(2, 2), x)

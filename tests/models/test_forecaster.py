@@ -99,6 +99,8 @@ def test_set_linear_refuses_other_shapes_and_models_without_linear_forecast():
         make_forecaster().set_linear(*parts)
     with pytest.raises(ValueError, match=r"^`level` must have shape \(2, 5\), got \(1, 5\)"):
         make_forecaster(linear_window=4, linear_channels="own").set_linear(torch.zeros(2, 5, 4), *parts[1:])
+    with pytest.raises(ValueError, match="`factor` must be a finite number, got nan"):
+        make_forecaster(linear_window=4).scale_blocks(math.nan)
 
 
 def test_forecasts_of_720_steps_depend_on_the_inputs_that_the_mode_allows():

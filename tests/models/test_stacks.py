@@ -32,6 +32,8 @@ def test_random_replacement_depends_on_the_seed():
         ({"positions": [0], "count": 1}, r"exactly one of `positions` and `count` must be given, got \[0\] and 1"),
         ({"positions": [1]}, r"`positions` must be those of mamba blocks, \[0, 2\], got 1"),
         ({"count": 3}, "`count` must be 0 to 2, .*, got 3"),
+        ({"count": 1.5}, "`count` must be 0 to 2, .*, got 1.5"),
+        ({"count": 0, "replaced": "mamab"}, "`replaced` must be one of .*, got 'mamab'"),
     ],
     ids=str,
 )

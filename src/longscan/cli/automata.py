@@ -44,6 +44,8 @@ def automata(
         raise SettingError("exactly one of a regular expression and --named must be given")
     if named is not None and alphabet is not None:
         raise SettingError(f"`--alphabet` must be left out with --named, whose automaton has its own letters, got {alphabet}")
+    if picture is not None:
+        _check_picture(picture)
     with errors_as_lines():
         dfa = automata.from_regex(pattern, alphabet) if pattern is not None else automata.named(str(named))
         table = Table("", "", show_header=False, title=named or pattern)
@@ -57,6 +59,16 @@ def automata(
         if word is not None:
             echo(str(compiled.explain(word)))
     return 0
+
+
+def _check_picture(name: str) -> None:
+    """Raise SettingError if the name of a picture ends in a suffix that names none of Matplotlib's formats."""
+    from matplotlib.backend_bases import FigureCanvasBase
+
+    suffix = Path(name).suffix
+    if suffix and suffix[1:].lower() not in FigureCanvasBase.filetypes:
+        known = ", ".join(f".{one}" for one in sorted(FigureCanvasBase.filetypes))
+        raise SettingError(f"`--picture` must be a file whose name ends in one of {known}, got {name!r}")
 
 
 def _write(compiled: "CompiledAutomaton", word: str | list[str], picture: str | None, save: str | None) -> None:

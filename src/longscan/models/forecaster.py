@@ -16,7 +16,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from longscan._types import NonNegativeInt, PositiveInt, Probability
+from longscan._types import NonNegativeInt, PositiveInt, Probability, checked_value
 from longscan.distributed.collectives import gather_steps
 from longscan.distributed.context import SequenceSplit, current_split, use_split
 from longscan.layers.base import mask_padding
@@ -155,10 +155,11 @@ class Forecaster(PretrainedModel):
     def scale_blocks(self, factor: float) -> None:
         """Multiply what the blocks add to the linear forecast by `factor`. Quantiles keep their distances to the forecast.
 
-        Raises ValueError for a model without a linear forecast.
+        Raises ValueError for a model without a linear forecast, and for a factor that is not finite.
         """
         if self.linear_window is None:
             raise ValueError("`linear_window` must be a number of steps to scale what the blocks add, got None")
+        checked_value(factor, float, "factor")
         with torch.no_grad():
             for parameter in self.backbone.head.parameters():
                 parameter[: self.d_input] *= factor

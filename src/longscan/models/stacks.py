@@ -5,6 +5,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from longscan._types import NonNegativeInt, matches_type
 from longscan.blocks import BLOCKS
 from longscan.layers._registry import parameter_names
 from longscan.models.spec import BlockSpec, parse_spec
@@ -33,14 +34,17 @@ def replace_blocks(
         replaced: name in `BLOCKS` of the blocks that may be replaced.
         replacement: the new block, an entry of a list of blocks. Its option d_state is by default that of the block it replaces.
 
-    Returns the list of blocks. Raises ValueError if there is another block at one of the positions, or fewer than count blocks.
+    Returns the list of blocks. Raises ValueError if there is another block at one of the positions, or fewer than count blocks,
+    and for a name that no block has.
     """
+    if replaced not in BLOCKS:
+        raise ValueError(f"`replaced` must be one of {', '.join(sorted(BLOCKS))}, got {replaced!r}")
     entries = parse_spec(blocks)
     candidates = [index for index, entry in enumerate(entries) if entry["block"] == replaced]
     if (positions is None) == (count is None):
         raise ValueError(f"exactly one of `positions` and `count` must be given, got {positions} and {count}")
     if count is not None:
-        if not 0 <= count <= len(candidates):
+        if not matches_type(count, NonNegativeInt) or count > len(candidates):
             raise ValueError(f"`count` must be 0 to {len(candidates)}, the number of {replaced} blocks, got {count}")
         positions = sorted(np.random.default_rng(seed).choice(candidates, count, replace=False).tolist()) if count else []
     for index in positions or ():
