@@ -273,31 +273,46 @@ def test_no_kernel_is_launched_by_the_function_of_another(monkeypatch: pytest.Mo
     assert len(Launcher.made) == 2 * len(kernels)
 
 
-@pytest.mark.skipif(_gpu.INTERPRETED, reason="kernels of Triton's interpreter are not compiled")
-@pytest.mark.parametrize(
-    "name",
-    ["UNITARY", "UNITARY_MASKED", "SELECTIVE", "SELECTIVE_MASKED", "SELECTIVE_COMPLEX", "SSD", "LINEAR", "BLOCK2", "SHORT_CONV"],
-)
-def test_another_batch_or_length_of_the_same_kind_compiles_nothing(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Triton compiles separate kernels for integers that are 1, multiples of 16 or others, unless a kernel excludes them.
+class Kinds(set[tuple[Any, ...]]):
+    """Kernels for which Triton compiles separate code, from their launches.
 
-    All sizes here have one division of the steps. The matrix products of unitary_scan have two kernels, EVEN and not, which are
-    compiled together.
+    Integers that are 1, multiples of 16 or others have separate kernels, unless a kernel excludes them, and addresses that are
+    multiples of 16 or others. The matrix products of unitary_scan have two kernels, EVEN and not, which are compiled together.
     """
-    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks"))
-    op_calls = import_module("op_calls")
-    call = getattr(op_calls, name)
-    kinds: set[tuple[Any, ...]] = set()
 
-    def record(kernel: Any, _: tuple[int, ...], *args: Any, constants: dict[str, Any]) -> None:
-        tensors = tuple([x if x is None else x.dtype for x in args if type(x) is not int])
+    def add_launch(self, kernel: Any, _: tuple[int, ...], *args: Any, constants: dict[str, Any]) -> None:
+        """Add the kernel of a launch; the arguments are those of `_gpu.launch`."""
+        tensors = tuple([x if x is None else (x.dtype, x.data_ptr() % 16 == 0) for x in args if type(x) is not int])
         specialised = [not parameter.do_not_specialize for parameter in kernel.params][len(tensors) :]
         integers = [(x == 1, x % 16 == 0) for x, special in zip(args[len(tensors) :], specialised, strict=False) if special]
-        kinds.add((kernel.fn.__name__, *tensors, *integers, *[x for name, x in constants.items() if name != "EVEN"]))
+        self.add((kernel.fn.__name__, *tensors, *integers, *[x for name, x in constants.items() if name != "EVEN"]))
 
+
+OP_CALLS = (
+    "UNITARY", "UNITARY_MASKED", "SELECTIVE", "SELECTIVE_MASKED", "SELECTIVE_COMPLEX", "SSD", "LINEAR", "BLOCK2", "SHORT_CONV",
+)  # fmt: skip
+
+
+@pytest.fixture
+def op_call(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> tuple[Any, Kinds]:
+    """A call of benchmarks/op_calls.py by Triton, whose launches are noted instead of run."""
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks"))
+    call, kinds = getattr(import_module("op_calls"), request.param), Kinds()
     monkeypatch.setattr(dispatch, "unsupported_reason", lambda *_: None)
-    monkeypatch.setattr(import_module(f"longscan.ops.{call.op}.triton.launch"), "launch", record)
-    monkeypatch.setattr(_gpu, "launch", record)
+    monkeypatch.setattr(_gpu, "multiprocessors", lambda _: 132)
+    monkeypatch.setattr(import_module(f"longscan.ops.{call.op}.triton.launch"), "launch", kinds.add_launch)
+    monkeypatch.setattr(_gpu, "launch", kinds.add_launch)
+    return call, kinds
+
+
+@pytest.mark.skipif(_gpu.INTERPRETED, reason="kernels of Triton's interpreter are not compiled")
+@pytest.mark.parametrize("op_call", OP_CALLS, indirect=True)
+def test_another_batch_or_length_of_the_same_kind_compiles_nothing(
+    op_call: tuple[Any, Kinds], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One multiprocessor is full with any of these sizes, so that they have the same division of the steps."""
+    monkeypatch.setattr(_gpu, "multiprocessors", lambda _: 1)
+    call, kinds = op_call
 
     def kinds_of(batch: int, length: int) -> set[tuple[Any, ...]]:
         kinds.clear()
@@ -309,3 +324,29 @@ def test_another_batch_or_length_of_the_same_kind_compiles_nothing(name: str, mo
     assert first
     for batch, length in [(15, 1000), (8, 1280), (32, 1537)]:
         assert kinds_of(batch, length) == first
+
+
+@pytest.mark.skipif(_gpu.INTERPRETED, reason="kernels of Triton's interpreter are not compiled")
+@pytest.mark.parametrize("shape", [{"B": 4, "L": 300, "D": 32, "N": 16}, {"B": 16, "L": 1024, "D": 32, "N": 64}], ids=str)
+@pytest.mark.parametrize("op_call", OP_CALLS, indirect=True)
+def test_kernels_of_a_training_step_are_those_compiled_with_its_forward_pass(
+    op_call: tuple[Any, Kinds], shape: dict[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The loss depends on y alone, as in most models, so that the final state has no gradient."""
+    call, kinds = op_call
+    compiled: set[tuple[Any, ...]] = set()
+
+    def compile_together(run: Any, *later: Any) -> Any:
+        results = [each() for each in (run, *later)]
+        if later:
+            compiled.update(kinds)
+        return results[0]
+
+    monkeypatch.setattr(_gpu, "compile_together", compile_together)
+    leaves = [x.requires_grad_() for x in call.inputs(shape)]
+    y = call.call(*leaves, backend="triton")
+    assert compiled
+    kinds.clear()
+    torch.autograd.grad(y.sum(), leaves)
+    assert kinds
+    assert kinds <= compiled

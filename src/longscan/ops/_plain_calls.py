@@ -54,10 +54,10 @@ class PlainCall:
         def compile_and_run(*args: Any) -> tuple[Tensor, ...]:
             from longscan.ops import _gpu
 
-            def later() -> None:
+            def later() -> None:  # most calls do not use the final state, whose gradient is then None and needs no kernels
                 if args[-1]:
-                    y, final, *kept = forward(*args)
-                    backward(y, final, *args[:count], *kept, *args[count:-1])
+                    y, _, *kept = forward(*args)
+                    backward(y, None, *args[:count], *kept, *args[count:-1])
 
             return cast("tuple[Tensor, ...]", _gpu.compile_together(lambda: forward(*args), later))
 
