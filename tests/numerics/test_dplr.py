@@ -1,8 +1,24 @@
 import math
 
+import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from longscan.numerics.dplr import bilinear_solver, bilinear_step, dense_step, spectrum
+
+
+class RecordComplex(TorchDispatchMode):
+    """Records the names of the operations that return complex tensors."""
+
+    def __init__(self):
+        super().__init__()
+        self.names = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        if isinstance(result, torch.Tensor) and result.is_complex():
+            self.names.append(str(func))
+        return result
 
 
 def make_system(channels=2, pairs=3):
@@ -68,3 +84,18 @@ def test_gradients_of_small_steps_are_finite_in_float32():
     assert d_dt.isfinite().all()  # it has a rounding error of about 1e-7 / dt
     for x, y in zip(single, double, strict=True):
         torch.testing.assert_close(x.double(), y, rtol=0, atol=1e-4 * float(y.abs().max()))
+
+
+@pytest.mark.parametrize("damping", [0.0, 0.3])
+def test_exported_graphs_compute_the_spectrum_without_complex_tensors(damping, monkeypatch):
+    inputs = [x.requires_grad_() for x in make_system()]
+    angles = torch.tensor([0.0, 0.7, 2.0, math.pi], dtype=torch.float64)
+    expected = spectrum(angles, *inputs, damping)
+    gradients = torch.autograd.grad(expected.square().sum(), inputs)
+    monkeypatch.setattr(torch.compiler, "is_exporting", lambda: True)
+    with RecordComplex() as found:
+        values = spectrum(angles, *inputs, damping)
+    assert not found.names
+    torch.testing.assert_close(values, expected)
+    for one, other in zip(torch.autograd.grad(values.square().sum(), inputs), gradients, strict=True):
+        torch.testing.assert_close(one, other)

@@ -4,10 +4,12 @@ Of every conjugate pair of states one is stored, as a real pair: x, Lambda, P, B
 vector of the N numbers stored; matrices (N, N) act on that. Products with P* go over both halves: P* x = 2 sum Re(conj(P) x).
 """
 
+import math
+
 import torch
 from torch import Tensor
 
-from longscan.numerics.pairs import constant, divide, multiply
+from longscan.numerics.pairs import constant, divide, multiply, polar
 
 
 def _inner(p: Tensor, x: Tensor) -> Tensor:
@@ -62,7 +64,11 @@ def spectrum(
     a = 2 sinh(w) and t = dt cosh(w) it is dt e^w C (a - t A)^{-1} B: four sums of Cauchy's kind over the N/2 poles, (C, B),
     (C, P), (P, P), (P, B), and Woodbury's identity. No pole lies on the unit circle. For the kernel cut off after L steps take
     C (1 - A_bar^L) for C, at the L-th roots of unity, without damping.
+
+    Exported graphs have the same steps in real pairs, as ONNX has no complex numbers.
     """
+    if torch.compiler.is_exporting():
+        return _spectrum_in_pairs(angle, eigenvalues, low_rank, B, C, dt, damping)
     poles, P = (torch.view_as_complex(part.contiguous()) for part in (eigenvalues, low_rank))
     B, C = torch.view_as_complex(B.contiguous()), torch.view_as_complex(C.contiguous())
     products = torch.stack([C * B, C * P, P.conj() * P, P.conj() * B])
@@ -82,3 +88,26 @@ def spectrum(
     t = step * cosine
     cb, cp, pp, pb = (a.unsqueeze(-1) * sums[..., :4] - t.unsqueeze(-1) * sums[..., 4:]).unbind(-1)
     return torch.view_as_real(step * exponential * (cb - t * cp * pb / (1 + t * pp)))
+
+
+def _spectrum_in_pairs(
+    angle: Tensor, eigenvalues: Tensor, low_rank: Tensor, B: Tensor, C: Tensor, dt: Tensor, damping: float
+) -> Tensor:
+    """Return `spectrum` by the same steps without complex tensors, which takes longer."""
+    conjugate = low_rank * constant(low_rank, 1.0, -1.0)
+    products = torch.stack([multiply(C, B), multiply(C, low_rank), multiply(conjugate, low_rank), multiply(conjugate, B)])
+    weights = 2 * torch.cat([products[..., 0], (products * eigenvalues).sum(-1)]).permute(1, 2, 0)
+    half, size = angle / 2, math.exp(damping / 2)
+    growing, shrinking = polar(torch.full_like(half, size), half), polar(torch.full_like(half, 1 / size), -half)
+    a, cosine = growing - shrinking, (growing + shrinking) / 2
+    powers = torch.stack([multiply(a, a), multiply(a, cosine), multiply(cosine, cosine)], -2)  # (F, 3, 2)
+    step = dt.unsqueeze(-1)
+    negative = -2 * step * eigenvalues[..., 0]
+    factors = torch.stack([torch.ones_like(negative), negative, step.square() * eigenvalues.square().sum(-1)], 1)
+    real, imaginary = powers[..., 0] @ factors, powers[..., 1] @ factors  # (D, F, N/2)
+    inverse = (real.square() + imaginary.square()).rsqrt().square()
+    sums = torch.stack([(real * inverse) @ weights, (-inverse * imaginary) @ weights], -1)  # (D, F, 8, 2)
+    t = step.unsqueeze(-1) * cosine
+    cb, cp, pp, pb = (multiply(a.unsqueeze(-2), sums[..., :4, :]) - multiply(t.unsqueeze(-2), sums[..., 4:, :])).unbind(-2)
+    correction = divide(multiply(cp, pb), constant(t, 1.0, 0.0) + multiply(t, pp))
+    return step.unsqueeze(-1) * multiply(growing, cb - multiply(t, correction))
