@@ -1,4 +1,4 @@
-"""benchmarks/image_features.py, k-means features of images, whose accuracies results/README.md has."""
+"""benchmarks/image_features.py, k-means features of images."""
 
 import json
 from importlib import import_module
