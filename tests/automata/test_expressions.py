@@ -7,6 +7,7 @@ import re
 
 import numpy as np
 import pytest
+import torch
 
 from longscan import automata
 from longscan.automata import DFA, LimitExceeded, RegexError, from_regex
@@ -130,10 +131,13 @@ def test_invalid_automaton_raises(arguments, message):
         DFA(*arguments)
 
 
-def test_states_may_be_numbers_of_numpy():
+def test_states_may_be_numbers_of_numpy_or_tensors():
     dfa = DFA(["a"], np.array([[1], [0]]), np.int64(1), np.array([0]))
     assert dfa == DFA(("a",), ((1,), (0,)), 1, frozenset({0}))
     assert type(dfa.start) is int
+    assert dfa == DFA(("a",), torch.tensor([[1], [0]]), torch.tensor(1), torch.tensor([0]))
+    with pytest.raises(ValueError, match=r"`delta\[0\]` must be the number of a state, got tensor\(0.5000\)"):
+        DFA(("a",), torch.tensor([[0.5]]), 0, ())
 
 
 @pytest.mark.parametrize(

@@ -68,6 +68,17 @@ def test_stream_with_times(dates):
         stream.update(X[0, 0], "index")
 
 
+@pytest.mark.parametrize("columns", [["level"], ["level", "flow"]])
+def test_row_of_a_frame_is_one_step_at_its_time(columns):
+    times = RANDOM.exponential(2.0, (9, 12)).cumsum(1).round(3)
+    frames = [pd.DataFrame(row[:, : len(columns)], index=time, columns=columns) for row, time in zip(X, times, strict=True)]
+    model = SSMClassifier("lru", **BRIEF).fit(frames, LABELS, "index")
+    stream = model.stream()
+    for i in range(12):
+        stream.update(frames[0].iloc[i], "index")
+    np.testing.assert_allclose(stream.predict_proba(), model.predict_proba(frames[:1], "index")[0], atol=1e-5)
+
+
 def test_channels_with_names_and_other_layouts():
     frames = [pd.DataFrame(row, columns=["level", "flow"]) for row in X]
     model = SSMClassifier(**BRIEF).fit(frames, LABELS)

@@ -191,7 +191,7 @@ def test_generate_ends_when_every_row_has_ended():
     found = net.generate(prompt, max_new_tokens=9, eos_token_id=eos, pad_token_id=10)[:, 3:]
     assert found.shape[1] == max(ends) + 1 < 9
     first = net.generate(prompt, max_new_tokens=9, eos_token_id=eos[0])
-    for same in (np.int64(eos[0]), torch.tensor(eos[0]), np.array(eos[:1])):
+    for same in (np.int64(eos[0]), torch.tensor(eos[0]), np.array(eos[:1]), {eos[0]}, (np.int64(eos[0]),)):
         assert torch.equal(net.generate(prompt, max_new_tokens=9, eos_token_id=same), first)
     for row, end in enumerate(ends):
         assert torch.equal(found[row, : end + 1], tokens[row, : end + 1])
@@ -233,6 +233,7 @@ def test_streamer_of_transformers_prints_the_tokens(capsys):
         ({"min_new_tokens": 21}, r"`min_new_tokens` must lie between 0 and the number of new tokens \(20\), got 21"),
         ({"repetition_penalty": 0.0}, "`repetition_penalty` must be above 0, got 0.0"),
         ({"eos_token_id": [1, 11]}, r"`eos_token_id` must be a token below vocab_size \(11\), got 11"),
+        ({"eos_token_id": "a"}, r"`eos_token_id` must be a token below vocab_size \(11\), got a"),
         ({"eos_token_id": [1.5]}, r"`eos_token_id` must be a token below vocab_size \(11\), got 1\.5"),
         ({"eos_token_id": 1, "pad_token_id": 11}, r"`pad_token_id` must be a token below vocab_size \(11\), got 11"),
         ({"attention_mask": torch.ones(1, 2)}, r"`attention_mask` must have the shape of input_ids \(1, 1\), got \(1, 2\)"),

@@ -1,9 +1,10 @@
 """Deterministic finite automata: complete, immutable, with letters numbered in the order of the alphabet."""
 
+import operator
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from numbers import Integral
+from typing import SupportsIndex, cast
 
 import numpy as np
 
@@ -18,9 +19,13 @@ def _states(name: str, states: Iterable[object]) -> tuple[int, ...]:
         raise setting_error(name, states, "a collection of states")
     numbers = []
     for state in states:
-        if not isinstance(state, Integral) or isinstance(state, bool):
+        try:
+            number = None if isinstance(state, bool) else operator.index(cast("SupportsIndex", state))
+        except TypeError:
+            number = None
+        if number is None:
             raise setting_error(name, state, "the number of a state")
-        numbers.append(int(state))
+        numbers.append(number)
     return tuple(numbers)
 
 

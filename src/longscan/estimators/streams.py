@@ -38,8 +38,8 @@ class SeriesStream:
         Args:
             steps: one step, a number or (C,), or several, (k,) for one channel or (k, C), an array or a frame; channels with
                 names are matched by them.
-            times: of these steps, if `fit` had times: (k,), one time for one step, or "index" of a frame. The row of a frame with
-                several channels has its time as its name.
+            times: of these steps, if `fit` had times: (k,), one time for one step, or "index" of a frame. The row of a frame has
+                its time as its name.
         """
         values = self._values(steps)
         gaps = self._gaps(steps, times, len(values))
@@ -66,11 +66,16 @@ class SeriesStream:
             raise ValueError("`update` must be called before a prediction, got no steps yet")
         return self._outputs
 
+    def _is_row(self, steps: Any) -> bool:
+        """Return whether steps are the row of a frame: a series of channels, whose names it has if there is only one."""
+        fitted = self._estimator
+        return isinstance(steps, pd.Series) and (fitted.n_channels_ > 1 or tuple(steps.index) == fitted.channel_names_)
+
     def _values(self, steps: Any) -> np.ndarray:
         """Return the standardised values of the steps, (k, C) float32."""
         fitted = self._estimator
         steps, layout = convert_input(steps, "steps"), fitted.layout
-        if isinstance(steps, pd.Series) and fitted.n_channels_ > 1:
+        if self._is_row(steps):
             steps = steps.to_frame().T
         elif not isinstance(steps, (pd.Series, pd.DataFrame)):
             steps = np.asarray(steps)
@@ -89,8 +94,7 @@ class SeriesStream:
         if isinstance(times, str):
             if times != "index" or not isinstance(steps, (pd.Series, pd.DataFrame)):
                 raise times_keyword_error(times)
-            is_row = isinstance(steps, pd.Series) and self._estimator.n_channels_ > 1
-            times = [steps.name] if is_row else steps.index
+            times = [steps.name] if self._is_row(steps) else steps.index
         clock = as_clock([times] if np.ndim(times) == 0 else times, "`times`")
         if len(clock) != length:
             raise ValueError(f"`times` must have {length} times, one for each step, got {len(clock)}")

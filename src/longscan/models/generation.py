@@ -181,7 +181,9 @@ def _end_tokens(
     eos_token_id: int | Sequence[int] | None, pad_token_id: int | None, vocab_size: int
 ) -> tuple[list[int], int | None]:
     """Return the tokens that end a row, and the token after its end, None if neither argument is given."""
-    given = [] if eos_token_id is None else torch.as_tensor(eos_token_id).flatten().tolist()  # also numbers of NumPy and tensors
+    given: Any = [] if eos_token_id is None else eos_token_id
+    if not isinstance(given, Iterable) or getattr(given, "ndim", 1) == 0:  # one token, also a number of NumPy or a tensor
+        given = [given]
     eos = [checked_token("eos_token_id", token, vocab_size) for token in given]
     if pad_token_id is None:
         return eos, next(iter(eos), None)
