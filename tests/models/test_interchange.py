@@ -113,6 +113,12 @@ def test_sharded_checkpoint_can_be_loaded(tmp_path):
         ({"hidden_act": "gelu"}, "`hidden_act` must be 'silu', .*, got 'gelu'"),
         ({"use_bias": True}, "`use_bias` must be False, .*, got True"),
         ({"layer_norm_epsilon": 1e-6}, "`layer_norm_epsilon` must be 1e-05, .*, got 1e-06"),
+        ({"state_size": None}, "`state_size` must be a whole number of at least 1 in the configuration, got None"),
+        ({"expand": "x"}, "`expand` must be a whole number .*, got 'x'"),
+        ({"vocab_size": 999}, r"`vocab_size` must be at most the rows of the embedding, \d+, got 999"),
+        ({"num_hidden_layers": 9}, "`num_hidden_layers` must be the number of layers with tensors, got 9"),
+        ({"num_hidden_layers": 1}, "`source` must have the tensors of its configuration, got others: .*blocks.1"),
+        ({"state_size": 5}, "`source` must have the tensors of its configuration, got others: .*size mismatch for backbone"),
     ],
 )
 def test_unsupported_configuration_raises(change, message, tmp_path):

@@ -15,7 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from longscan._errors import one_line
 from longscan._files import read_text
+from longscan._types import PositiveInt, matches_type
 from longscan.blocks.residual import EPSILON
 from longscan.models.language_model import LanguageModel
 from longscan.models.saving import NO_DOWNLOAD, SHARDS, pickle_advice
@@ -33,7 +35,8 @@ def from_transformers(source: Any, *, backend: Backend = "auto") -> LanguageMode
         backend: backend of every op, "auto" to choose for each call.
 
     Raises ValueError naming a property that models of this package do not have: another architecture, biases in the projections,
-    another activation, another epsilon of the norms, and naming a damaged file. Raises FileNotFoundError naming a missing file.
+    another activation, another epsilon of the norms, naming an entry of the configuration that is missing or does not fit the
+    tensors, and naming a damaged file. Raises FileNotFoundError naming a missing file.
     """
     if isinstance(source, (str, Path)):
         config, tensors = _read(Path(source))
@@ -50,10 +53,15 @@ def from_transformers(source: Any, *, backend: Backend = "auto") -> LanguageMode
     for name, wanted in (("hidden_act", "silu"), ("use_bias", False), ("layer_norm_epsilon", EPSILON)):
         if config.get(name, wanted) != wanted:
             raise ValueError(f"`{name}` must be {wanted!r}, as in models of this package, got {config[name]!r}")
+    for name in (*_SIZES, *(_MAMBA2_SIZES if kind == "mamba2" else ())):
+        if not matches_type(config.get(name), PositiveInt):
+            raise ValueError(f"`{name}` must be a whole number of at least 1 in the configuration, got {config.get(name)!r}")
     tensors = {name.replace("embedding.weight", "embeddings.weight"): tensor for name, tensor in tensors.items()}
     embedding, head = tensors.get("backbone.embeddings.weight"), tensors.get("lm_head.weight")
     if embedding is None:
         raise ValueError(f"`source` must have the tensors of a causal language model, got such as {next(iter(tensors), None)!r}")
+    if len(embedding) < config["vocab_size"]:
+        raise ValueError(f"`vocab_size` must be at most the rows of the embedding, {len(embedding)}, got {config['vocab_size']}")
     tied = head is None or torch.equal(head, embedding)
     layer, options, rename = _CONVERTERS[kind](config)
     entry = {"layer": layer, "block": "mamba" if layer == "s6" else layer, "options": options}
@@ -68,15 +76,23 @@ def from_transformers(source: Any, *, backend: Backend = "auto") -> LanguageMode
     for name, tensor in tensors.items():
         match = re.fullmatch(r"backbone\.layers\.(\d+)\.(.+)", name)
         if match:
+            if match[2] not in rename:
+                raise ValueError(f"`source` must have tensors of {kind} alone, got {name!r}")
             inner = rename[match[2]]
             weights[f"backbone.blocks.{match[1]}.{inner}"] = tensor.squeeze(1) if inner == "block.conv_weight" else tensor
     for index in range(config["num_hidden_layers"]):  # a convolution without bias is one with a bias of zero
         name = f"backbone.blocks.{index}.block.conv_bias"
-        weights.setdefault(name, torch.zeros(len(weights[name.replace("bias", "weight")])))
+        convolution = weights.get(name.replace("bias", "weight"))
+        if convolution is None:
+            raise ValueError(f"`num_hidden_layers` must be the number of layers with tensors, got {config['num_hidden_layers']}")
+        weights.setdefault(name, torch.zeros(len(convolution)))
     weights |= {"backbone.norm.weight": tensors["backbone.norm_f.weight"], "backbone.encoder.weight": _pad_rows(embedding, model)}
     if head is not None and not tied:
         weights["lm_head"] = _pad_rows(head, model)
-    model.load_state_dict(weights)
+    try:
+        model.load_state_dict(weights)
+    except RuntimeError as error:  # names the tensors of other sizes
+        raise ValueError(f"`source` must have the tensors of its configuration, got others: {one_line(error)}") from None
     return model
 
 
@@ -108,6 +124,8 @@ def _mamba2(config: Settings) -> tuple[str, dict[str, Any], dict[str, str]]:
     return "mamba2", options, _BLOCK_NAMES | inner | {"mixer.norm.weight": "block.norm_weight"}
 
 
+_SIZES = ("num_hidden_layers", "hidden_size", "vocab_size", "expand", "conv_kernel", "state_size")
+_MAMBA2_SIZES = ("head_dim", "n_groups")
 _BLOCK_NAMES = {
     "norm.weight": "norm.weight",
     "mixer.in_proj.weight": "block.in_proj.weight",
