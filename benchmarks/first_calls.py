@@ -7,7 +7,9 @@ Each op has two processes, one after another: in the first one Triton's cache is
 the first. A process imports torch, starts CUDA and makes the inputs before the clock starts. It then measures a forward and
 backward pass at --sizes, and one at each of --others, which have the same D and N, in this order. A row has the seconds of both
 processes, and for each kernel that the first process compiled the seconds of Triton's stages: its front end (ast), its own
-representations (ttir, ttgir), LLVM (llir, ptx) and ptxas (cubin). Kernels are compiled in parallel, so each waits for others.
+representations (ttir, ttgir), LLVM (llir, ptx) and ptxas (cubin). Kernels are compiled in parallel threads, which share one
+interpreter, so the seconds of a kernel include waiting for other kernels. The kernels need a GPU, or TRITON_INTERPRET=1 for a
+check of the script with small sizes, where nothing is compiled.
 """
 
 import argparse
@@ -80,10 +82,12 @@ def measure(options: argparse.Namespace, name: str) -> dict[str, Any]:
 def main(args: Sequence[str] | None = None) -> None:
     """Measure the ops and append a row for each to the file."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--ops", nargs="+", default=["UNITARY", "SELECTIVE"], metavar="NAME", help="names of op_calls.py")
+    ops = [name for name, value in vars(op_calls).items() if isinstance(value, op_calls.OpCall)]
+    parser.add_argument("--ops", nargs="+", choices=ops, default=["UNITARY", "SELECTIVE"], metavar="NAME", help=", ".join(ops))
     parser.add_argument("--sizes", default="16 1024 32 64", help="B L D N of the first pass (default: %(default)s)")
     parser.add_argument("--others", nargs="*", default=OTHERS, help="B L D N of the passes after it (default: %(default)s)")
-    parser.add_argument("--dtype", default="float32", help="dtype of the inputs (default: %(default)s)")
+    dtypes = ("float32", "float64", "bfloat16", "float16")
+    parser.add_argument("--dtype", choices=dtypes, default="float32", help="dtype of the inputs (default: %(default)s)")
     parser.add_argument("--out", type=Path, help="file to which the rows are appended")
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args(args)

@@ -356,6 +356,8 @@ def test_first_calls_are_measured_in_two_processes(monkeypatch, tmp_path):
     assert row["sizes"] == ["1 16 2 2", "1 17 2 2"]
     assert min([*row["empty_cache_s"], *row["filled_cache_s"]]) > 0
     assert len(row["empty_cache_s"]) == len(row["filled_cache_s"]) == 2
+    with pytest.raises(SystemExit):
+        import_module("first_calls").main(["--ops", "UNITRY"])
 
 
 def test_chunk_states_shape_has_room_for_all_states(monkeypatch):
