@@ -131,6 +131,10 @@ def main(args: Sequence[str] | None = None) -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, help="file to which the rows are appended")
     options = parser.parse_args(args)
+    if not all(0 <= quality <= 100 for quality in options.qualities):
+        parser.error(f"--qualities must be from 0 to 100, got {options.qualities}")
+    if options.features < 2:
+        parser.error(f"--features must be at least 2, got {options.features}")
     data = LraImage(data_dir=str(options.data), colour=True)._data()
     pictures = data.sequences.values.reshape(-1, SIDE, SIDE, 3).copy()  # writable, unlike the file in memory
     labels, n_train = torch.from_numpy(data.targets.astype(np.int64)), len(data.targets) - len(data.rows["test"])

@@ -42,6 +42,13 @@ def test_stripes_of_ten_widths_are_told_apart(script, tmp_path: Path) -> None:
     assert all(row["train"] > row["test"] - 0.1 for row in rows)
 
 
+@pytest.mark.parametrize("arguments", [("--qualities", "101"), ("--qualities", "50", "-1"), ("--features", "1")])
+def test_settings_out_of_range_are_errors(script, tmp_path: Path, arguments: tuple[str, ...], capsys) -> None:
+    with pytest.raises(SystemExit):
+        script.main(["--data", str(tmp_path), *arguments])
+    assert f"{arguments[0]} must be" in capsys.readouterr().err
+
+
 def test_distances_are_those_of_cdist(script) -> None:
     pictures = torch.randint(256, (5, 3, 32, 32), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
     features = script.Features(pictures, 4, torch.Generator().manual_seed(1))
