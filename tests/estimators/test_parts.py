@@ -109,7 +109,9 @@ def test_compared_steps_are_evenly_spaced() -> None:
 
 def test_cutoffs_leave_a_horizon_and_at_least_one_step() -> None:
     collection = collection_of(np.zeros(10), np.zeros(4), np.zeros(2))
-    assert find_cutoffs(collection, 0, 3, 2).tolist() == [[0, 1], [0, 4], [0, 7], [1, 1]]
+    assert find_cutoffs(collection, 1, 3, 2).tolist() == [[0, 1], [0, 4], [0, 7], [1, 1]]
+    with pytest.raises(ValueError, match=r"`start` must be a number of at least 1 step or a time stamp of `y`, got 0"):
+        find_cutoffs(collection, 0, 3, 2)
     assert find_cutoffs(collection, 2, 2, 2).tolist() == [[0, 2], [0, 4], [0, 6], [0, 8], [1, 2]]
     with pytest.raises(ValueError, match=r"`y` must have 9 steps, the horizon, after `start`, 2, got series of at most 10 steps"):
         find_cutoffs(collection, 2, 1, 9)
