@@ -360,10 +360,10 @@ def chunk_scan_bwd_kernel(
 
     SEQUENTIAL: pieces are in separate launches, from the last to the first; each stores the gradient of the state before it in
     p_dinitial and adds to the same p_sums. p_dstates: if SEQUENTIAL, the gradient of the final state; if p_maps is given, the
-    same, or None for zero; otherwise the gradients of the states before and after all pieces. p_maps: the maps of the pieces, which
-    a program applies to the gradient of the final state; or None. RECOMPUTE: tile size of `recompute_tile_states`. ORDERED: whether
-    chains of `chain` programs add to the same dB and dC, in order (ordered_sums.py); otherwise each program stores separate
-    partial sums for a slice of the steps.
+    same, or None for zero; otherwise the gradients of the states before and after all pieces. p_maps: the maps of the pieces,
+    which a program applies to the gradient of the final state; or None. RECOMPUTE: tile size of `recompute_tile_states`.
+    ORDERED: whether chains of `chain` programs add to the same dB and dC, in order (ordered_sums.py); otherwise each program
+    stores separate partial sums for a slice of the steps.
     """
     P: tl.constexpr = 2 if COMPLEX else 1
     BD: tl.constexpr = SHAPE[0] * SHAPE[2] * SHAPE[4]
