@@ -16,6 +16,4 @@ __version__ = "0.1.0"
 __all__ = ["SequenceModel", "__version__", "inspect"]
 
 # `import longscan` costs nothing, not even torch.
-__getattr__ = lazy(
-    __name__, {"SequenceModel": "longscan.models", "inspect": "longscan.inspection"}, submodules=_SUBMODULES
-)
+__getattr__ = lazy(__name__, {"SequenceModel": "longscan.models", "inspect": "longscan.inspection"}, submodules=_SUBMODULES)

@@ -115,10 +115,7 @@ SLOW_TO_RUN = ("path_x", "fitzhugh_nagumo")
 
 @pytest.mark.parametrize(
     "path",
-    [
-        pytest.param(p, id=f"{p.parent.name}-{p.stem}", marks=pytest.mark.slow if p.stem in SLOW_TO_RUN else ())
-        for p in OTHERS
-    ],
+    [pytest.param(p, id=f"{p.parent.name}-{p.stem}", marks=pytest.mark.slow if p.stem in SLOW_TO_RUN else ()) for p in OTHERS],
 )
 def test_model_of_a_recipe_accepts_its_data(path: Path, tmp_path: Path) -> None:
     settings = parse_settings(shorten_recipe(path, tmp_path))

@@ -116,9 +116,7 @@ def make_forecasts() -> dict[str, Callable[[], float | str]]:
             queries,
             lambda cut: queries(cut(x), valid=cut(valid), covariates=cut(past), covariates_ahead=ahead),
         ),
-        "forecaster offset": partial(
-            run_pooled, offset, lambda cut: offset(cut(x), elapsed=cut(elapsed), valid=cut(valid))
-        ),
+        "forecaster offset": partial(run_pooled, offset, lambda cut: offset(cut(x), elapsed=cut(elapsed), valid=cut(valid))),
         "pairs": partial(run_pooled, pairs, lambda cut: pairs(cut(x), cut(past), valid_first=cut(valid))),
     }
 

@@ -325,9 +325,7 @@ def test_threads_are_set_in_fit_and_predict_and_restored(monkeypatch, kind):
     before = torch.get_num_threads()
     seen = []
     original = kind._model_outputs
-    monkeypatch.setattr(
-        kind, "_model_outputs", lambda *args: seen.append(torch.get_num_threads()) or original(*args)
-    )
+    monkeypatch.setattr(kind, "_model_outputs", lambda *args: seen.append(torch.get_num_threads()) or original(*args))
 
     class Record(Callback):
         def on_step_end(self, engine, result):

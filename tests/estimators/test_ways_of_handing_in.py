@@ -461,7 +461,8 @@ add_inputs(
             r"series 0 of `X` must have the channels 'level', 'flow', got columns without 'flow'",
         ),
         "an additional channel": (
-            lambda: long().assign(x=1.0), "series 0 of `X` must have the channels 'level', 'flow', got columns with 'x'$"
+            lambda: long().assign(x=1.0),
+            "series 0 of `X` must have the channels 'level', 'flow', got columns with 'x'$",
         ),
         "a channel has another name": (
             lambda: long(columns=["level", "Flow"]),

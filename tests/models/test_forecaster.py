@@ -295,9 +295,7 @@ def test_padding_does_not_change_forecasts_with_covariates(mode):
     net = make_forecaster(
         mode=mode, d_covariates=3, d_covariates_ahead=known, linear_window=4, linear_covariate_window=2, quantiles=[0.5]
     )
-    net.set_linear(
-        torch.randn(1, 5, 4), torch.randn(1, 5), torch.randn(1, 5), torch.randn(2, known), torch.randn(2, 5, 2, 3)
-    )
+    net.set_linear(torch.randn(1, 5, 4), torch.randn(1, 5), torch.randn(1, 5), torch.randn(2, known), torch.randn(2, 5, 2, 3))
     torch.nn.init.normal_(net.backbone.head.weight)
     x, covariates, ahead = make_series(2, 7), torch.randn(2, 7, 3).double(), torch.randn(2, 5, known).double()
     expected = net(x, covariates=covariates, covariates_ahead=ahead)

@@ -155,9 +155,7 @@ def test_generate_with_the_arguments_of_transformers_gives_the_same_tokens():
     assert torch.equal(net.generate(prompt, max_new_tokens=0), prompt)
     options = {"temperature": 0.7, "top_k": 5, "top_p": 0.9}
     expected, _ = generate(net, prompt, 6, **options, generator=torch.Generator().manual_seed(3))
-    samples = net.generate(
-        prompt, max_new_tokens=6, do_sample=True, **options, generator=torch.Generator().manual_seed(3)
-    )
+    samples = net.generate(prompt, max_new_tokens=6, do_sample=True, **options, generator=torch.Generator().manual_seed(3))
     assert torch.equal(samples[:, 4:], expected)
 
 

@@ -174,7 +174,7 @@ def test_simple_predictors_take_the_place_of_the_constant(make_run, tmp_path):
     (folder / "baselines.json").write_text('{"constant": 0.131, "seasonal_naive": 0.25, "persistence": 0.2}')
     text = read_page(run_report(folder))
     assert headings(text)[0] == "Simple predictors"
-    assert "best simple predictor</span><span class=\"value\">0.2500</span><span class=\"remark\">seasonal naive" in text
+    assert 'best simple predictor</span><span class="value">0.2500</span><span class="remark">seasonal naive' in text
     drawn = re.findall(r"<title>([\w ]+): (0\.\d+)</title>", text.split("Simple predictors")[1].split("</svg>")[0])
     assert drawn == [("this run", "0.9431"), ("seasonal naive", "0.2500"), ("last value", "0.2000"), ("best constant", "0.1310")]
     for name in ("seasonal_naive", "persistence"):

@@ -264,9 +264,7 @@ def test_archive_files_are_valid_and_damage_to_them_raises(source, tmp_path):
     path = tmp_path / source.name
     damaged = lines[last][: value.start()] + "?" + lines[last][value.end() :]
     path.write_text("".join([*lines[:last], damaged]), encoding="latin-1")
-    with pytest.raises(
-        ValueError, match=rf" has 1 missing value .* in 1 of its {len(whole.series)} series, the first in series"
-    ):
+    with pytest.raises(ValueError, match=rf" has 1 missing value .* in 1 of its {len(whole.series)} series, the first in series"):
         read_recordings(path)
     filled = read_recordings(path, "fill").series
     assert sum(int((a != b).sum()) for a, b in zip(filled, whole.series, strict=True)) <= 1

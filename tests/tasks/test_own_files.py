@@ -251,9 +251,7 @@ def test_bad_table_is_an_error_of_one_line(name, tmp_path):
 
 
 ARRAYS = {
-    "bytes of another encoding": (
-        {"X": np.zeros((4, 3)), "y": np.array([b"\xe4"] * 4)}, "y must be UTF-8 text, got other bytes"
-    ),
+    "bytes of another encoding": ({"X": np.zeros((4, 3)), "y": np.array([b"\xe4"] * 4)}, "y must be UTF-8 text, got other bytes"),
     "no X": ({"Y": np.zeros((4, 3))}, "must contain an array X, or arrays values and offsets, got Y"),
     "more channels than steps": ({"X": np.zeros((8, 3, 9))}, "`layout` must be nlc or ncl: (8, 3, 9), X of"),
     "four axes": ({"X": np.zeros((2, 2, 2, 2))}, "must have the shape (series, steps) or (series, steps, channels)"),
@@ -264,11 +262,13 @@ ARRAYS = {
     "offsets that decrease": ({"values": np.zeros(4), "offsets": np.array([0, 3, 2, 4])}, "`offsets` must be whole numbers"),
     "large whole numbers": ({"X": np.full((4, 3), 2**53 + 1)}, "at most 2^53, which float64 has without gaps, got 90"),
     "both forms": (
-        {"X": np.zeros((4, 3)), "values": np.zeros(4), "offsets": np.array([0, 4])}, "X, or arrays values and offsets, got both"
+        {"X": np.zeros((4, 3)), "values": np.zeros(4), "offsets": np.array([0, 4])},
+        "X, or arrays values and offsets, got both",
     ),
     "lengths": ({"X": np.zeros((4, 3)), "lengths": np.full(4, 2)}, "got an array `lengths`, which is not read"),
     "dates as labels": (
-        {"X": np.zeros((4, 3)), "y": np.array(["2024-01-01"] * 4, "M8[D]")}, "y must be text or numbers, got datetime64[D]"
+        {"X": np.zeros((4, 3)), "y": np.array(["2024-01-01"] * 4, "M8[D]")},
+        "y must be text or numbers, got datetime64[D]",
     ),
     "complex labels": ({"X": np.zeros((4, 3)), "y": np.ones(4) * 1j}, "y must be text or numbers, got complex128"),
     "id twice": ({"X": np.zeros((4, 3)), "id": np.array([1, 2, 2, 3])}, "each series must have another id, got '2' twice"),

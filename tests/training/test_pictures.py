@@ -211,9 +211,7 @@ def test_steps_of_padding_are_shown_where_the_model_reads_them(padding: str, mon
     assert example.inputs.shape == (1, steps + (3 if padding == "read" else 0))
 
 
-def test_reasons_for_missing_panels_are_wrapped_at_the_width_of_the_figure(
-    draw: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_reasons_for_missing_panels_are_wrapped_at_the_width_of_the_figure(draw: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     reason = "word " * 60
 
     def fail(*_: Any) -> None:

@@ -113,9 +113,7 @@ def positions(carried: Tensor, restarted: Tensor | None, shape: tuple[int, int],
     return position, torch.where(count > 0, position[:, -1] + 1, carried)
 
 
-def _piece_positions(
-    carried: Tensor, shape: tuple[int, int], info: SequenceInfo, split: SequenceSplit
-) -> tuple[Tensor, Tensor]:
+def _piece_positions(carried: Tensor, shape: tuple[int, int], info: SequenceInfo, split: SequenceSplit) -> tuple[Tensor, Tensor]:
     """Return `positions` for the piece of this process. `valid` and `seq_idx` of all pieces are gathered."""
     length = shape[1]
     masks = [None if mask is None else gather_steps(mask, split) for mask in (info.valid, info.seq_idx)]

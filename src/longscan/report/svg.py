@@ -151,9 +151,7 @@ class Chart:
         """Add bars from `start` to the values. thickness: in units of the positions."""
         where, lengths = (values, positions) if horizontal else (positions, values)
         starts = np.full(len(np.asarray(values)), float(start))
-        self._add(
-            "bars", where, lengths, starts, colour=colour, size=thickness, labels=tuple(labels), horizontal=horizontal
-        )
+        self._add("bars", where, lengths, starts, colour=colour, size=thickness, labels=tuple(labels), horizontal=horizontal)
         self._enter(name, colour, "band")
 
     def intervals(self, x: Values, y: Values, half_widths: Values, colour: str) -> None:

@@ -282,9 +282,7 @@ RUN_HEADER = [
 NOT_RUN_HEADER = ["| not run | published | constant | seeds | updates |", "|---|---:|---:|---:|---:|"]
 
 
-def report_page(
-    outcomes: Sequence[Outcome], command: str, tracking: Sequence[Record] = (), folder: Path | None = None
-) -> str:
+def report_page(outcomes: Sequence[Outcome], command: str, tracking: Sequence[Record] = (), folder: Path | None = None) -> str:
     """Return the Markdown page that compares our runs with the published figures.
 
     Args:

@@ -181,9 +181,7 @@ def _draw_ablations(axes: Any, model: SequenceModel, task: Task, example: Exampl
     axes.set_title(f"{answer}, if the state of a block is cleared after a step", fontsize=10, loc="left", parse_math=False)
     axes.axhline(score(model(example.inputs, elapsed=example.elapsed), 0), color="0.5", lw=1, ls="--", label="unchanged")
     for index in range(len(model.stack)):
-        values = [
-            score(ablate_state(model, example.inputs, step, block=index, elapsed=example.elapsed), step) for step in steps
-        ]
+        values = [score(ablate_state(model, example.inputs, step, block=index, elapsed=example.elapsed), step) for step in steps]
         axes.plot(steps, values, "o-", ms=3, lw=1, label=f"blocks.{index}")
     axes.ticklabel_format(axis="y", useOffset=False)  # a number above the axis would cover the title
     axes.legend(**_OUTSIDE)
