@@ -16,7 +16,7 @@ from torch.nn.functional import rms_norm
 from longscan._types import NonNegativeInt, PositiveInt
 from longscan.blocks.gated import GatedState, carried_conv, conv_parameters, convolve
 from longscan.blocks.residual import EPSILON
-from longscan.layers import make_inner_layer
+from longscan.layers import LAYERS, make_inner_layer
 from longscan.layers._settings import check_backend
 from longscan.layers.base import SequenceInfo, SequenceModule
 from longscan.layers.heads import HeadsLayer
@@ -56,7 +56,8 @@ class HeadsBlock(SequenceModule):
         self.op_names = ("short_conv",) if d_conv else ()
         made = self.inherit_properties(make_inner_layer(layer, self.d_inner, layer_options or {}, backend))
         if not isinstance(made, HeadsLayer):
-            raise ValueError(f"`layer` must be a layer with heads, got {layer!r}")
+            choices = ", ".join(sorted(name for name, kind in LAYERS.items() if issubclass(kind, HeadsLayer)))
+            raise ValueError(f"`layer` must be a layer with heads, one of {choices}, got {layer!r}")
         self.heads, self.context_parallel = made.heads, made.context_parallel
         self.in_proj = nn.Linear(d_model, 2 * self.d_inner + self.heads.selected, bias=False)
         self.out_proj = nn.Linear(self.d_inner, d_model, bias=False)

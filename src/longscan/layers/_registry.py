@@ -5,6 +5,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from longscan._errors import nearest
 from longscan._registry import Registry
 from longscan.layers._settings import building_parts, check_backend
 from longscan.layers.base import SequenceLayer
@@ -36,6 +37,13 @@ def make_layer(name: str, d_model: int, options: Mapping[str, Any], backend: Bac
 
 
 def make_inner_layer(name: str, d_model: int, options: Mapping[str, Any], backend: Backend = "auto") -> SequenceLayer:
-    """Return a new layer for use inside a block, whose constructor checks the backend for all its parts (`check_backend`)."""
+    """Return a new layer for the argument `layer` of a block, whose constructor checks the backend for all its parts.
+
+    Raises as `make_layer`, but ValueError for an unknown name, as for every other wrong argument of a block.
+    """
+    if name not in LAYERS:
+        near = nearest(name, LAYERS)
+        hint = f"; did you mean {near}?" if near else ""
+        raise ValueError(f"`layer` must be one of {', '.join(sorted(LAYERS))}, got {name!r}{hint}")
     with building_parts():
         return make_layer(name, d_model, options, backend)
