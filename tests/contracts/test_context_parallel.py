@@ -475,6 +475,38 @@ def test_wrong_mesh_raises(mesh: Any, make: Callable[[], Any], message: str) -> 
         pass
 
 
+def cut_along_axes(rank: int, size: int, folder: str) -> None:
+    """Write 0.0 for each axis and each kind of mesh if this process gets its piece of a tensor."""
+    x = torch.arange(4 * 6 * 2).view(4, 6, 2)
+    first, second = x[2 * rank : 2 * rank + 2], x[:, 3 * rank : 3 * rank + 3]
+    third = x[:, :, rank : rank + 1]
+
+    def call(expected: torch.Tensor, **options: int) -> float | str:
+        grid = distributed.device_mesh.init_device_mesh("cpu", (1, size), mesh_dim_names=("data", "context"))
+        for mesh in (distributed.group.WORLD, grid, grid["context"]):
+            found = shard_sequence(x, mesh, **options)
+            if not torch.equal(found, expected):
+                return f"{type(mesh).__name__}: {found.tolist()}"
+        return 0.0
+
+    cases = {"default": partial(call, second)}
+    for axis, expected in ((0, first), (1, second), (2, third), (-1, third), (-3, first)):
+        cases[f"axis {axis}"] = partial(call, expected, axis=axis)
+    run_cases(rank, size, folder, cases)
+
+
+def test_sequences_are_cut_along_any_axis(tmp_path: Path) -> None:
+    workers = [PROCESSES.Process(target=cut_along_axes, args=(rank, 2, str(tmp_path))) for rank in range(2)]
+    for process in workers:
+        process.start()
+    for process in workers:
+        process.join(100)
+        assert process.exitcode == 0
+    for rank in range(2):
+        results = json.loads((tmp_path / f"results-{rank}.json").read_text())
+        assert results == dict.fromkeys(("default", "axis 0", "axis 1", "axis 2", "axis -1", "axis -3"), 0.0)
+
+
 def test_length_that_is_not_divisible_raises(mesh: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(distributed, "get_world_size", lambda _: 4)
     message = "^`x` must have a length that is a multiple of the 4 processes of the mesh, got 10: pad it by 2 to 12, and mask"

@@ -17,6 +17,7 @@ import pytest
 import torch
 from accelerate.utils import DistributedType
 from torch import Tensor, distributed
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.nn.parallel import DistributedDataParallel
 
 from fork_server import PROCESSES, act_at_step
@@ -128,6 +129,58 @@ def test_sharded_model_has_the_parameter_options_of_the_model() -> None:
         distributed.destroy_process_group()
     assert groups[0] == groups[1]
     assert len(groups[0]) > 1
+
+
+def write_meshes(rank: int, folder: str) -> None:
+    """Write which meshes give this process other parts of the parameters, or other gradients, than they should."""
+    distributed.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
+    torch.set_num_threads(1)
+    torch.manual_seed(1)
+    inputs = torch.randn(2, 3, 5, 2)  # of both processes
+
+    def make_model() -> SequenceModel:
+        torch.manual_seed(0)
+        return SequenceModel.from_spec("ma", d_model=8, d_state=4, d_input=2, d_output=3)
+
+    def gradients_of(model: SequenceModel, x: Tensor) -> dict[str, Tensor]:
+        model.zero_grad()
+        model(x).square().mean().backward()
+        gradients: dict[str, Any] = {name: parameter.grad for name, parameter in model.named_parameters()}
+        return {name: (x.full_tensor() if hasattr(x, "full_tensor") else x).clone() for name, x in gradients.items()}
+
+    own, other = (gradients_of(make_model(), inputs[i]) for i in (rank, 1 - rank))
+    mean = {name: (own[name] + other[name]) / 2 for name in own}
+    grid = init_device_mesh("cpu", (2, 1), mesh_dim_names=("data", "model"))
+    # name -> (mesh, number of parts, number of this process's part, gradients)
+    cases: dict[str, tuple[DeviceMesh | None, int, int, dict[str, Tensor]]] = {
+        "no mesh": (None, 2, rank, mean),
+        "both processes": (grid["data"], 2, rank, mean),
+        "this process alone": (grid["model"], 1, 0, own),
+    }
+    wrong = []
+    for case, (mesh, count, part, expected) in cases.items():
+        whole, model = dict(make_model().named_parameters()), make_model()
+        assert shard_model(model, mesh=mesh) is model
+        for name, parameter in model.named_parameters():
+            chunks = whole[name].detach().chunk(count)
+            local = parameter.detach().to_local()
+            if not (torch.equal(local, chunks[part]) if part < len(chunks) else local.numel() == 0):
+                wrong.append(f"{case}: part of {name}")
+        for name, gradient in gradients_of(model, inputs[rank]).items():
+            if not torch.allclose(gradient, expected[name], rtol=1e-5, atol=1e-7):
+                wrong.append(f"{case}: gradient of {name}")
+    Path(folder, f"wrong-{rank}.txt").write_text("\n".join(wrong))
+    distributed.destroy_process_group()
+
+
+def test_mesh_of_a_sharded_model_says_which_processes_share_its_parameters(tmp_path: Path) -> None:
+    workers = [PROCESSES.Process(target=write_meshes, args=(rank, str(tmp_path))) for rank in range(2)]
+    for process in workers:
+        process.start()
+    for process in workers:
+        process.join(120)
+        assert process.exitcode == 0
+    assert [(tmp_path / f"wrong-{rank}.txt").read_text() for rank in range(2)] == ["", ""]
 
 
 def test_sharding_by_accelerate_raises(tiny: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
