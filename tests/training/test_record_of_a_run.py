@@ -97,6 +97,25 @@ def test_unknown_nested_setting_raises_and_names_similar_ones() -> None:
         parse_settings(["--task.name", "parity", "--training.curriculum.strat", "3"])
 
 
+@pytest.mark.parametrize("argv", ["--task parity", ["--task", "parity", "--steps", 5], [Path("--quick")], None], ids=str)
+def test_arguments_that_are_no_list_of_texts_raise(argv: Any) -> None:
+    with pytest.raises(SettingError, match=r"^`argv` must be a list of texts, such as \['--task', 'parity'\], got "):
+        parse_settings(argv)
+
+
+@pytest.mark.parametrize(
+    ("base", "message"),
+    [
+        ("task: parity", "`base` must be a mapping of sections to mappings of settings, or None, got 'task: parity'"),
+        ({"modle": {"d_model": 4}}, "base: each section must be one of task, model, training, about, got 'modle'"),
+        ({"task": "parity"}, "base: `task` must be a mapping of settings, got text"),
+    ],
+)
+def test_base_of_other_sections_raises(base: Any, message: str) -> None:
+    with pytest.raises(SettingError, match=f"^{message}$"):
+        parse_settings(["--task", "parity"], base)
+
+
 @pytest.mark.parametrize(
     ("further", "model", "published"),
     [

@@ -185,8 +185,12 @@ def parse_settings(argv: Sequence[str], base: Mapping[str, Any] | None = None) -
 
 def read_arguments(argv: Sequence[str], base: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """Return the nested mappings of `parse_settings` before defaults are added and values are checked."""
+    if isinstance(argv, str) or not isinstance(argv, Sequence) or not all(isinstance(word, str) for word in argv):
+        raise setting_error("argv", argv, "a list of texts, such as ['--task', 'parity']")
+    if base is not None and not isinstance(base, Mapping):
+        raise setting_error("base", base, "a mapping of sections to mappings of settings, or None")
     given, rest = parse_known(sources_parser(), argv)
-    base = {name: value for name, value in (base or {}).items() if name != "spec_version"}
+    base = check_sections("base", {name: value for name, value in (base or {}).items() if name != "spec_version"})
     plain = without_retired(_read_configs(base, given.config, quick=given.quick))
     name = given.task or plain.get("task", {}).get("name")
     if name is None:
