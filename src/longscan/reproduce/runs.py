@@ -13,8 +13,8 @@ import math
 import os
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence, Set
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -210,35 +210,27 @@ def reproduce(
     archive could become too large, or if another process works in the folder or with the archive;
     KeyboardInterrupt, after the checkpoints are saved, on a request to stop.
     """
-    began, out = time.monotonic(), Path(out)
-    reserved = GRACE + (0 if archive is None else PACKING)
-    if 60 * minutes <= reserved:
-        needed = f"at least {math.ceil(reserved / 0.6) / 100:g}, as the last {reserved:g} seconds are for checkpoints"
-        raise setting_error("--minutes", minutes, needed)
-    check_out(out)
-    check_manifest(out)
-    if archive is not None:
-        check_out(Path(archive), "--pack")
+    began, out, archive = time.monotonic(), Path(out), None if archive is None else Path(archive)
+    packing = 0.0 if archive is None else PACKING
+    _check_folders(out, archive, minutes, packing)
     settings = {row.id: row_settings(row) for row in rows}
     stacked = {row.id for row in rows if is_stacked(row, settings[row.id], stacking)}
-    for folder in [out] if archive is None else [out, Path(archive)]:
-        folder.mkdir(parents=True, exist_ok=True)
-    write_text(out / MANIFEST, json.dumps({"layout": LAYOUT, "longscan": longscan.__version__}))
-    with ExitStack() as locks:
-        locks.enter_context(lock_file(out / LOCK, setting_error("--out", str(out), NOT_IN_USE)))
+    with _locked_folders(out, archive):
         if archive is not None:
-            locks.enter_context(lock_file(Path(archive) / "runs.lock", setting_error("--pack", str(archive), NOT_IN_USE)))
-            unpack(Path(archive), out)
-        counts = {row.id: row.seeds if seeds is None else seeds for row in rows}
-        plan = [
-            Planned(row, seed, run_folder(out, row, seed), row_argv(row, seed))
-            for seed in range(max(counts.values(), default=0))
-            for row in rows
-            if seed < counts[row.id]
-        ]
+            unpack(archive, out)
+        plan = _plan_runs(rows, out, seeds)
         for one in plan:
             check_run(one, with_seed(settings[one.row.id], one.row, one.seed))
         recorded = {_identity(record) for folder in RECORDS for record in read_folder(out / folder)}
+        for one in plan:  # runs that ended while this process was gone
+            _record(one, out, recorded)
+        waiting = [one for one in plan if not progress_of(one.folder).is_over]
+        if archive is not None:
+            sizes = {name: checkpoint_bytes(settings[name]) for name in {one.row.id for one in waiting}}
+            others = other_checkpoint_bytes(out, {one.folder for one in waiting})
+            check_size(archive, sum(sizes[one.row.id] for one in waiting) + others)
+        processes = _share_processes(waiting, stacked)
+        by_name = {process.name: process for process in processes}
 
         def on_end(ended: Ended) -> None:
             process = by_name[ended.name]
@@ -250,31 +242,62 @@ def reproduce(
                 updates = settings[one.row.id].training.steps
                 echo(_unfinished_line(one, ended, process.log, updates) if row is None else _result_line(one, row))
 
-        for one in plan:  # runs that ended while this process was gone
-            _record(one, out, recorded)
-        waiting = [one for one in plan if not progress_of(one.folder).is_over]
-        if archive is not None:
-            sizes = {name: checkpoint_bytes(settings[name]) for name in {one.row.id for one in waiting}}
-            others = other_checkpoint_bytes(out, {one.folder for one in waiting})
-            check_size(Path(archive), sum(sizes[one.row.id] for one in waiting) + others)
-        processes = _share_processes(waiting, stacked)
-        by_name = {process.name: process for process in processes}
         gpus = visible_gpus()
-        jobs = [Job(process.name, process.log, process.command) for process in processes]
         parallel = per_device or (8 if gpus else os.cpu_count() or 1)
-        if jobs:
-            most = min(len(jobs), parallel * max(1, len(gpus)))
-            stops = "" if math.isinf(minutes) else f", and stops after {count_text(minutes, 'minute')}"
-            running = count_text(most, "process", "processes")
-            echo(f"runs to train: {len(waiting)}, in {running} at a time; each prints a line when it ends{stops}")
-            echo(f"what the runs print until then is in {jobs[0].log} and the files next to it")
-        limit = 60 * minutes - (time.monotonic() - began) - (0 if archive is None else PACKING)
+        if processes:
+            _echo_plan(processes, parallel * max(1, len(gpus)), minutes, echo)
+        jobs = [Job(process.name, process.log, process.command) for process in processes]
         try:
-            run_jobs(jobs, gpus or [""], parallel, limit, on_end)
+            run_jobs(jobs, gpus or [""], parallel, 60 * minutes - (time.monotonic() - began) - packing, on_end)
         finally:
             if archive is not None:
-                pack(out, Path(archive))
+                pack(out, archive)
         return [one for one in plan if not progress_of(one.folder).is_over]
+
+
+def _check_folders(out: Path, archive: Path | None, minutes: float, packing: float) -> None:
+    """Raise SettingError for folders that cannot be used, and for a limit that leaves no time besides `packing` seconds."""
+    reserved = GRACE + packing
+    if 60 * minutes <= reserved:
+        needed = f"at least {math.ceil(reserved / 0.6) / 100:g}, as the last {reserved:g} seconds are for checkpoints"
+        raise setting_error("--minutes", minutes, needed)
+    check_out(out)
+    check_manifest(out)
+    if archive is not None:
+        check_out(archive, "--pack")
+
+
+@contextmanager
+def _locked_folders(out: Path, archive: Path | None) -> Iterator[None]:
+    """Create the folders and lock them inside the `with` block. Raises SettingError if another process has locked one."""
+    for folder in [out] if archive is None else [out, archive]:
+        folder.mkdir(parents=True, exist_ok=True)
+    write_text(out / MANIFEST, json.dumps({"layout": LAYOUT, "longscan": longscan.__version__}))
+    with ExitStack() as locks:
+        locks.enter_context(lock_file(out / LOCK, setting_error("--out", str(out), NOT_IN_USE)))
+        if archive is not None:
+            locks.enter_context(lock_file(archive / "runs.lock", setting_error("--pack", str(archive), NOT_IN_USE)))
+        yield
+
+
+def _plan_runs(rows: Sequence[PublishedRow], out: Path, seeds: int | None) -> list[Planned]:
+    """Return the runs of rows, seed 0 of every row first; seeds: their number for each row, None for that of its protocol."""
+    counts = {row.id: row.seeds if seeds is None else seeds for row in rows}
+    return [
+        Planned(row, seed, run_folder(out, row, seed), row_argv(row, seed))
+        for seed in range(max(counts.values(), default=0))
+        for row in rows
+        if seed < counts[row.id]
+    ]
+
+
+def _echo_plan(processes: Sequence[Process], parallel: int, minutes: float, echo: Callable[[str], object]) -> None:
+    """Say how many runs are trained, at most `parallel` processes at a time, and where their output is."""
+    running = count_text(min(len(processes), parallel), "process", "processes")
+    stops = "" if math.isinf(minutes) else f", and stops after {count_text(minutes, 'minute')}"
+    count = sum(len(process.runs) for process in processes)
+    echo(f"runs to train: {count}, in {running} at a time; each prints a line when it ends{stops}")
+    echo(f"what the runs print until then is in {processes[0].log} and the files next to it")
 
 
 def _share_processes(waiting: Sequence[Planned], stacked: Set[str]) -> list[Process]:

@@ -460,27 +460,13 @@ def run(
         on_progress: called with what is left, twice a second while models are trained.
     """
     began, out = time.monotonic(), Path(out)
-    if 60 * minutes <= GRACE:
-        needed = f"at least {math.ceil(GRACE / 0.6) / 100:g}, as the last {GRACE:g} seconds are for checkpoints"
-        raise setting_error("--minutes", minutes, needed)
-    for setting, given, most in (("--seeds", seeds, MAX_SEED + 1), ("--updates", updates, (MAX_NUMBER + 1) // BATCH_SIZE)):
-        if given > most:
-            raise setting_error(setting, given, f"at most {most:,}, as there are no more words")
+    _check_limits(seeds, updates, minutes)
     out.mkdir(parents=True, exist_ok=True)
     with lock_file(out / LOCK, setting_error("--out", str(out), NOT_IN_USE)):
-        file = out / RECORDS
         rows = read_rows(out)
-        for group in dict.fromkeys(group for group, model in pairs if model == COMPILED):
-            if not any(row["case"] == group and row.get("change") == COMPILED for row in rows):
-                row = compiled_row(group)
-                append_record(file, row)
-                echo(f"{NAME}/{group}/{COMPILED}: {row.get('refused') or row['certificate']}")
-        trained = [(group, model) for group, model in pairs if model != COMPILED]
-        missing = {model: package for _, model in trained if (package := missing_package(model))}
-        for package in dict.fromkeys(missing.values()):
-            models = ", ".join(model for model in missing if missing[model] == package)
-            echo(f"left out, as the package {package} is not installed: {models}")
-        plan = [Planned(group, model, seed, updates) for seed in range(seeds) for group, model in trained if model not in missing]
+        _add_compiled_rows([group for group, model in pairs if model == COMPILED], rows, out, echo)
+        trained = _select_installed([(group, model) for group, model in pairs if model != COMPILED], echo)
+        plan = [Planned(group, model, seed, updates) for seed in range(seeds) for group, model in trained]
         plan = [one for one in plan if not one.is_recorded(rows)]
         by_name = {one.name: one for one in plan}
 
@@ -513,6 +499,34 @@ def run(
         run_jobs(jobs, gpus or [""], parallel, limit, on_end, lambda: on_progress(remaining.estimate()))
         rows = read_rows(out)
         return [one for one in plan if not one.is_recorded(rows)]
+
+
+def _check_limits(seeds: int, updates: int, minutes: float) -> None:
+    """Raise SettingError if the time is too short to save checkpoints, or if there are not enough words."""
+    if 60 * minutes <= GRACE:
+        needed = f"at least {math.ceil(GRACE / 0.6) / 100:g}, as the last {GRACE:g} seconds are for checkpoints"
+        raise setting_error("--minutes", minutes, needed)
+    for setting, given, most in (("--seeds", seeds, MAX_SEED + 1), ("--updates", updates, (MAX_NUMBER + 1) // BATCH_SIZE)):
+        if given > most:
+            raise setting_error(setting, given, f"at most {most:,}, as there are no more words")
+
+
+def _add_compiled_rows(groups: Sequence[str], rows: Sequence[Record], out: Path, echo: Callable[[str], object]) -> None:
+    """Append the rows of the compiled models of groups to the file in `out`, without those that are in `rows`."""
+    for group in dict.fromkeys(groups):
+        if not any(row["case"] == group and row.get("change") == COMPILED for row in rows):
+            row = compiled_row(group)
+            append_record(out / RECORDS, row)
+            echo(f"{NAME}/{group}/{COMPILED}: {row.get('refused') or row['certificate']}")
+
+
+def _select_installed(pairs: Sequence[tuple[str, str]], echo: Callable[[str], object]) -> list[tuple[str, str]]:
+    """Return the pairs of a group and a model whose package is installed; say which models are left out."""
+    missing = {model: package for _, model in pairs if (package := missing_package(model))}
+    for package in dict.fromkeys(missing.values()):
+        models = ", ".join(model for model in missing if missing[model] == package)
+        echo(f"left out, as the package {package} is not installed: {models}")
+    return [(group, model) for group, model in pairs if model not in missing]
 
 
 def _cost_text(plan: Sequence[Planned]) -> str:
