@@ -622,6 +622,19 @@ def test_run_waits_for_the_process_that_still_trains_it(tmp_path: Path, monkeypa
 
 
 @pytest.mark.parametrize("seeds", [1, 2])
+def test_process_of_a_run_in_use_prints_one_line(row: PublishedRow, tmp_path: Path, seeds: int) -> None:
+    """A run alone in its process, and two that share one."""
+    plan = [Planned(row, seed, run_folder(tmp_path, row, seed), row_argv(row, seed)) for seed in range(seeds)]
+    job = Process(plan)
+    program, option, code, *arguments = job.command(1.0)
+    code = f"from longscan.training import processes\nprocesses.GRACE = 0.1\n{code}"
+    in_use = plan[-1].folder
+    with lock_job(in_use), running_job([program, option, code, *arguments], job.log) as process:
+        assert process.wait(60.0) == 2
+    assert job.log.read_text() == f"`--out` must be a run that no other process trains, got {in_use}\n"
+
+
+@pytest.mark.parametrize("seeds", [1, 2])
 def test_run_whose_parent_is_killed_saves_a_checkpoint(row: PublishedRow, tmp_path: Path, seeds: int) -> None:
     """A run alone in its process, and two that share one."""
     Path(row.recipe or "").write_text(RECIPE.replace("steps: 3", "steps: 1000000"))

@@ -49,10 +49,9 @@ _TRAIN = """
 import sys
 from pathlib import Path
 from longscan.cli import main
-from longscan.training.processes import lock_job, stop_with_parent
+from longscan.training.processes import run_locked, stop_with_parent
 stop_with_parent()
-with lock_job(Path(sys.argv[sys.argv.index("--out") + 1])):
-    sys.exit(main())
+sys.exit(run_locked([Path(sys.argv[sys.argv.index("--out") + 1])], main))
 """
 
 

@@ -3,16 +3,15 @@
 import json
 import shlex
 import sys
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Literal
 
 import torch
 
-from longscan._errors import SettingError, one_line, setting_error
+from longscan._errors import setting_error
 from longscan.reproduce.rows import PublishedRow
 from longscan.training.parsing import parse_settings
-from longscan.training.processes import lock_job
+from longscan.training.processes import run_locked
 from longscan.training.settings import Settings
 
 MAX_ELEMENTS = 2**27  # elements of a step's states: the largest size at which stacks were measured (results/stacked_seeds.jsonl)
@@ -60,19 +59,14 @@ def train_seeds(argument: str) -> int:
     from longscan.training.stacked import StackableRun, train_stacked
 
     runs = [(argv, Path(folder)) for argv, folder in json.loads(argument)]
-    try:
-        with ExitStack() as locks:
-            for _, folder in runs:
-                locks.enter_context(lock_job(folder))
-            train_stacked(
-                [
-                    StackableRun(parse_settings(argv), folder, shlex.join(["longscan", "train", *argv, "--out", str(folder)]))
-                    for argv, folder in runs
-                ]
-            )
-    except SettingError as error:
-        sys.stderr.write(f"{one_line(error)}\n")
-        return 2
-    except KeyboardInterrupt:
-        return 130
-    return 0
+
+    def train() -> int:
+        train_stacked(
+            [
+                StackableRun(parse_settings(argv), folder, shlex.join(["longscan", "train", *argv, "--out", str(folder)]))
+                for argv, folder in runs
+            ]
+        )
+        return 0
+
+    return run_locked([folder for _, folder in runs], train)

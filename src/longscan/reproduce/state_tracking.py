@@ -53,7 +53,7 @@ from longscan.reproduce.word_problems import (
     scored_words,
     word_problem,
 )
-from longscan.training.processes import GRACE, Ended, Job, lock_job, run_jobs, stop_signals, visible_gpus
+from longscan.training.processes import GRACE, Ended, Job, run_jobs, run_locked, stop_signals, visible_gpus
 from longscan.training.run import commit, device_name
 
 NAME = "state-tracking"  # the target of `longscan reproduce`
@@ -423,7 +423,8 @@ def train_one(argument: str) -> int:
     planned = Planned(*names)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     file = planned.path(Path(out), ".pt")
-    with lock_job(file):
+
+    def train() -> int:
         if planned.is_recorded(read_rows(out)):  # by a process that trained it until now
             return 0
         row = Training(planned.group, planned.model, planned.seed, planned.updates, file, device).run()
@@ -431,7 +432,9 @@ def train_one(argument: str) -> int:
             return 128 + signal.SIGINT
         append_record(Path(out) / RECORDS, row)
         file.unlink(missing_ok=True)
-    return 0
+        return 0
+
+    return run_locked([file], train)
 
 
 def run(

@@ -3,17 +3,18 @@
 import os
 import signal
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from types import FrameType
 from typing import NamedTuple
 
 import torch
 
-from longscan._errors import setting_error
+from longscan._errors import SettingError, one_line
 from longscan._files import lock_file
 
 GRACE = 20.0  # seconds before the limit at which processes get the signal to stop
@@ -200,8 +201,26 @@ def lock_job(folder: Path) -> AbstractContextManager[None]:
     If the parent of jobs is killed, they save checkpoints before they end. When the parent is started again meanwhile, the new
     jobs wait for them. Raises SettingError if another process has the lock for longer than `GRACE` seconds.
     """
-    in_use = setting_error("--out", str(folder), "a run that no other process trains")
+    in_use = SettingError(f"`--out` must be a run that no other process trains, got {folder}")
     return lock_file(folder.with_suffix(".lock"), in_use, GRACE)
+
+
+def run_locked(folders: Sequence[Path], job: Callable[[], int]) -> int:
+    """Return the exit status of `job`, called while this process holds the locks of its runs (`lock_job`).
+
+    The status is 2, after one line on stderr, for a SettingError of `job` or of a run that another process trains, and 130 for a
+    KeyboardInterrupt.
+    """
+    try:
+        with ExitStack() as locks:
+            for folder in folders:
+                locks.enter_context(lock_job(folder))
+            return job()
+    except SettingError as error:
+        sys.stderr.write(f"{one_line(error)}\n")
+        return 2
+    except KeyboardInterrupt:
+        return 130
 
 
 def stop_with_parent() -> None:
