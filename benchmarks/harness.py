@@ -23,7 +23,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from longscan.ops import _native, _triton_launch
+from longscan.ops import _triton_launch
+from longscan.ops.dispatch import native_cpu_missing
 from longscan.training.run import commit, device_name
 from op_calls import peak_mib, replayed_ms
 from page import write_page
@@ -263,8 +264,13 @@ def record(op: str, shape: Shape, device: torch.device, **found: Any) -> Row:
 
 def provenance(device: torch.device, *, uses_triton: bool = True) -> Row:
     """Return the fields of a row that say how it was made: device, commit, date, versions and command."""
+    name = device_name(device)
+    if device.type == "cpu" and native_cpu_missing() is None:
+        from longscan.ops import _native
+
+        name = f"{name}, {_native.isa()}"
     return {
-        "device": f"{device_name(device)}, {_native.isa()}" if device.type == "cpu" else device_name(device),
+        "device": name,
         "commit": commit(),
         "date": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
         "torch": torch.__version__,
