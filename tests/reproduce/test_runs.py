@@ -546,7 +546,7 @@ def test_archive_waits_for_the_process_that_still_trains_a_run(
     for lock in held:
         lock.acquire()
     monkeypatch.setattr(processes, "GRACE", 0.1)
-    with pytest.raises(SettingError, match="`--out` must be a run that no other process trains, got '"):
+    with pytest.raises(SettingError, match="`--out` must be a run that no other process trains, got /"):
         archive.unpack(packed, there)
     assert progress_of(older) == (5, False)
     monkeypatch.setattr(processes, "GRACE", 60.0)
