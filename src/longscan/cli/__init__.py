@@ -57,7 +57,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command that the arguments name (`sys.argv` if None) and return its exit code."""
     argv = sys.argv[1:] if argv is None else list(argv)
     is_own_program = argv == sys.argv[1:] and Path(sys.argv[0]).suffix == ".py" and Path(sys.argv[0]).name != "__main__.py"
-    program = ("python", sys.argv[0]) if is_own_program else ("longscan",)
+    program = sys.argv[0] if is_own_program else None
     name = argv[0] if argv else "--help"
     if "LONGSCAN_WORKER_PROGRAM" in os.environ:
         needed = 'each process of a sweep runs it first, so the call of main must be below `if __name__ == "__main__":`'

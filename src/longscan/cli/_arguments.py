@@ -5,8 +5,9 @@
 is `longscan predict RUN [--out VALUE]`. Keyword-only parameters are options, those of type bool are flags, the others positional.
 A command with a parameter `*settings: str` gets all arguments that it does not declare, which `parse_settings` reads. Its
 positional argument must come first, because argparse cannot tell the value of an unknown option from a positional argument. A
-parameter `command_line` gets the whole command line, for records. The help page has the paragraphs of the docstring and the
-commands of its section "Examples".
+parameter `command_line` gets the whole command line, for records, and a parameter `program` the user's own Python file that calls
+`longscan.cli.main`, None for the command itself. The help page has the paragraphs of the docstring and the commands of its
+section "Examples".
 """
 
 import inspect
@@ -26,7 +27,7 @@ from longscan._types import checked_value, find_doc, matches_type, type_hints
 from longscan.cli._console import MAX_WIDTH
 
 Command = Callable[..., int]
-COMMAND_LINE = "command_line"
+COMMAND_LINE, PROGRAM = "command_line", "program"  # parameters that are no arguments of the command line
 OWN_FILE_COMMANDS = ("train", "show")  # the help of FILE has the settings of the task that fits it
 
 
@@ -68,10 +69,10 @@ def first_line(documented: object) -> str:
 
 
 def list_arguments(command: Command) -> list[Argument]:
-    """List the arguments of a command, without its settings and its command line."""
+    """List the arguments of a command, without its settings, its command line and the program."""
     arguments, hints = [], type_hints(command, include_extras=True)
     for one in inspect.signature(command).parameters.values():
-        if one.kind is not one.VAR_POSITIONAL and one.name != COMMAND_LINE:
+        if one.kind is not one.VAR_POSITIONAL and one.name not in (COMMAND_LINE, PROGRAM):
             declared, is_positional = hints[one.name], one.kind is one.POSITIONAL_OR_KEYWORD
             is_flag = not is_positional and (get_args(declared) or (declared,))[0] is bool
             word = one.name if is_positional else "--" + one.name.replace("_", "-")
@@ -80,10 +81,10 @@ def list_arguments(command: Command) -> list[Argument]:
     return arguments
 
 
-def run_command(name: str, command: Command, argv: Sequence[str], program: Sequence[str] = ("longscan",)) -> int:
+def run_command(name: str, command: Command, argv: Sequence[str], program: str | None = None) -> int:
     """Parse the arguments of a command and call it, or print its help. Raises SettingError for an unknown or invalid argument.
 
-    program: the words of the command line before the name of the command, for records.
+    program: the user's own Python file that calls `longscan.cli.main`, None for the command itself.
     """
     parameters = inspect.signature(command).parameters
     takes_settings = any(one.kind is one.VAR_POSITIONAL for one in parameters.values())
@@ -106,7 +107,9 @@ def run_command(name: str, command: Command, argv: Sequence[str], program: Seque
     try:
         values = {one.name: one.convert(texts.get(one.name)) for one in arguments}
         if COMMAND_LINE in parameters:
-            values[COMMAND_LINE] = shlex.join([*program, name, *argv])
+            values[COMMAND_LINE] = shlex.join([*(("longscan",) if program is None else ("python", program)), name, *argv])
+        if PROGRAM in parameters:
+            values[PROGRAM] = program
         return command(*(values.pop(one.name) for one in positional), *(rest if takes_settings else ()), **values)
     except UnknownArgumentError as error:  # of the parser of settings, which does not know the options of the command
         raise UnknownArgumentError(error.word, [*options, *error.names]) from error

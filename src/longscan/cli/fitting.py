@@ -145,6 +145,7 @@ def sweep(
     file: Annotated[str | None, Doc("YAML file with the search: config, space, sampler, trials, seeds; must come first")] = None,
     *settings: str,
     command_line: str,
+    program: str | None,
     out: Annotated[str, Doc("folder of the sweep; each trial and each seed gets the folder of a run in it")],
     workers: Annotated[NonNegativeInt, Doc("number of processes, each with one run at a time; 0 only writes the folder")] = 1,
     sampler: Annotated[str | None, Doc("how settings are searched: grid, random or tpe")] = None,
@@ -179,8 +180,6 @@ def sweep(
     if record is not None:
         check_target(record)
     with advise_to_resume("sweep", out, CONFIG_FILE):
-        words = shlex.split(command_line)
-        program = words[1] if words[0] == "python" else None  # else longscan
         done = run_sweep(config, out, resume=resume, workers=workers, echo=echo_error, program=program)
     result = done.result()
     _print_sweep(result)
