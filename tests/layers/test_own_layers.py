@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from longscan import SequenceModel
+from longscan.blocks import BLOCKS
 from longscan.layers import LAYERS, SequenceLayer
 
 
@@ -66,3 +67,26 @@ def test_a_layer_that_does_not_return_outputs_and_state_is_an_error(result, foun
     monkeypatch.setattr(Identity, "result", result)
     with pytest.raises(TypeError, match=f"`forward_impl` of Identity must return the outputs and the state, got {found}"):
         Identity(4)(torch.randn(1, 5, 4))
+
+
+def test_a_layer_without_parameters_takes_any_floating_point_dtype_and_no_other():
+    x = torch.ones(1, 5, 4)
+    for dtype in (torch.float64, torch.float32, torch.bfloat16):
+        assert Identity(4)(x.to(dtype)).dtype == dtype
+    for dtype in (torch.int64, torch.bool, torch.complex64):
+        with pytest.raises(TypeError, match=f"^`x` must have a floating-point dtype, got {dtype}$"):
+            Identity(4)(x.to(dtype))
+
+
+def test_integer_inputs_raise_under_autocast():
+    with (
+        torch.autocast("cpu", torch.bfloat16),
+        pytest.raises(TypeError, match=r"^`x` must have a floating-point dtype, got torch\.int64$"),
+    ):
+        LAYERS["lru"](4)(torch.ones(1, 5, 4, dtype=torch.int64))
+
+
+def test_a_layer_from_a_function_does_not_change_the_error_of_blocks_of_heads():
+    LAYERS.register("linear")(lambda d_model: nn.Linear(d_model, d_model))
+    with pytest.raises(ValueError, match=r"`layer` must be a layer with heads, one of gated_deltanet, mamba2, mamba3, got 'lru'"):
+        BLOCKS["mamba2"](4, layer="lru")

@@ -56,7 +56,8 @@ class HeadsBlock(SequenceModule):
         self.op_names = ("short_conv",) if d_conv else ()
         made = self.inherit_properties(make_inner_layer(layer, self.d_inner, layer_options or {}, backend))
         if not isinstance(made, HeadsLayer):
-            choices = ", ".join(sorted(name for name, kind in LAYERS.items() if issubclass(kind, HeadsLayer)))
+            heads = [name for name, kind in LAYERS.items() if isinstance(kind, type) and issubclass(kind, HeadsLayer)]
+            choices = ", ".join(sorted(heads))
             raise ValueError(f"`layer` must be a layer with heads, one of {choices}, got {layer!r}")
         self.heads, self.context_parallel = made.heads, made.context_parallel
         self.in_proj = nn.Linear(d_model, 2 * self.d_inner + self.heads.selected, bias=False)

@@ -59,19 +59,22 @@ def _has_shape(found: tuple[int, ...], needed: tuple[int, ...]) -> bool:
 def check_input(x: Tensor, module: nn.Module) -> None:
     """Raise TypeError or ValueError unless x is a dense tensor with dtype and device of the parameters of `module`.
 
-    Under autocast any dtype is right; so are fp16 and bf16 if all parameters stay float32 when the module is cast.
+    Under autocast, and for a module without parameters, any floating-point dtype is right; so are fp16 and bf16 if all parameters
+    stay float32 when the module is cast.
     """
     if not isinstance(x, Tensor):
         raise TypeError(f"`x` must be a tensor, got a {type(x).__name__}")
     if x.layout != torch.strided:
         raise TypeError(f"`x` must be dense, of layout torch.strided, got layout {x.layout}")
     devices = {parameter.device for parameter in module.parameters()}
-    if not devices:  # a layer without parameters computes with any dtype on any device
-        return
-    if x.device not in devices:
-        raise ValueError(f"`x` must be on the device of the parameters, {' or '.join(sorted(map(str, devices)))}, got {x.device}")
     dtypes = {parameter.dtype for parameter in module.parameters()}
-    if x.dtype in dtypes or torch.is_autocast_enabled(x.device.type):
+    if devices and x.device not in devices:
+        raise ValueError(f"`x` must be on the device of the parameters, {' or '.join(sorted(map(str, devices)))}, got {x.device}")
+    if x.dtype in dtypes:
+        return
+    if not dtypes or torch.is_autocast_enabled(x.device.type):
+        if not x.is_floating_point():
+            raise TypeError(f"`x` must have a floating-point dtype, got {x.dtype}")
         return
     half = x.dtype in (torch.bfloat16, torch.float16)
     if not (half and all(parameter_options(parameter).keep_float32 for parameter in module.parameters())):
