@@ -93,6 +93,23 @@ def test_what_was_understood_comes_first(table, tmp_path, capsys, monkeypatch):
     assert list(rows_of(capsys.readouterr().out)[0]) == ["id", "load"]
 
 
+def test_names_with_commas_are_given_in_double_quotes(table, tmp_path, capsys):
+    """In --target and --known, too. The error for an unknown column shows names in the form in which they are given."""
+    frame = pd.read_csv(table).rename(columns={"speed": "speed, mean"})
+    frame.to_csv(file := tmp_path / "named.csv", index=False)
+    words = ["show", str(file), "--id", "unit", "--time", "second", "--out", str(tmp_path / "shown.png")]
+    assert main([*words, "--label", "load", "--channels", 'force, "speed, mean"']) == 0
+    assert "channels  2: force, speed, mean" in capsys.readouterr().out
+    channels = ["--channels", 'force,"speed, mean"', "--known", '"speed, mean"']
+    assert main([*words, "--target", "force", "--horizon", "2", *channels]) == 0
+    assert "known     at the steps of the forecast: speed, mean" in capsys.readouterr().out
+    assert main([*words, "--label", "load", "--channels", "force,speed, mean"]) == 2
+    assert """its columns are unit, second, force, "speed, mean", kind, load, got 'speed'""" in capsys.readouterr().err
+    assert main([*words, "--label", "load", "--channels", 'force,"speed']) == 2
+    needed = "names of columns, separated by commas, of which those with a comma are in double quotes"
+    assert f"`--channels` must be {needed}, got 'force,\"speed'" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("higher", "value", "said"),
     [

@@ -1,5 +1,6 @@
 """The short form of commands for a user's own file: `longscan train mine.csv --label worn`, `longscan show mine.csv ...`."""
 
+import csv
 import re
 import sys
 from collections.abc import Mapping, Sequence
@@ -19,12 +20,14 @@ Label = Annotated[str | None, Doc("with FILE: column with the class or the numbe
 LabelKind = Annotated[
     Literal["class", "number"] | None, Doc("with FILE: what labels are; by default text is a class and 12.5 a number")
 ]
-Target = Annotated[str | None, Doc("with FILE: columns to forecast, separated by commas")]
+Target = Annotated[
+    str | None, Doc("with FILE: columns to forecast, separated by commas; a name with a comma is in double quotes")
+]
 Horizon = Annotated[PositiveInt | None, Doc("with FILE: number of steps to forecast")]
-Known = Annotated[str | None, Doc("with FILE: columns whose future values are known, separated by commas")]
+Known = Annotated[str | None, Doc("with FILE: columns whose future values are known, as in --target")]
 Id = Annotated[str | None, Doc("with FILE: column that says to which series a row belongs")]
 Time = Annotated[str | None, Doc("with FILE: column with the time of each row")]
-Channels = Annotated[str | None, Doc("with FILE: columns that the model reads, separated by commas (default: all others)")]
+Channels = Annotated[str | None, Doc("with FILE: columns that the model reads, as in --target (default: all others)")]
 Group = Annotated[str | None, Doc("with FILE: column of groups; all series of a group are in the same part of the split")]
 OPTIONS = ("label", "target", "horizon", "known", "id", "time", "channels", "group")  # settings of the tasks of a file
 KINDS = {"class": "series_classes", "number": "series_values"}
@@ -35,8 +38,18 @@ def given_options(**options: Any) -> dict[str, Any]:
     found = {name: value for name, value in options.items() if value is not None}
     for name in ("channels", "target", "known"):
         if name in found:
-            found[name] = tuple(word.strip() for word in found[name].split(","))
+            found[name] = _split_names(name, found[name])
     return found
+
+
+def _split_names(option: str, text: str) -> tuple[str, ...]:
+    """Return the names in the text of an option, in the form of a line of a CSV file."""
+    try:
+        (names,) = csv.reader([text], skipinitialspace=True, strict=True)
+    except (csv.Error, ValueError):
+        needed = "names of columns, separated by commas, of which those with a comma are in double quotes"
+        raise setting_error(f"--{option}", text, needed) from None
+    return tuple(name.strip() for name in names) or ("",)
 
 
 def check_unused(options: Mapping[str, Any]) -> None:

@@ -242,7 +242,8 @@ def check_column(setting: str, name: str, columns: Sequence[str], path: str | Pa
     if name not in columns:
         near = get_close_matches(name, columns, 2)
         hint = f"did you mean {' or '.join(near)}? " if near else ""
-        shown = cut(", ".join(columns[:12]) + (", ..." if len(columns) > 12 else ""))
+        names = [f'"{column}"' if "," in column else column for column in columns[:12]]
+        shown = cut(", ".join(names) + (", ..." if len(columns) > 12 else ""))
         raise setting_error(setting, name, f"a column of {path}; {hint}its columns are {shown}")
 
 
