@@ -38,6 +38,15 @@ def test_missing_values_are_interpolated_in_each_channel() -> None:
     assert base.fill_gaps(whole) is whole
 
 
+def test_missing_values_are_interpolated_over_the_times_if_these_count() -> None:
+    start = nanoseconds("2026-01-01")[0]
+    for stamps in (np.array([0.0, 1, 10]), start + np.array([0, 1, 10])):
+        store = store_of([[0, 3], [NAN, NAN], [10, 13]], stamps=stamps)
+        given = (store, np.array([0]), np.zeros(2), np.ones(2), "fill")
+        assert base.build_inputs(*given, 1.0).inputs[0].tolist() == [[0, 3], [1, 4], [10, 13]]
+        assert base.build_inputs(*given, None).inputs[0].tolist() == [[0, 3], [5, 8], [10, 13]]
+
+
 def test_statistics_are_those_of_the_given_steps_without_missing_values() -> None:
     store = store_of([[1, 5, 0], [NAN, 5, 1], [3, 5, 2]], [[5, 5, NAN], [100, 9, 50]])
     found = base.fit_statistics(store, np.array([[0, 3], [3, 4]]), "mine.csv")

@@ -74,7 +74,10 @@ class SeriesFile(Task):
     order: Annotated[Order, Doc("rows that are not in the order of time: an error, or sorted")] = "refuse"
     missing: Annotated[
         Missing,
-        Doc("missing values ('?', 'NaN', nothing): an error, linear interpolation, or the channel's mean and a mask as channels"),
+        Doc(
+            "missing values ('?', 'NaN', nothing): an error, linear interpolation over the steps (with uneven elapsed over the "
+            "times), or the channel's mean and a mask as channels"
+        ),
     ] = "refuse"
     split_seed: SplitSeed = 0
     checksum: Annotated[
@@ -291,15 +294,19 @@ def format_step(step: float, *, is_dated: bool) -> str:
     return str(timedelta(microseconds=round(step / 1000)))
 
 
-def fill_gaps(values: np.ndarray) -> np.ndarray:
-    """Return a series (L, C) with missing values interpolated in each channel; ends are constant, empty channels stay missing."""
+def fill_gaps(values: np.ndarray, times: np.ndarray | None = None) -> np.ndarray:
+    """Return a series (L, C) with missing values interpolated in each channel; ends are constant, empty channels stay missing.
+
+    times: (L,), over which values are interpolated; None for steps at equal distances.
+    """
     if not np.isnan(values).any():
         return values
-    filled, steps = values.copy(), np.arange(len(values))
+    filled = values.copy()
+    times = np.arange(len(values)) if times is None else times - times[0]  # float64 does not have nanoseconds since 1970 exactly
     for channel in range(values.shape[1]):
         present = ~np.isnan(values[:, channel])
         if present.any():
-            filled[:, channel] = np.interp(steps, steps[present], values[present, channel])
+            filled[:, channel] = np.interp(times, times[present], values[present, channel])
     return filled
 
 
@@ -320,20 +327,23 @@ def build_inputs(
 ) -> Batch:
     """Return series as a batch without targets: inputs (B, L, C), valid (B, L) or None, elapsed (B, L) if there is a `unit`.
 
-    mean, scale: (C,), of the standardisation. missing: see `SeriesFile`. unit: the time between steps that counts as 1.
+    mean, scale: (C,), of the standardisation. missing: see `SeriesFile`. unit: the time between steps that counts as 1; missing
+    values are then interpolated over the times. None for steps that count as equal.
     """
     lengths = np.asarray(store.lengths)[rows]
     channels = len(mean)
     inputs = np.zeros((len(rows), int(lengths.max()), channels * (2 if missing == "mask" else 1)), np.float32)
     elapsed = np.ones(inputs.shape[:2], np.float32)
     for number, row in enumerate(rows.tolist()):
-        values = fill_gaps(store.series(row)) if missing == "fill" else store.series(row)
+        stamps = None
+        if unit is not None and store.stamps is not None:
+            stamps = np.asarray(store.stamps[store.offsets[row] : store.offsets[row + 1]])
+        values = fill_gaps(store.series(row), stamps) if missing == "fill" else store.series(row)
         scaled = scaled_values(values, mean, scale, f"series {str(store.ids[row])!r}")
         inputs[number, : len(values), :channels] = np.nan_to_num(scaled)
         if missing == "mask":
             inputs[number, : len(values), channels:] = ~np.isnan(values)
-        if unit is not None and store.stamps is not None:
-            stamps = np.asarray(store.stamps[store.offsets[row] : store.offsets[row + 1]])
+        if stamps is not None:
             elapsed[number, 1 : len(values)] = np.diff(stamps) / unit
     valid = np.arange(inputs.shape[1]) < lengths[:, None]
     return Batch(
