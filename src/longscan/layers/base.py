@@ -42,7 +42,8 @@ class SequenceModule(Marked, ABC):
     property holds where it is True and is violated where it is False.
 
     Attributes:
-        causal: y_t depends on steps up to t only.
+        causal: y_t depends on steps up to t only. This holds for finite inputs: attention, mLSTM, Gated DeltaNet, Mamba-2,
+            Mamba-3, S4 and S4D multiply later steps by zeros or transform whole sequences, so that a NaN reaches earlier outputs.
         streaming: states carry a sequence across calls, down to single steps.
         irregular: `elapsed` has a meaning; otherwise passing it raises ValueError.
         changes_length: y is shorter than x.
