@@ -90,48 +90,87 @@ def origin(rows: Sequence[Record]) -> str:
     return f"{devices}; {versions}; commit {commits}; {', '.join(dict.fromkeys('`' + row['command'] + '`' for row in rows))}."
 
 
+def swept_axis(group: Sequence[Record]) -> str | None:
+    """Return the axis in SWEPT by which more than two rows of a group differ, or None."""
+    return next((axis for axis in SWEPT if len({row["shape"].get(axis) for row in group}) > 2), None)
+
+
 def draw(rows: Sequence[Record], path: Path) -> None:
-    """Draw a line of panels for each group: quantities against the axis in SWEPT that varies, or as bars if none varies."""
+    """Draw quantities against the axis in SWEPT that varies, a line of panels for each group, and those of other groups as bars.
+
+    Groups of one or two rows share a line of panels.
+    """
     import matplotlib as mpl
 
     mpl.use("Agg")
     from matplotlib import pyplot as plt
 
-    drawn = {key: group for key, group in groups(rows).items() if any(row.get(name) for row in group for name in DRAWN)}
+    drawn: dict[tuple[str, str], list[Record]] = {}
+    for key, group in groups(rows).items():
+        if any(row.get(name) for row in group for name in DRAWN):
+            drawn.setdefault(key if len(group) > 2 else ("", ""), []).extend(group)
     if not drawn:
         return
-    figure, axes = plt.subplots(len(drawn), len(DRAWN), figsize=(15, 4 * len(drawn)), squeeze=False, layout="constrained")
+    heights = [4 if swept_axis(group) else 1 + 0.25 * len(group) for group in drawn.values()]
+    figure, axes = plt.subplots(
+        len(drawn), len(DRAWN), figsize=(15, sum(heights)), squeeze=False, layout="constrained", height_ratios=heights
+    )
     for (key, group), line in zip(drawn.items(), axes, strict=True):
-        labels = list(dict.fromkeys(label_of(row) for row in group))
-        swept = next((axis for axis in SWEPT if len({row["shape"].get(axis) for row in group}) > 2), None)
+        swept = swept_axis(group) if key[0] else None
         for ax, name in zip(line, DRAWN, strict=True):
-            for i, label in enumerate(labels):
-                mine = [row for row in group if label_of(row) == label and (row.get(name) or 0) > 0]
-                if swept:
-                    points = sorted((row["shape"][swept], row[name]) for row in mine)
-                    style = {"ls": "-" if i < 10 else "--", "marker": "osD^v<>PX*hp8dHs"[i % 16], "ms": 3}
-                    ax.plot([x for x, _ in points], [y for _, y in points], label=label, **style)
-                else:
-                    names = [f"{label}, {row['shape']['B']} x {row['shape'].get('L', 1)}" for row in mine]
-                    ax.barh(names, [row[name] for row in mine])
+            if swept:
+                draw_lines(ax, group, name, swept)
+            else:
+                draw_bars(ax, group, name, named=ax is line[0])
             ax.set_title(" ".join(filter(None, key)), fontsize=8)
-            (ax.set_ylabel if swept else ax.set_xlabel)(QUANTITIES[name])
-            if any((row.get(name) or 0) > 0 for row in group):
-                ax.set(xscale="log", **({"yscale": "log", "xlabel": swept} if swept else {}))
         if swept:
             line[-1].legend(fontsize=7)
     figure.savefig(path, dpi=100)
     plt.close(figure)
 
 
+def draw_lines(ax: Any, group: Sequence[Record], name: str, swept: str) -> None:
+    """Draw the quantity `name` of a group against the axis `swept`, a line for each implementation."""
+    for i, label in enumerate(dict.fromkeys(label_of(row) for row in group)):
+        mine = [row for row in group if label_of(row) == label and (row.get(name) or 0) > 0]
+        points = sorted((row["shape"][swept], row[name]) for row in mine)
+        style = {"ls": "-" if i < 10 else "--", "marker": "osD^v<>PX*hp8dHs"[i % 16], "ms": 3}
+        ax.plot([x for x, _ in points], [y for _, y in points], label=label, **style)
+    ax.set_ylabel(QUANTITIES[name])
+    if any((row.get(name) or 0) > 0 for row in group):
+        ax.set(xscale="log", yscale="log", xlabel=swept)
+
+
+def draw_bars(ax: Any, group: Sequence[Record], name: str, *, named: bool) -> None:
+    """Draw the quantity `name` of a group on a logarithmic axis, a bar for each row, from the top; named: with their names."""
+    values = [row.get(name) or 0 for row in group]
+    ax.barh(range(len(group)), values)
+    labels = [f"{label_of(row)}, {' x '.join(map(str, row['shape'].values()))}, {row['dtype']}" for row in group]
+    ax.set_yticks(range(len(group)), labels if named else [""] * len(group), fontsize=7)
+    ax.invert_yaxis()
+    ax.set_xlabel(QUANTITIES[name])
+    if any(value > 0 for value in values):
+        ax.set_xscale("log")
+        ax.set_xlim(left=min(value for value in values if value > 0) / 2)
+    elif not named:
+        ax.set_axis_off()
+
+
 def write_page(path: Path) -> None:
     """Write the page and the figure of the rows in the file `path`."""
     rows = latest(path)
-    lines = [f"# {path.stem.replace('_', ' ').capitalize()}", ""]
+    lines = [f"# Latest rows of {path.name}", ""]
     lines += ["Times are medians, of calls from Python or replayed as one CUDA graph; in brackets, times over the first row of"]
-    lines += ["the same op and length. Errors are relative to the largest entry of y or a gradient.", ""]
-    for (title, sizes), group in groups(rows).items():
-        lines += [f"## {title}{', ' * bool(sizes)}{sizes}", "", *table(group), "", origin(group), ""]
+    lines += [
+        "the same op and length. A peak is that of a forward and backward pass without its inputs. Errors are relative to the"
+    ]
+    lines += ["largest entry of y or a gradient.", ""]
+    found = groups(rows)
+    shared = len({origin(group) for group in found.values()}) == 1  # stated once then, not under each table
+    if shared:
+        lines += [origin(rows), ""]
+    for (title, sizes), group in found.items():
+        lines += [f"## {title}{', ' * bool(sizes)}{sizes}", "", *table(group), "", *([] if shared else [origin(group), ""])]
     path.with_suffix(".md").write_text("\n".join(lines), "utf-8")
     draw(rows, path.with_suffix(".png"))
 
