@@ -1,6 +1,7 @@
 """Time a unitary scan in plain Triton next to the kernels of the op, to show what two fp16 parts and a chosen layout gain.
 
     python benchmarks/plain_unitary_scan.py --out build/plain_unitary.jsonl
+    python benchmarks/plain_unitary_scan.py --sizes "16 1024 32 64" "8 2048 64 64" --out build/plain_unitary.jsonl
 
 Without masks and `phase_dt`, in float32, for a power of two of states. Tiles are (T steps, BD channels times N states), products
 are `tl.dot` of float32 with `input_precision="tf32x3"`, and SiLUs, skip and gate are computed in the scans. The passes and the
@@ -11,8 +12,9 @@ row is one measurement. Needs a GPU.
 
 import argparse
 import json
+import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -28,7 +30,8 @@ from longscan.training.run import commit
 from op_calls import peak_mib, replayed_ms
 
 SCRATCH = 40 * 2**20  # bytes of gradients of the angles that are in memory at the same time, where pieces are that short
-SHAPES = ((16, 1024, 32, 64), (16, 8192, 32, 64), (8, 2048, 64, 64), (16, 2048, 128, 128), (1, 131072, 32, 64))  # B, L, D, N
+SIZES = ("16 1024 32 64", "16 8192 32 64", "8 2048 64 64", "16 2048 128 128", "1 131072 32 64")  # B L D N
+CHECKED_STEPS, CHECKED_ANGLES = 400, 2**25  # at most in a comparison with the reference; two pieces where they follow each other
 PRECISION = tl.constexpr("tf32x3")
 
 
@@ -412,6 +415,15 @@ def op_calls(inputs: list[Tensor]) -> dict[str, Callable[[], Any]]:
     }
 
 
+def parse_sizes(text: str) -> tuple[int, int, int, int]:
+    """Return B, L, D and N, for which there are tiles. Raises argparse.ArgumentTypeError for other texts."""
+    found = re.fullmatch(r"(\d+) (\d+) (\d+) (\d+)", text)
+    if found is None or int(found[3]) not in TILES:
+        raise argparse.ArgumentTypeError(f"must be B L D N with D of {', '.join(map(str, TILES))}, got {text!r}")
+    batch, length, channels, states = map(int, found.groups())
+    return batch, length, channels, states
+
+
 def rows(shape: tuple[int, int, int, int], error: dict[Tile, float]) -> list[dict[str, Any]]:
     """Return times of the op and of all tiles."""
     inputs = make_inputs(shape, "cuda")
@@ -427,18 +439,21 @@ def rows(shape: tuple[int, int, int, int], error: dict[Tile, float]) -> list[dic
     ]
 
 
-def main() -> None:
-    """Measure, and add the rows to the file."""
+def main(argv: Sequence[str] | None = None) -> None:
+    """Measure, and add the rows to the file. argv: the arguments, by default those of the process."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True, help="file of JSON lines, to which rows are added")
-    options = parser.parse_args()
+    parser.add_argument("--sizes", nargs="+", type=parse_sizes, default=[*map(parse_sizes, SIZES)], help="B L D N of each case")
+    options = parser.parse_args(argv)
     if not torch.cuda.is_available():
         raise SystemExit("plain_unitary_scan: a CUDA GPU is needed, got none")
     about: dict[str, Any] = {"device": torch.cuda.get_device_name(), "torch": torch.__version__, "commit": commit()}
     options.out.parent.mkdir(parents=True, exist_ok=True)
     with options.out.open("a", encoding="utf-8") as file:
-        for shape in SHAPES:
-            small = (2, 200, *shape[2:])
+        for shape in options.sizes:
+            batch, length, channels, states = shape
+            steps = min(length, CHECKED_STEPS, CHECKED_ANGLES // (batch * channels * states))
+            small = (batch, max(1, steps), channels, states)
             start = time.perf_counter()
             error = {tile: largest_error("cuda", small, tile) for tile in TILES[shape[2]]}
             about["checked_s"] = time.perf_counter() - start

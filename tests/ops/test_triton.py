@@ -333,6 +333,23 @@ def test_plain_kernels_of_unitary_scan_equal_the_op(monkeypatch):
     monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks"))
     plain = import_module("plain_unitary_scan")
     assert plain.largest_error(str(DEVICE), (1, 70, 4, 16), plain.Tile(16, 16, 1, 1, True)) < 1e-5
+    inputs = plain.make_inputs((1, 20, 4, 16), str(DEVICE))
+    calls = plain.op_calls(inputs)  # what is timed next to them: the kernels of the op without autograd
+    y, _, _ = calls["forward"]()
+    expected, *_ = plain.forward(inputs, plain.Tile(16, 16, 1, 1, True))
+    torch.testing.assert_close(y, expected, rtol=1e-4, atol=1e-4)
+    du, *_ = calls["backward"]()
+    assert du.shape == y.shape
+
+
+def test_sizes_of_plain_kernels_are_read_from_the_command_line(monkeypatch, tmp_path, capsys):
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks"))
+    plain = import_module("plain_unitary_scan")
+    assert plain.parse_sizes(plain.SIZES[0]) == (16, 1024, 32, 64)
+    for sizes in ("16 1024 32", "16 1024 33 64", "16,1024,32,64"):
+        with pytest.raises(SystemExit):
+            plain.main(["--sizes", sizes, "--out", str(tmp_path / "rows.jsonl")])
+        assert "--sizes" in capsys.readouterr().err
 
 
 def test_parts_of_the_host_time_are_measured(monkeypatch, tmp_path):
