@@ -3,7 +3,6 @@
 from importlib import import_module
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from longscan.numerics.dplr import bilinear_frequencies
@@ -59,8 +58,7 @@ def dplr_spectrum(
     if chosen in NATIVE and angle.numel() and eigenvalues.numel():
         if has_tangent(given):
             raise RuntimeError(f"dplr_spectrum: the {chosen} backend has no forward-mode derivative; use backend='eager'")
-        table = torch.view_as_real(torch.stack(bilinear_frequencies(angle, damping)))
-        spectrum: Tensor = _forward_op(table, *given, chosen)
+        spectrum: Tensor = _forward_op(bilinear_frequencies(angle, damping), *given, chosen)
         return spectrum
     plain = reference if chosen == "reference" else eager
     with without_autocast(angle):
