@@ -4,14 +4,13 @@ import triton
 import triton.language as tl
 
 from longscan.ops.dplr_spectrum.triton.math import (
-    cauchy_sums,
     load_frequencies,
     load_pair,
     multiply,
     multiply_conjugate,
     numerators,
     poles,
-    reciprocal,
+    spectrum_terms,
     store_pair,
 )
 
@@ -29,18 +28,11 @@ def dplr_spectrum_bwd_sums_kernel(
     o_f, o_pole = i_f * BLOCK_F + tl.arange(0, BLOCK_F), i_d * N * 2
     m_f = o_f < F
     b_dt = tl.load(dt + i_d)
-    a_r, a_i = load_frequencies(table, 0, o_f, F)
-    c_r, c_i = load_frequencies(table, 1, o_f, F)
-    e_r, e_i = load_frequencies(table, 2, o_f, F)
-    g_r, g_i = load_pair(d_spectrum + (i_d * F + o_f) * 2, m_f, 0.0)
-    t_r, t_i = c_r * b_dt, c_i * b_dt
-    cb_r, cb_i, cp_r, cp_i, pp_r, pp_i, pb_r, pb_i = cauchy_sums(
-        eigenvalues + o_pole, P + o_pole, B + o_pole, C + o_pole, N, a_r, a_i, t_r, t_i
+    c_r, c_i, e_r, e_i, cb_r, cb_i, cp_r, cp_i, pb_r, pb_i, m_r, m_i, rank_r, rank_i = spectrum_terms(
+        table, eigenvalues + o_pole, P + o_pole, B + o_pole, C + o_pole, b_dt, o_f, F, N
     )
-    pp_r, pp_i = multiply(t_r, t_i, pp_r, pp_i)
-    m_r, m_i = reciprocal(1.0 + pp_r, pp_i)
-    gain_r, gain_i = multiply(m_r, m_i, t_r, t_i)
-    rank_r, rank_i = multiply(cp_r, cp_i, pb_r, pb_i)
+    gain_r, gain_i = multiply(m_r, m_i, c_r * b_dt, c_i * b_dt)
+    g_r, g_i = load_pair(d_spectrum + (i_d * F + o_f) * 2, m_f, 0.0)
     # The spectrum is dt e^w y with y = S_cb - (m t) S_cp S_pb and m = 1 / (1 + t S_pp), so that m t has the derivatives m^2 by t
     # and -(m t)^2 by S_pp.
     used_r, used_i = multiply(gain_r, gain_i, rank_r, rank_i)

@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from longscan.ops.dplr_spectrum.triton.math import cauchy_sums, load_frequencies, multiply, reciprocal, store_pair
+from longscan.ops.dplr_spectrum.triton.math import multiply, spectrum_terms, store_pair
 
 
 @triton.jit(do_not_specialize=["F", "N"])
@@ -14,17 +14,10 @@ def dplr_spectrum_fwd_kernel(table, eigenvalues, P, B, C, dt, spectrum, F, N, BL
     o_f, o_pole = i_f * BLOCK_F + tl.arange(0, BLOCK_F), i_d * N * 2
     m_f = o_f < F
     b_dt = tl.load(dt + i_d)
-    a_r, a_i = load_frequencies(table, 0, o_f, F)
-    t_r, t_i = load_frequencies(table, 1, o_f, F)
-    e_r, e_i = load_frequencies(table, 2, o_f, F)
-    t_r, t_i = t_r * b_dt, t_i * b_dt
-    cb_r, cb_i, cp_r, cp_i, pp_r, pp_i, pb_r, pb_i = cauchy_sums(
-        eigenvalues + o_pole, P + o_pole, B + o_pole, C + o_pole, N, a_r, a_i, t_r, t_i
+    c_r, c_i, e_r, e_i, cb_r, cb_i, _, _, _, _, m_r, m_i, rank_r, rank_i = spectrum_terms(
+        table, eigenvalues + o_pole, P + o_pole, B + o_pole, C + o_pole, b_dt, o_f, F, N
     )
-    pp_r, pp_i = multiply(t_r, t_i, pp_r, pp_i)
-    gain_r, gain_i = reciprocal(1.0 + pp_r, pp_i)
-    gain_r, gain_i = multiply(gain_r, gain_i, t_r, t_i)
-    rank_r, rank_i = multiply(cp_r, cp_i, pb_r, pb_i)
+    gain_r, gain_i = multiply(m_r, m_i, c_r * b_dt, c_i * b_dt)
     rank_r, rank_i = multiply(gain_r, gain_i, rank_r, rank_i)
     y_r, y_i = multiply(e_r * b_dt, e_i * b_dt, cb_r - rank_r, cb_i - rank_i)
     store_pair(spectrum + (i_d * F + o_f) * 2, y_r, y_i, m_f)

@@ -94,3 +94,20 @@ def cauchy_sums(p_lambda, p_P, p_B, p_C, N, a_r, a_i, t_r, t_i):
         pb_r += v_pb_r * even_r + v_pb_i * odd_r
         pb_i += v_pb_r * even_i + v_pb_i * odd_i
     return cb_r, cb_i, cp_r, cp_i, pp_r, pp_i, pb_r, pb_i
+
+
+@triton.jit
+def spectrum_terms(table, p_lambda, p_P, p_B, p_C, b_dt, o_f, F, N):
+    """Return cosh(w), e^w, S_cb, S_cp, S_pb, m = 1 / (1 + t S_pp) and S_cp S_pb of one channel, for t = dt cosh(w).
+
+    S are the sums of `cauchy_sums`; the spectrum is dt e^w (S_cb - m t S_cp S_pb).
+    """
+    a_r, a_i = load_frequencies(table, 0, o_f, F)
+    c_r, c_i = load_frequencies(table, 1, o_f, F)
+    e_r, e_i = load_frequencies(table, 2, o_f, F)
+    t_r, t_i = c_r * b_dt, c_i * b_dt
+    cb_r, cb_i, cp_r, cp_i, pp_r, pp_i, pb_r, pb_i = cauchy_sums(p_lambda, p_P, p_B, p_C, N, a_r, a_i, t_r, t_i)
+    pp_r, pp_i = multiply(t_r, t_i, pp_r, pp_i)
+    m_r, m_i = reciprocal(1.0 + pp_r, pp_i)
+    rank_r, rank_i = multiply(cp_r, cp_i, pb_r, pb_i)
+    return c_r, c_i, e_r, e_i, cb_r, cb_i, cp_r, cp_i, pb_r, pb_i, m_r, m_i, rank_r, rank_i
