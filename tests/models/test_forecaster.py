@@ -189,6 +189,7 @@ def test_invalid_inputs_raise():
     for arguments, message in (
         ({"valid": torch.ones(2, 8, dtype=torch.bool)}, r"`valid` must have shape \(2, 9\), got \(2, 8\)"),
         ({"elapsed_ahead": torch.ones(2, 4)}, r"`elapsed_ahead` must have shape \(2, 5\), got \(2, 4\)"),
+        ({"elapsed_ahead": torch.tensor([[1.0] * 5, [1, 1, -2, 1, 1]])}, r"`elapsed_ahead` must be finite .*, got -2\.0"),
     ):
         with pytest.raises(ValueError, match=message):
             net(x, **arguments)
@@ -197,6 +198,11 @@ def test_invalid_inputs_raise():
     for name in ("valid", "elapsed", "elapsed_ahead", "covariates"):
         with pytest.raises(TypeError, match=f"`{name}` must be a tensor or None, got a float"):
             net(x, **{name: 1.0})
+    for arguments in ({"inputs": x.cfloat()}, {"inputs": x, "covariates": torch.ones(2, 9, 1, dtype=torch.complex64)}):
+        with pytest.raises(TypeError, match=r"^`(inputs|covariates)` must be real numbers, got torch\.complex64"):
+            net(**{"covariates": torch.ones(2, 9, 1), **arguments})
+    with pytest.raises(TypeError, match="`level` must be a tensor or None, got a list"):
+        make_forecaster(linear_window=4).set_linear(torch.zeros(1, 5, 4), [0.0], torch.zeros(1, 5))
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.int64, torch.float64])
@@ -267,6 +273,8 @@ def test_unequal_numbers_of_sequences_raise():
     net = SiameseModel.from_spec("m", d_model=4, d_output=2, vocab_size=9)
     with pytest.raises(ValueError, match="`second` must have 3 sequences, as many as first, got 2"):
         net(torch.zeros(3, 2, dtype=torch.int64), torch.zeros(2, 2, dtype=torch.int64))
+    with pytest.raises(TypeError, match="`second` must be a tensor, got list"):
+        net(torch.zeros(1, 2, dtype=torch.int64), [[0, 1]])
 
 
 def test_quantiles_do_not_cross_and_leave_the_gradients_of_the_forecast_alone():

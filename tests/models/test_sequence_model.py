@@ -222,6 +222,23 @@ def test_state_of_another_model_raises():
         SequenceModel.from_spec("m", d_model=4, d_output=2, d_input=1.5)
 
 
+@pytest.mark.parametrize(
+    ("options", "others", "message"),
+    [
+        ({}, {"pooling": "none"}, "with pooling, got one without"),
+        ({"pooling": "none"}, {}, "without pooling, got one with"),
+        ({"positions": "sinusoidal"}, {}, "with absolute positions, got one without"),
+        ({}, {"positions": "sinusoidal"}, "without absolute positions, got one with"),
+    ],
+)
+def test_state_of_a_model_with_other_parts_raises(options, others, message):
+    """Such a state made a model without pooling return pooled outputs, and the other way round."""
+    net, state = make_model("ma", **options), make_model("ma", **others).initial_state(2)
+    for call in (lambda: net(make_tokens(2, 3), state=state), lambda: net.step(make_tokens(2, 3)[:, 0], state)):
+        with pytest.raises(ValueError, match=f"^`state` must be that of a model {message}$"):
+            call()
+
+
 def test_failed_write_leaves_the_old_model(tmp_path, monkeypatch):
     net = make_model()
     net.save_pretrained(tmp_path)
@@ -322,6 +339,8 @@ def test_invalid_inputs_raise():
         vectors(torch.randn(2, 3))
     with pytest.raises(TypeError, match="`inputs` must be a tensor, got ndarray"):
         vectors(torch.randn(2, 3, 2).numpy())
+    with pytest.raises(TypeError, match=r"`inputs` must be real numbers, got torch\.complex64"):
+        vectors(torch.ones(2, 3, 2, dtype=torch.complex64))
     with pytest.raises(ValueError, match=r"`elapsed` must be None, as block 0 \(gru\) takes no elapsed times"):
         vectors(torch.randn(2, 3, 2), elapsed=torch.ones(2, 3))
     with pytest.raises(ValueError, match="`seq_idx` must be None with pooling="):

@@ -190,6 +190,11 @@ def test_list_of_blocks_has_optional_keys_and_any_combination():
         ([{"layer": "s6", "option": {}}], None, r"block 0 of `spec` must have the key 'layer' .*, got \['layer', 'option'\]"),
         ([{"layer": "s6"}], {"mamba": {}}, "`block_options` must be None with a list of blocks"),
         ([], None, "got an empty list"),
+        ([{"layer": []}], None, r"the layer of block 0 of `spec` must be one of attention, .*, got \[\]"),
+        ([{"layer": "s6", "block": {}}], None, r"the block of block 0 of `spec` must be one of aussm, .*, got \{\}"),
+        ([{"layer": "s6", "options": [1]}], None, r"the options of block 0 of `spec` must be a mapping, got \[1\]"),
+        ("m", "m", "`block_options` must be a mapping of names of blocks to mappings of options, got 'm'"),
+        ("m", {"m": 3}, r"`block_options` must be a mapping of names of blocks to mappings of options, got \{'m': 3\}"),
         (3, None, "`spec` must be a text or a list of blocks, got 3"),
         ("ma", {"a": {"phase_dt": "no"}}, r"phase_dt of block 1 \(aussm\) of `spec` must be true or false, got 'no'"),
         ("m", {"m": {"recompute": 3}}, r"recompute of block 0 \(mamba\) of `spec` must be true or false, got 3"),
@@ -204,6 +209,12 @@ def test_list_of_blocks_has_optional_keys_and_any_combination():
 def test_invalid_lists_or_options_raise(spec, options, message):
     with pytest.raises(ValueError, match=message):
         parse_spec(spec, block_options=options)
+
+
+@pytest.mark.parametrize("d_state", ["16", -1, 2.5, True])
+def test_invalid_d_state_raises_also_without_a_layer_that_has_it(d_state):
+    with pytest.raises(ValueError, match=f"^`d_state` must be a whole number of at least 1 or None, got {d_state!r}$"):
+        parse_spec("gru", d_state=d_state)
 
 
 def test_settings_without_a_version_are_upgraded_from_letters(caplog):

@@ -145,6 +145,7 @@ class Forecaster(PretrainedModel):
         values = {"weight": weight, "level": level, "bias": bias, "effect": effect, "covariates": covariates}
         for name, given in values.items():
             parameter = self.get_parameter(f"linear_{name}")
+            check_is_tensor(name, given)
             value = torch.zeros_like(parameter) if given is None else given
             if value.shape != parameter.shape:
                 raise ValueError(f"`{name}` must have shape {tuple(parameter.shape)}, got {tuple(value.shape)}")
@@ -222,6 +223,8 @@ class Forecaster(PretrainedModel):
             raise TypeError(f"`inputs` must be a tensor, got a {type(inputs).__name__}")
         if inputs.ndim != 3 or inputs.shape[-1] != self.d_input or not inputs.shape[1]:
             raise ValueError(f"`inputs` must have shape (batch, length >= 1, {self.d_input}), got {tuple(inputs.shape)}")
+        if inputs.is_complex():
+            raise TypeError(f"`inputs` must be real numbers, got {inputs.dtype}")
         check_step_shapes((inputs.shape[0], inputs.shape[1]), elapsed, valid)
         self._check_ahead(elapsed_ahead, inputs.shape[0])
         split = current_split()
@@ -273,6 +276,11 @@ class Forecaster(PretrainedModel):
             raise ValueError("`elapsed_ahead` must be None in mode 'offset', which runs no further steps, got times")
         if elapsed_ahead.shape != (batch, self.horizon):
             raise ValueError(f"`elapsed_ahead` must have shape {(batch, self.horizon)}, got {tuple(elapsed_ahead.shape)}")
+        if values_unavailable(elapsed_ahead):
+            return
+        wrong = ~(elapsed_ahead.isfinite() & (elapsed_ahead >= 0))
+        if bool(wrong.any()):
+            raise ValueError(f"`elapsed_ahead` must be finite times of at least 0, got {elapsed_ahead[wrong][0].item()}")
 
     def _check(self, name: str, value: Tensor | None, inputs: Tensor, length: int, count: int) -> Tensor:
         """Return covariates (B, length, count) in the dtype of the inputs, with count = 0 columns for None.
@@ -285,6 +293,8 @@ class Forecaster(PretrainedModel):
             return inputs.new_zeros(shape)
         if value is None or value.shape != shape:
             raise ValueError(f"`{name}` must have shape {shape}, got {None if value is None else tuple(value.shape)}")
+        if value.is_complex():
+            raise TypeError(f"`{name}` must be real numbers, got {value.dtype}")
         return value.to(inputs.dtype)
 
     def _linear_of_covariates(self, covariates: Tensor, valid: Tensor | None) -> Tensor:

@@ -163,7 +163,7 @@ class SequenceModel(PretrainedModel):
         """Run the model on a batch of sequences.
 
         Args:
-            inputs: tokens (B, L), or vectors (B, L, d_input).
+            inputs: tokens (B, L), or vectors (B, L, d_input) of real numbers, which are cast to the dtype of the encoder.
             state: state before the first step, from `initial_state` or an earlier call; None for the start of the sequences. It
                 includes the state of the pooling, so that the output depends on all steps so far.
             elapsed: (B, L), time since the previous step; None for 1 at every step.
@@ -290,6 +290,13 @@ class SequenceModel(PretrainedModel):
             raise TypeError(f"`state` must be the ModelState of an earlier call, got a {type(state).__name__}")
         if len(state.blocks) != len(self.stack):
             raise ValueError(f"`state` must have the states of {len(self.stack)} blocks, got {len(state.blocks)}")
+        for part, has_part, needed in (
+            ("pooling", state.pooled is not None, self.pooling != "none"),
+            ("absolute positions", state.position is not None, self.positions is not None),
+        ):
+            if has_part != needed:
+                words = ("with", "without") if needed else ("without", "with")
+                raise ValueError(f"`state` must be that of a model {words[0]} {part}, got one {words[1]}")
         return state
 
     def _check_rows(self, state: ModelState, batch: int) -> None:
@@ -307,6 +314,8 @@ class SequenceModel(PretrainedModel):
             check_tokens(inputs, valid, self.vocab_size)
         if self.d_input is not None and (inputs.ndim != 3 or inputs.shape[-1] != self.d_input):
             raise ValueError(f"`inputs` must have shape (batch, length, {self.d_input}), got {tuple(inputs.shape)}")
+        if self.d_input is not None and inputs.is_complex():
+            raise TypeError(f"`inputs` must be real numbers, got {inputs.dtype}")
         if elapsed is not None and (name := self._find_block(lambda block: not block.irregular)):
             raise ValueError(f"`elapsed` must be None, as {name} takes no elapsed times, got a tensor")
         if seq_idx is not None and self.pooling != "none":

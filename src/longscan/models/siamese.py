@@ -87,6 +87,9 @@ class SiameseModel(PretrainedModel):
 
         Raises ValueError naming an argument that does not fit.
         """
+        for name, inputs in (("first", first), ("second", second)):
+            if not isinstance(inputs, Tensor):
+                raise TypeError(f"`{name}` must be a tensor, got {type(inputs).__name__}")
         if len(first) != len(second):
             raise ValueError(f"`second` must have {len(first)} sequences, as many as first, got {len(second)}")
         a = self.backbone(first, valid=valid_first, elapsed=elapsed_first)

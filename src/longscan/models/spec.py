@@ -9,7 +9,7 @@ from typing import Any, TypedDict, cast
 
 from longscan._errors import nearest, quote
 from longscan._specs import LETTERS, STANDARD_BLOCKS, expand_spec, format_names, translate_letters
-from longscan._types import describe_type, matches_type
+from longscan._types import PositiveInt, describe_type, matches_type
 from longscan.blocks import BLOCKS
 from longscan.layers import LAYERS, SequenceModule, make_layer
 from longscan.layers._registry import parameter_names
@@ -106,6 +106,10 @@ def parse_spec(
     """
     if not isinstance(spec, (str, Sequence)):
         raise ValueError(f"`spec` must be a text or a list of blocks, got {spec!r}")
+    if not matches_type(d_state, PositiveInt | None):
+        raise ValueError(f"`d_state` must be {describe_type(PositiveInt | None)}, got {d_state!r}")
+    if not matches_type(block_options, Mapping[str, Mapping[str, Any]] | None):
+        raise ValueError(f"`block_options` must be a mapping of names of blocks to mappings of options, got {block_options!r}")
     if isinstance(spec, str):
         pairs = _parse_text(spec)
         options_of = _options_of_pairs(spec, pairs, block_options or {})
@@ -169,10 +173,12 @@ def _complete_entry(index: int, given: Mapping[str, Any]) -> BlockSpec:
         raise ValueError(
             f"block {index} of `spec` must have the key 'layer' and may have 'block' and 'options', got {sorted(given)}"
         )
-    layer, block = given["layer"], given.get("block")
-    if layer is not None and layer not in LAYERS:
+    layer, block, options = given["layer"], given.get("block"), given.get("options") or {}
+    if not isinstance(options, Mapping):
+        raise ValueError(f"the options of block {index} of `spec` must be a mapping, got {options!r}")
+    if layer is not None and not (isinstance(layer, str) and layer in LAYERS):
         raise ValueError(f"the layer of block {index} of `spec` must be one of {', '.join(sorted(LAYERS))}, got {layer!r}")
-    if block is not None and block not in BLOCKS:
+    if block is not None and not (isinstance(block, str) and block in BLOCKS):
         raise ValueError(
             f"the block of block {index} of `spec` must be one of {', '.join(sorted(BLOCKS))} or None, got {block!r}"
         )
@@ -180,7 +186,7 @@ def _complete_entry(index: int, given: Mapping[str, Any]) -> BlockSpec:
     if (layer is None) != alone:
         needed = f"None in the block {block!r}" if alone else f"given in the block {block!r}"
         raise ValueError(f"the layer of block {index} of `spec` must be {needed}, got {layer!r}")
-    return BlockSpec(layer=layer, block=block, options=dict(given.get("options") or {}))
+    return BlockSpec(layer=layer, block=block, options=dict(options))
 
 
 def block_label(entry: BlockSpec) -> str:
