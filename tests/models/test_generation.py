@@ -100,7 +100,7 @@ def test_streaming_state_has_a_constant_size():
         ({"temperature": -1.0}, "`temperature` must be .*, got -1.0"),
         ({"top_k": 0}, "`top_k` must be .*, got 0"),
         ({"top_p": 0.0}, "`top_p` must be .*, got 0.0"),
-        ({"min_p": 1.5}, "`min_p` must lie between 0 and 1, got 1.5"),
+        ({"min_p": 1.5}, "`min_p` must be a number from 0 to 1 or None, got 1.5"),
         ({"steps": -1}, "`steps` must be .*, got -1"),
         ({"steps": 2.5}, "`steps` must be .*, got 2.5"),
         ({"top_k": 2.5}, "`top_k` must be .*, got 2.5"),
@@ -225,11 +225,16 @@ def test_streamer_of_transformers_prints_the_tokens(capsys):
         ({"temperature": 0.5}, "`temperature` must be 1.0 unless do_sample=True, got 0.5"),
         ({"top_k": 3}, "`top_k` must be None unless do_sample=True, got 3"),
         ({"num_return_sequences": 2}, "`num_return_sequences` must be 1 unless do_sample=True, got 2"),
-        ({"num_return_sequences": 0}, "`num_return_sequences` must be at least 1, got 0"),
+        ({"num_return_sequences": 0}, "`num_return_sequences` must be a whole number of at least 1, got 0"),
         ({"max_length": 0}, r"`max_length` must be at least the length of the prompt \(1\), got 0"),
         ({"max_length": 5, "max_new_tokens": 4}, r"`max_length` must be None if max_new_tokens is given \(4\), got 5"),
         ({"min_new_tokens": 21}, r"`min_new_tokens` must lie between 0 and the number of new tokens \(20\), got 21"),
-        ({"repetition_penalty": 0.0}, "`repetition_penalty` must be above 0, got 0.0"),
+        ({"repetition_penalty": 0.0}, "`repetition_penalty` must be a number above 0, got 0.0"),
+        ({"max_new_tokens": 2.5}, "`max_new_tokens` must be a whole number of at least 0 or None, got 2.5"),
+        ({"max_length": "9"}, "`max_length` must be a whole number of at least 0 or None, got '9'"),
+        ({"min_new_tokens": 0.5}, "`min_new_tokens` must lie between 0 and the number of new tokens .*, got 0.5"),
+        ({"do_sample": True, "top_p": float("nan")}, "`top_p` must be a number above 0, at most 1 or None, got nan"),
+        ({"do_sample": True, "temperature": "1"}, "`temperature` must be a number of at least 0, got '1'"),
         ({"eos_token_id": [1, 11]}, r"`eos_token_id` must be a token below vocab_size \(11\), got 11"),
         ({"eos_token_id": "a"}, r"`eos_token_id` must be a token below vocab_size \(11\), got a"),
         ({"eos_token_id": [1.5]}, r"`eos_token_id` must be a token below vocab_size \(11\), got 1\.5"),
@@ -245,3 +250,20 @@ def test_invalid_arguments_of_generate_raise(options, message):
     arguments = {"input_ids": torch.zeros(1, 1, dtype=torch.int64), **options}
     with pytest.raises(ValueError, match=message):
         make_model().generate(**arguments)
+
+
+def test_prompts_that_are_no_tensors_raise():
+    with pytest.raises(TypeError, match="`input_ids` must be a tensor, got a list"):
+        make_model().generate([[1, 2]])
+    with pytest.raises(TypeError, match="`prompt` must be a tensor, got a list"):
+        generate(make_model(), [[1, 2]], 1)
+
+
+def test_values_of_padding_have_no_effect_with_a_repetition_penalty():
+    net, mask = make_model(), torch.tensor([[0, 0, 1, 1, 1]])
+    found = []
+    for padding in (3, -1, 99):
+        prompt = torch.tensor([[padding, padding, 4, 5, 6]])
+        found.append(net.generate(prompt, attention_mask=mask, max_new_tokens=4, repetition_penalty=1.5)[:, 2:])
+    assert torch.equal(found[0], found[1])
+    assert torch.equal(found[0], found[2])

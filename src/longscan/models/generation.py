@@ -8,7 +8,16 @@ import torch
 from torch import Tensor
 from torch.nn.functional import softmax
 
-from longscan._types import NonNegativeInt, PositiveInt, checked_value
+from longscan._types import (
+    Fraction,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveFraction,
+    PositiveInt,
+    checked_value,
+    matches_type,
+)
 from longscan.models.language_model import LanguageModel
 from longscan.models.sequence_model import ModelState, SequenceModel, checked_token
 
@@ -36,13 +45,10 @@ def sample(
     """
     if logits.ndim != 2 or not logits.shape[1]:
         raise ValueError(f"`logits` must have shape (batch, tokens >= 1), got {tuple(logits.shape)}")
-    if not temperature >= 0:
-        raise ValueError(f"`temperature` must be at least 0, got {temperature}")
+    checked_value(temperature, NonNegativeFloat, "temperature")
     checked_value(top_k, PositiveInt | None, "top_k")
-    if top_p is not None and not 0 < top_p <= 1:
-        raise ValueError(f"`top_p` must be a probability above 0, got {top_p}")
-    if min_p is not None and not 0 <= min_p <= 1:
-        raise ValueError(f"`min_p` must lie between 0 and 1, got {min_p}")
+    checked_value(top_p, PositiveFraction | None, "top_p")
+    checked_value(min_p, Fraction | None, "min_p")
     if temperature == 0:
         return logits.argmax(-1)
     scores, order = (logits.float() / temperature).sort(dim=-1, descending=True, stable=True)
@@ -87,8 +93,7 @@ def generate(
     state=state)` continues. Raises ValueError naming an argument that does not fit, and if the model cannot run step by step.
     """
     model.backbone.require_streaming("`generate`")
-    if prompt.ndim != 2 or not prompt.shape[1]:
-        raise ValueError(f"`prompt` must have shape (batch, length >= 1), got {tuple(prompt.shape)}")
+    _check_prompt("prompt", prompt)
     if valid is not None and not bool(valid.any(1).all()):
         raise ValueError("`valid` must have at least one token in each row of the prompt, got a row without one")
     checked_value(steps, NonNegativeInt, "steps")
@@ -103,6 +108,14 @@ def generate(
         generated.append(token)
         after = reached
     return torch.stack(generated, 1), after
+
+
+def _check_prompt(name: str, prompt: Tensor) -> None:
+    """Raise TypeError or ValueError unless a prompt is a tensor (B, L) with L >= 1."""
+    if not isinstance(prompt, Tensor):
+        raise TypeError(f"`{name}` must be a tensor, got a {type(prompt).__name__}")
+    if prompt.ndim != 2 or not prompt.shape[1]:
+        raise ValueError(f"`{name}` must have shape (batch, length >= 1), got {tuple(prompt.shape)}")
 
 
 def _decode(
@@ -148,17 +161,15 @@ class Streamer(Protocol):
 
 def _new_tokens(prompt: int, max_new_tokens: int | None, max_length: int | None) -> int:
     """Return the largest number of tokens after a prompt of `prompt` tokens."""
+    max_new_tokens = checked_value(max_new_tokens, NonNegativeInt | None, "max_new_tokens")
+    max_length = checked_value(max_length, NonNegativeInt | None, "max_length")
     if max_new_tokens is not None and max_length is not None:
         raise ValueError(f"`max_length` must be None if max_new_tokens is given ({max_new_tokens}), got {max_length}")
     if max_length is not None:
         if max_length < prompt:
             raise ValueError(f"`max_length` must be at least the length of the prompt ({prompt}), got {max_length}")
         return max_length - prompt
-    if max_new_tokens is None:
-        return 20
-    if max_new_tokens < 0:
-        raise ValueError(f"`max_new_tokens` must be at least 0, got {max_new_tokens}")
-    return max_new_tokens
+    return 20 if max_new_tokens is None else max_new_tokens
 
 
 def _valid_tokens(attention_mask: Tensor | None, input_ids: Tensor) -> Tensor | None:
@@ -191,9 +202,9 @@ def _end_tokens(
 
 
 def _occurrences(tokens: Tensor, valid: Tensor | None, vocab_size: int) -> Tensor:
-    """Return which tokens occur in each row, (B, V) bool. valid: (B, L) bool, False for tokens that do not count."""
+    """Return which tokens occur in each row, (B, V) bool. valid: (B, L) bool, False for padding, of any value."""
     counted = torch.ones_like(tokens) if valid is None else valid.to(tokens.dtype)
-    return tokens.new_zeros(len(tokens), vocab_size).scatter_add_(1, tokens, counted) > 0
+    return tokens.new_zeros(len(tokens), vocab_size).scatter_add_(1, tokens * counted, counted) > 0
 
 
 @torch.no_grad()
@@ -219,15 +230,12 @@ def generate_ids(
 ) -> Tensor:
     """Return the prompt and the generated tokens; the arguments are described at `LanguageModel.generate`."""
     model.backbone.require_streaming("`generate`")
-    if input_ids.ndim != 2 or not input_ids.shape[1]:
-        raise ValueError(f"`input_ids` must have shape (batch, length >= 1), got {tuple(input_ids.shape)}")
+    _check_prompt("input_ids", input_ids)
     steps = _new_tokens(input_ids.shape[1], max_new_tokens, max_length)
-    if not 0 <= min_new_tokens <= steps:
+    if not matches_type(min_new_tokens, NonNegativeInt) or min_new_tokens > steps:
         raise ValueError(f"`min_new_tokens` must lie between 0 and the number of new tokens ({steps}), got {min_new_tokens}")
-    if not repetition_penalty > 0:
-        raise ValueError(f"`repetition_penalty` must be above 0, got {repetition_penalty}")
-    if num_return_sequences < 1:
-        raise ValueError(f"`num_return_sequences` must be at least 1, got {num_return_sequences}")
+    checked_value(repetition_penalty, PositiveFloat, "repetition_penalty")
+    num_return_sequences = checked_value(num_return_sequences, PositiveInt, "num_return_sequences")
     random_options = {"temperature": (temperature, 1.0), "top_k": (top_k, None), "top_p": (top_p, None), "min_p": (min_p, None)}
     for name, (value, default) in {**random_options, "num_return_sequences": (num_return_sequences, 1)}.items():
         if not do_sample and value != default:
