@@ -7,8 +7,9 @@ Each op has two processes, one after another: in the first one Triton's cache is
 the first. A process imports torch, starts CUDA and makes the inputs before the clock starts. It then measures a forward and
 backward pass at --sizes, and one at each of --others, which have the same D and N, in this order. A row has the seconds of both
 processes, and for each kernel that the first process compiled the seconds of Triton's stages: its front end (ast), its own
-representations (ttir, ttgir), LLVM (llir, ptx) and ptxas (cubin). Kernels are compiled in parallel threads, which share one
-interpreter, so the seconds of a kernel include waiting for other kernels. The kernels need a GPU, or TRITON_INTERPRET=1 for a
+representations (ttir, ttgir), LLVM (llir, ptx) and ptxas (cubin), and at "end" the seconds from the first pass to the end of its
+compilation. Kernels are compiled in parallel threads, which share one interpreter, so the seconds of a kernel include waiting for
+other kernels. The kernels need a GPU, or TRITON_INTERPRET=1 for a
 check of the script with small sizes, where nothing is compiled.
 """
 
@@ -36,11 +37,13 @@ OTHERS = ["16 777 32 64", "8 1024 32 64", "3 77 32 64", "16 2048 32 64"]
 
 def note_stages(stages: list[dict[str, Any]]) -> None:
     """Append the name and the seconds of the stages of each kernel that this process compiles to `stages`."""
+    begin = time.perf_counter()
 
     def note(*, metadata: dict[str, Any], times: Any, cache_hit: bool, **_: object) -> None:
         found = {"ast": times.ir_initialization, **dict(times.lowering_stages)}
         if not cache_hit:
-            stages.append({"kernel": metadata["name"]} | {name: round(us / 1e6, 3) for name, us in found.items()})
+            seconds = {name: round(us / 1e6, 3) for name, us in found.items()}
+            stages.append({"kernel": metadata["name"], **seconds, "end": round(time.perf_counter() - begin, 3)})
 
     triton.knobs.compilation.listener = note
 

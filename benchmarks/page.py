@@ -124,7 +124,7 @@ def draw(rows: Sequence[Record], path: Path) -> None:
                 draw_bars(ax, group, name, named=ax is line[0])
             ax.set_title(" ".join(filter(None, key)), fontsize=8)
         if swept:
-            line[-1].legend(fontsize=7)
+            line[-1].legend(fontsize=7, loc="upper left", bbox_to_anchor=(1.01, 1))
     figure.savefig(path, dpi=100)
     plt.close(figure)
 
