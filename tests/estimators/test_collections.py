@@ -6,7 +6,7 @@ import pytest
 import torch
 from scipy import sparse
 
-from longscan.estimators import SSMRegressor
+from longscan.estimators import SSMClassifier, SSMRegressor
 from longscan.estimators.classifier import class_labels
 from longscan.estimators.reading import (
     FittedChannels,
@@ -224,7 +224,7 @@ def test_split_cases_accepts_equal_times_and_dates_as_cases():
             r"^series 0 of `X` must contain only finite numbers, got 2 NaN and 1 infinity",
         ),
         ([pd.DataFrame({"a": [1.0, None]})], {}, r"got 1 NaN and 0 infinity"),
-        ([np.array(["a"])], {}, "^series 0 of `X` must contain only real numbers, got a value that is no number"),
+        ([np.array(["a"])], {}, "^series 0 of `X` must contain only real numbers, got text, such as 'a'"),
         ([np.zeros(2, "timedelta64[s]")], {}, r"^series 0 of `X` must contain only real numbers, got dtype timedelta64\[s\]"),
         ([pd.Series([1j])], {}, "^series 0 of `X` must contain only real numbers, got dtype complex128$"),
         (
@@ -428,3 +428,36 @@ def test_missing_labels_next_to_text_are_found():
         with pytest.raises(ValueError, match=r"^`y` must have a label in each row, got 1 of 2 missing, first row 1$"):
             class_labels(["a", missing])
     assert class_labels(["a", np.str_("b")]).dtype.kind == "U"
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda x: x.astype(str),
+        lambda x: x.astype("S"),
+        lambda x: x.astype(str).astype(object),
+        lambda x: pd.DataFrame(x).astype(object).replace(1, "1"),
+        lambda x: list(x.astype(str)),
+        lambda x: x.astype(str)[..., None],
+        lambda x: pd.DataFrame({"a": x.ravel().astype(str)}, index=pd.MultiIndex.from_product([range(4), range(3)])),
+    ],
+)
+def test_numbers_that_are_text_are_errors(make):
+    """Python reads "1_0" as 10, and scikit-learn reads some of these and refuses others."""
+    X = np.arange(12).reshape(4, 3)
+    with pytest.raises(ValueError, match=r"must contain only real numbers, got text, such as b?'"):
+        SSMClassifier().fit(make(X), [0, 1, 0, 1])
+    assert SSMClassifier().fit(X.astype(object), [0, 1, 0, 1]).n_channels_ == 1
+
+
+@pytest.mark.parametrize(
+    ("y", "weights", "message"),
+    [
+        ([None, 1.0, 2.0, 3.0], None, "^`y` must contain only finite numbers, got 1 that are missing"),
+        (np.array(["1_0", "2", "3", "4"], object), None, "^`y` must contain only real numbers, got text, such as '1_0'"),
+        ([1, 2, 3, 4], ["1"] * 4, "^`sample_weight` must contain only real numbers, got text, such as '1'"),
+    ],
+)
+def test_targets_and_weights_that_are_no_numbers_are_errors(y, weights, message):
+    with pytest.raises(ValueError, match=message):
+        SSMRegressor().fit(np.arange(12.0).reshape(4, 3), y, sample_weight=weights)

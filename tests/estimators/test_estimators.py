@@ -157,7 +157,7 @@ NO_DATE = np.array(["NaT", "2024-01-01", "2024-01-02"], "datetime64[D]")
         (
             [np.zeros((3, 2)), np.array([["a", "b"]])],
             None,
-            "series 1 of `X` must contain only real numbers, got a value that is no number",
+            "series 1 of `X` must contain only real numbers, got text, such as 'a'",
         ),
         (
             [np.zeros((3, 2)), np.zeros((3, 2), complex)],
@@ -271,7 +271,7 @@ def test_forecasts_at_uneven_times_depend_on_the_times():
     [
         (np.zeros(4), {"horizon": 4}, "`y` must have a series of more steps than the horizon of 4, got at most 4"),
         (np.zeros(9), {"horizon": 0}, "`horizon` must be .*, got 0"),
-        (np.zeros(9), {"horizon": 2, "spec": "bidirectional"}, "`blocks` must be causal"),
+        (np.zeros(9), {"horizon": 2, "spec": "bidirectional"}, "`spec` must be one whose blocks are causal, got 'bidirectional'"),
         (np.zeros(9), {"horizon": 2.5}, r"`horizon` must be a whole number of at least 1, got 2\.5"),
         ([], {}, "`y` must have at least one series, got none"),
     ],

@@ -83,7 +83,7 @@ def test_weights_are_aligned_by_the_index_and_count_in_the_score():
         (-np.ones(12), "^`sample_weight` must be finite numbers of at least 0 with one above 0, got numbers from -1 to -1"),
         (np.full(12, np.nan), "^`sample_weight` must be finite numbers"),
         (np.zeros(12), "^`sample_weight` must be .*, got only zeros"),
-        (["a"] * 12, "^`sample_weight` must be numbers, got others"),
+        (["a"] * 12, "^`sample_weight` must contain only real numbers, got text, such as 'a'"),
     ],
     ids=str,
 )
@@ -190,7 +190,7 @@ def test_validation_part_is_stratified(monkeypatch):
 def test_invalid_validation_data_raise(kind):
     X, y = make_series()
     fit = kind(**BRIEF).fit
-    for invalid, got in (((X,), "1 items"), (X, "a ndarray"), (4, "a int")):
+    for invalid, got in (((X,), "1 item$"), (X, "a ndarray"), (4, "a int")):
         with pytest.raises(ValueError, match=rf"^`validation_data` must be \(X, y\) or \(X, y, times\), got {got}"):
             fit(X, y, validation_data=invalid)
     times = np.tile(np.arange(6), (12, 1))

@@ -224,7 +224,7 @@ add_inputs(
         "a value is None": (lambda: replace_value((1, 2), None), "`X` is not a valid table: Input X contains NaN"),
         "a value is a string": (
             lambda: replace_value((1, 2), "high"),
-            "`X` is not a valid table: could not convert string to float: 'high'",
+            "`X` must contain only real numbers, got text, such as 'high'",
         ),
         "a value is complex": (lambda: TABLE + 0j, "`X` is not a valid table: Complex data not supported"),
         "a value is masked": (lambda: np.ma.masked_greater(TABLE, 8), "`X` must be an array without masked values, got . masked"),
@@ -238,11 +238,11 @@ add_inputs(
         ),
         "strings": (
             lambda: TABLE.astype(str),
-            "`X` is not a valid table: dtype='numeric' is not compatible with arrays of bytes/strings",
+            "`X` must contain only real numbers, got text, such as ",
         ),
         "bytes": (
             lambda: TABLE.astype("S"),
-            "`X` is not a valid table: dtype='numeric' is not compatible with arrays of bytes/strings",
+            "`X` must contain only real numbers, got text, such as ",
         ),
         "dates": (lambda: TABLE.astype("M8[s]"), r"`X` must be an array of real numbers, got dtype datetime64\[s\]"),
         "durations": (lambda: TABLE.astype("m8[s]"), r"`X` must be an array of real numbers, got dtype timedelta64\[s\]"),
@@ -450,7 +450,7 @@ add_inputs(
         "complex series": (lambda: DATA + 0j, "series 0 of `X` must contain only real numbers, got dtype complex128"),
         "strings in a long frame": (
             lambda: long().assign(flow="high"),
-            "series 0 of `X` must contain only real numbers, got a value that is no number",
+            "series 0 of `X` must contain only real numbers, got text, such as 'high'",
         ),
         "dates in a long frame": (
             lambda: long().assign(flow=HOURS[0]),
@@ -1013,7 +1013,7 @@ add_inputs(
         ),
         "NaN": (lambda: np.where(ONE > 8, np.nan, ONE), "`y` must contain only finite numbers"),
         "a missing value": (lambda: pd.Series(ONE).where(ONE < 9), "`y` must contain only finite numbers"),
-        "strings": (lambda: ["a"] * 40, "`y` must contain only real numbers, got a value that is no number"),
+        "strings": (lambda: ["a"] * 40, "`y` must contain only real numbers, got text, such as 'a'"),
         "complex": (lambda: ONE + 0j, "`y` must contain only real numbers, got dtype complex128"),
         "dates": (lambda: ONE.astype("M8[s]"), "`y` must contain only real numbers, got dtype datetime64"),
         "two channels": (lambda: SERIES, "`y` must have 1 channel as in fit, got 2"),

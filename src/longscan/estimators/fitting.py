@@ -21,6 +21,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor, nn
 
 from longscan._devices import find_device
+from longscan._errors import count_text
 from longscan._float32 import check_whole
 from longscan._types import (
     FractionBelowOne,
@@ -40,6 +41,7 @@ from longscan.estimators.reading import (
     Layout,
     align_times,
     align_to_cases,
+    check_no_text,
     check_table,
     convert_input,
     is_table,
@@ -273,6 +275,7 @@ def read_weights(sample_weight: Any, collection: Collection) -> np.ndarray | Non
     if sample_weight is None:
         return None
     given = align_to_cases(convert_input(sample_weight, "sample_weight"), collection.cases, "sample_weight")
+    check_no_text(given, "`sample_weight`")
     n = len(collection)
     try:
         weights = np.asarray(given, dtype=np.float64)
@@ -417,7 +420,7 @@ class SeriesEstimator(SavedEstimator):
         if self.validation_fraction:
             raise ValueError(f"`validation_fraction` must be None with `validation_data`, got {self.validation_fraction}")
         if not isinstance(given, (tuple, list)) or len(given) not in (2, 3):
-            got = f"{len(given)} items" if isinstance(given, (tuple, list)) else f"a {type(given).__name__}"
+            got = count_text(len(given), "item") if isinstance(given, (tuple, list)) else f"a {type(given).__name__}"
             raise ValueError(f"`validation_data` must be (X, y) or (X, y, times), got {got}")
         try:
             collection = self._read(given[0], given[2] if len(given) == 3 else None, fitting=False)

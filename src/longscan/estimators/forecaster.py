@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.nn.functional import l1_loss
 
 from longscan._devices import find_device
+from longscan._errors import names_argument
 from longscan._types import NonNegativeFloat, PositiveFloat, PositiveInt, Probability, checked_value
 from longscan.engine import Callback
 from longscan.estimators.backtesting import build_frame, find_cutoffs
@@ -553,19 +554,24 @@ class SSMForecaster(SavedEstimator):
 
     def _build_model(self, linear: LinearForecast | None) -> Forecaster:
         """Return a model with a linear forecast, or without one if it is None, whose blocks are not trained."""
-        model = Forecaster.from_spec(
-            self.spec,
-            d_model=self.d_model,
-            d_state=self.d_state,
-            block_options=self.block_options,
-            d_input=self.n_channels_,
-            horizon=self.horizon,
-            normalise=True,
-            linear_window=None if linear is None else self.window_,
-            linear_channels="shared" if linear is None or len(linear.weight) == 1 else "own",
-            quantiles=list(self.quantiles) if self.quantiles else None,
-            blocks_window=None if linear is None or self.window is not None else BLOCK_WINDOW,
-        )
+        try:
+            model = Forecaster.from_spec(
+                self.spec,
+                d_model=self.d_model,
+                d_state=self.d_state,
+                block_options=self.block_options,
+                d_input=self.n_channels_,
+                horizon=self.horizon,
+                normalise=True,
+                linear_window=None if linear is None else self.window_,
+                linear_channels="shared" if linear is None or len(linear.weight) == 1 else "own",
+                quantiles=list(self.quantiles) if self.quantiles else None,
+                blocks_window=None if linear is None or self.window is not None else BLOCK_WINDOW,
+            )
+        except ValueError as error:
+            if not names_argument(error, "blocks"):
+                raise
+            raise ValueError(f"`spec` must be one whose blocks are causal, got {self.spec!r}") from None
         if linear is not None:
             model.set_linear(*(torch.from_numpy(part).float() for part in linear[:3]))
         return model

@@ -103,10 +103,32 @@ def contains_series(X: Any) -> bool:
     return not np.isscalar(first) and hasattr(first, "__len__")
 
 
+def check_no_text(given: Any, name: str) -> None:
+    """Raise ValueError for text or bytes among values: Python would read "1_0" as 10. name: of the values in the error."""
+    columns = [given]
+    if isinstance(given, pd.DataFrame):
+        columns = [given.iloc[:, number] for number, dtype in enumerate(given.dtypes) if dtype.kind == "O"]
+    for column in columns:
+        try:
+            values = np.asarray(column)
+        except ValueError:  # lists of unequal lengths, for which callers have an error
+            continue
+        if values.dtype.kind not in "OUS":
+            continue
+        text = next((value for value in values.ravel().tolist() if isinstance(value, (str, bytes))), None)
+        if text is not None:
+            raise ValueError(
+                f"{name} must contain only real numbers, got text, such as {quote(text)}; astype(float) converts text of "
+                "numbers, get_dummies of pandas turns classes into numbers, and set_index makes a column of dates the index"
+            )
+
+
 def check_table(X: Any) -> Any:
     """Return a table with dense columns; ValueError for a table that scikit-learn would accept but misinterpret."""
     if isinstance(X, np.ndarray) and X.dtype.kind in "mM":
         raise ValueError(f"`X` must be an array of real numbers, got dtype {X.dtype}")
+    if isinstance(X, np.ndarray):
+        check_no_text(X, "`X`")
     if not isinstance(X, pd.DataFrame):
         return X
     if isinstance(X.columns, pd.MultiIndex):
@@ -121,6 +143,7 @@ def check_table(X: Any) -> Any:
             raise ValueError(
                 f"`X` must be a frame of real numbers, got a series in each cell of column {name!r}; pass a list of arrays"
             )
+    check_no_text(X, "`X`")
     if pd.api.types.is_any_real_numeric_dtype(X.columns) or isinstance(
         X.columns, (pd.DatetimeIndex, pd.PeriodIndex, pd.TimedeltaIndex)
     ):
@@ -329,12 +352,12 @@ def _values(source: str, part: Any) -> np.ndarray:
     for dtype in kinds:
         if dtype.kind in "cmM" or isinstance(dtype, (pd.PeriodDtype, pd.IntervalDtype)):
             raise _dtype_error(source, dtype)
+    check_no_text(part, source)
     try:
         array = part.to_numpy(dtype=np.float64, na_value=np.nan) if pandas else np.asarray(part)
         converted = array.astype(np.float64) if array.dtype.kind not in "cmM" else None
     except (TypeError, ValueError) as error:
-        advice = "; get_dummies of pandas turns classes into numbers, and set_index makes a column of dates the index"
-        raise ValueError(f"{source} must contain only real numbers, got a value that is no number ({error}){advice}") from None
+        raise ValueError(f"{source} must contain only real numbers, got a value that is no number ({error})") from None
     if converted is None:
         raise _dtype_error(source, array.dtype)
     array = converted

@@ -15,7 +15,7 @@ from longscan._errors import count_text
 from longscan._float32 import check_whole
 from longscan.estimators.features import KINDS, LINEAR_KINDS, SHAPE_KINDS, StateFeatures
 from longscan.estimators.fitting import Examples, SeriesEstimator, read_weights
-from longscan.estimators.reading import align_targets
+from longscan.estimators.reading import align_targets, check_no_text
 from longscan.estimators.ridge import RidgeFit, fit_values
 from longscan.estimators.series import Collection, check_predictions, mean_and_deviation
 from longscan.estimators.streams import SeriesStream
@@ -169,6 +169,7 @@ def _read_targets(collection: Collection, y: Any) -> np.ndarray:
 
 def convert_targets(y: Any) -> np.ndarray:
     """Convert targets to float64; ValueError for anything but finite numbers."""
+    check_no_text(y, "`y`")
     try:
         checked = check_array(y, ensure_2d=False, dtype="numeric", input_name="y")
     except (TypeError, ValueError) as error:
@@ -176,5 +177,7 @@ def convert_targets(y: Any) -> np.ndarray:
     if checked.dtype.kind in "mM":
         raise ValueError(f"`y` must contain only numbers, got dtype {checked.dtype}")
     targets = np.asarray(checked, dtype=np.float64)
+    if not np.isfinite(targets).all():  # of None in a list, which scikit-learn does not find
+        raise ValueError(f"`y` must contain only finite numbers, got {int((~np.isfinite(targets)).sum())} that are missing")
     check_whole(checked, targets, "`y`")
     return targets
