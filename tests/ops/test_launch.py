@@ -1,7 +1,9 @@
 """Launches of Triton kernels and chunks of time without a GPU: kernels are stand-ins that record their calls."""
 
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
+from functools import partial
 from importlib import import_module
 from inspect import signature
 from pathlib import Path
@@ -207,6 +209,32 @@ def test_kernel_that_cannot_be_compiled_leaves_later_ones_usable(monkeypatch: py
         modes.active_mode.get().submit("key", lambda: 1 // 0, *others)
 
     _gpu.compile_together(_gpu.compile_ahead, compile_wrong_kernel)
+    assert modes.active_mode.get() is None
+
+
+def test_kernels_of_the_backward_pass_begin_to_compile_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also those of calls that ended with an error, which is raised after them."""
+    modes = pytest.importorskip("triton.runtime._async_compile")
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    monkeypatch.setattr(_gpu, "ThreadPoolExecutor", partial(ThreadPoolExecutor, 1))
+    order: list[str] = []
+
+    def submit(name: str) -> None:
+        others = [lambda *_: None] * (len(signature(modes.AsyncCompileMode.submit).parameters) - 3)
+        modes.active_mode.get().submit(name, lambda: order.append(name), *others)
+
+    def call(*names: str) -> None:
+        for name in names if _gpu.is_compiling() else ():
+            submit(name)
+        if not _gpu.is_compiling():
+            _gpu.compile_ahead()
+
+    _gpu.compile_together(lambda: call("forward scan", "epilogue"), lambda: call("backward scan", "sums"))
+    assert order == ["sums", "backward scan", "epilogue", "forward scan"]
+    order.clear()
+    with pytest.raises(ZeroDivisionError):
+        _gpu.compile_together(lambda: call("forward scan"), lambda: 1 // 0)
+    assert order == ["forward scan"]
     assert modes.active_mode.get() is None
 
 

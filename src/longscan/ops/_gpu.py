@@ -4,7 +4,7 @@ import logging
 import os
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache, partial
 from typing import Any, NamedTuple
@@ -116,6 +116,37 @@ class _ParallelCompilation(threading.local):
 _compilation = _ParallelCompilation()
 
 
+class _LastFirst(Executor):
+    """Runs in threads what was submitted before `start`, beginning with the last function.
+
+    The last kernels of a call are those of its backward pass, whose scan takes longer to compile than all others. Triton's front
+    end is Python, so that a thread that begins first also gets further before the others take turns with it.
+    """
+
+    def __init__(self, threads: Executor) -> None:
+        self._threads, self._waiting = threads, list[tuple[Future[Any], Callable[[], Any]]]()
+
+    def submit(self, function: Callable[[], Any], /) -> Future[Any]:  # type: ignore[override]  # Triton gives no arguments
+        future: Future[Any] = Future()
+        self._waiting.append((future, function))
+        return future
+
+    def start(self) -> None:
+        """Give the functions to the threads."""
+        while self._waiting:
+            self._threads.submit(_complete, *self._waiting.pop())
+
+
+def _complete(future: Future[Any], function: Callable[[], Any]) -> None:
+    """Store the result of a function, or what it raises, in a future."""
+    try:
+        result = function()
+    except BaseException as error:  # raised again by the future, as ThreadPoolExecutor does it
+        future.set_exception(error)
+    else:
+        future.set_result(result)
+
+
 def compile_together(call: Callable[[], Any], *later: Callable[[], object]) -> Any:
     """Return the result of `call`. If one of its kernels is new, all kernels of `call` and `later` are compiled in parallel."""
     _compilation.calls = () if _compilation.compiling else (call, *later)
@@ -145,9 +176,13 @@ def compile_ahead() -> None:
     _compilation.compiling = True
     try:
         with ThreadPoolExecutor() as threads:
-            with AsyncCompileMode(threads, ignore_errors=True):
-                for call in calls:
-                    call()
+            ordered = _LastFirst(threads)
+            with AsyncCompileMode(ordered, ignore_errors=True):
+                try:
+                    for call in calls:
+                        call()
+                finally:
+                    ordered.start()  # also after an error, because AsyncCompileMode waits for what was submitted
             with _loading:
                 list(threads.map(lambda compiled: _build_launcher(*compiled), _compilation.kernels.values()))
                 for compiled in _compilation.kernels.values():
