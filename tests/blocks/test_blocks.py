@@ -198,7 +198,7 @@ def test_fused_step_checks_its_arguments():
             block.step(x, state, elapsed=-torch.ones(2))
         with pytest.raises(ValueError, match=r"`elapsed` must be finite times of at least 0 .*, got nan"):
             block.step(x, state, elapsed=torch.tensor([1.0, float("nan")]))
-        with pytest.raises(ValueError, match=r"`x` must have shape .*, got \(2, 1, 5\)"):
+        with pytest.raises(ValueError, match=r"^`x_t` must have shape \(batch, 6\), got \(2, 5\)$"):
             block.step(x[:, 1:], state)
         active = torch.tensor([True, False])
         y, new_state = block.step(torch.where(active.unsqueeze(1), x, float("nan")), state, active=active)
@@ -215,16 +215,21 @@ def test_step_of_a_residual_branch_checks_its_arguments(norm, build, grad_enable
     x, state, active = torch.randn(2, 6), residual.initial_state(2), torch.tensor([True, False])
     with torch.set_grad_enabled(grad_enabled):
         for wrong, options, message in (
-            ((x[:, 1:], state), {}, r"`x` must have shape .*, got \(2, 1, 5\)"),
+            ((x[:, 1:], state), {}, r"^`x_t` must have shape \(batch, 6\), got \(2, 5\)$"),
             ((x, residual.initial_state(3)), {}, "`state` must have tensors of shapes"),
             ((x, residual.initial_state(1)), {}, "`state` must have tensors of shapes"),
             ((x, state), {"elapsed": torch.tensor([1.0, float("nan")])}, "`elapsed` must be finite times"),
-            ((x, state), {"active": torch.ones(3, dtype=torch.bool)}, "`valid` must have shape"),
+            ((x, state), {"active": torch.ones(3, dtype=torch.bool)}, r"^`active` must have shape \(2,\), got \(3,\)$"),
+            ((x, state), {"elapsed": torch.ones(2, 1)}, r"^`elapsed` must have shape \(2,\), got \(2, 1\)$"),
         ):
             with pytest.raises(ValueError, match=message):
                 residual.step(*wrong, **options)
         with pytest.raises(TypeError, match="`x` must have the dtype"):
             residual.step(x.double(), state)
+        with pytest.raises(TypeError, match=r"^`active` must have dtype torch\.bool, got torch\.int64$"):
+            residual.step(x, state, active=torch.ones(2, dtype=torch.int64))
+        with pytest.raises(TypeError, match="`x_t` must be a tensor, got a list"):
+            residual.step(x.tolist(), state)
         y, _ = residual.step(torch.where(active.unsqueeze(1), x, float("nan")), state, active=active)
         whole = residual(x.unsqueeze(1), valid=active.unsqueeze(1)).squeeze(1)
     torch.testing.assert_close(y, whole)

@@ -90,3 +90,10 @@ def test_a_layer_from_a_function_does_not_change_the_error_of_blocks_of_heads():
     LAYERS.register("linear")(lambda d_model: nn.Linear(d_model, d_model))
     with pytest.raises(ValueError, match=r"`layer` must be a layer with heads, one of gated_deltanet, mamba2, mamba3, got 'lru'"):
         BLOCKS["mamba2"](4, layer="lru")
+
+
+@pytest.mark.parametrize("name", ["s6", "s4d"])
+def test_a_gate_of_integers_raises(name):
+    """In layers whose op multiplies by the gate, and in the others."""
+    with pytest.raises(TypeError, match=r"^`gate` must have a floating-point dtype, got torch\.int64$"):
+        LAYERS[name](4)(torch.ones(1, 5, 4), gate=torch.ones(1, 5, 4, dtype=torch.int64))

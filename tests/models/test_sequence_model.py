@@ -351,6 +351,23 @@ def test_invalid_inputs_raise():
         net(make_tokens(1, 3), valid=torch.tensor([[True, False, True]]))
 
 
+def test_invalid_arguments_of_a_step_raise_by_their_own_names():
+    tokens, vectors = make_model(), SequenceModel.from_spec("s4d", d_input=2, **SIZES)
+    for net, inputs, wrong, shape in (
+        (tokens, torch.zeros(3, dtype=torch.int64), torch.zeros(3, 1, dtype=torch.int64), r"\(batch,\), got \(3, 1\)"),
+        (vectors, torch.zeros(3, 2), torch.zeros(3, 1, 2), r"\(batch, 2\), got \(3, 1, 2\)"),
+    ):
+        state = net.initial_state(3)
+        with pytest.raises(ValueError, match=f"^`inputs` must have shape {shape}$"):
+            net.step(wrong, state)
+        with pytest.raises(TypeError, match="`inputs` must be a tensor, got a list"):
+            net.step(inputs.tolist(), state)
+        with pytest.raises(ValueError, match=r"^`elapsed` must have shape \(3,\), got \(3, 1\)$"):
+            net.step(inputs, state, elapsed=torch.ones(3, 1))
+        with pytest.raises(TypeError, match=r"^`active` must have dtype torch\.bool, got torch\.float32$"):
+            net.step(inputs, state, active=torch.ones(3))
+
+
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.int16, torch.int32])
 def test_tokens_can_be_integers_of_any_width(dtype):
     net, tokens = make_model(pooling="none"), make_tokens(2, 5)

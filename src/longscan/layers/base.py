@@ -8,7 +8,15 @@ from torch import Tensor
 from torch.nn.functional import silu
 
 from longscan.distributed.context import check_piece_lengths, current_split, use_split
-from longscan.layers.checks import StateForm, check_input, check_is_tensor, check_state_form, check_steps, state_form
+from longscan.layers.checks import (
+    StateForm,
+    check_input,
+    check_is_tensor,
+    check_state_form,
+    check_step_arguments,
+    check_steps,
+    state_form,
+)
 from longscan.layers.parameters import Marked
 from longscan.layers.state import PhaseState, ScanState, State, no_sequence, restarted_rows, zero_rows
 from longscan.ops.tracing import is_compiled_or_transformed
@@ -154,8 +162,8 @@ class SequenceModule(Marked, ABC):
             raise ValueError(f"{type(self).__name__} cannot run step by step, as its outputs depend on later steps")
         if current_split() is not None:
             raise ValueError("`step` must be called outside of `context_parallel`, whose processes share the steps, got a step")
-        check_is_tensor("elapsed", elapsed)
-        check_is_tensor("active", active)
+        if self.checks_inputs:
+            check_step_arguments("x_t", x_t, self.d_model, elapsed, active)
         y, state = self(
             x_t.unsqueeze(1),
             state,
@@ -184,6 +192,8 @@ class SequenceModule(Marked, ABC):
         check_is_tensor("gate", info.gate)
         if info.gate is not None and info.gate.shape != x.shape:
             raise ValueError(f"`gate` must have shape {tuple(x.shape)}, got {tuple(info.gate.shape)}")
+        if info.gate is not None and not info.gate.is_floating_point():
+            raise TypeError(f"`gate` must have a floating-point dtype, got {info.gate.dtype}")
         if info.valid is None:
             return x, info
         elapsed = None if info.elapsed is None else torch.where(info.valid, info.elapsed, 1)
@@ -195,8 +205,7 @@ class SequenceModule(Marked, ABC):
         self, x_t: Tensor, state: State, elapsed: Tensor | None, active: Tensor | None
     ) -> tuple[Tensor, Tensor | None]:
         """Check the arguments of `step`; return x_t with zeros and elapsed with ones in the rows that are not active."""
-        check_is_tensor("elapsed", elapsed)
-        check_is_tensor("active", active)
+        check_step_arguments("x_t", x_t, self.d_model, elapsed, active)
         times, valid = (None if part is None else part.unsqueeze(1) for part in (elapsed, active))
         x, info = self.validate_inputs(x_t.unsqueeze(1), SequenceInfo(times, valid))
         self.check_state(state, x_t.shape[0])

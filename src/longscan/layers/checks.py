@@ -97,6 +97,25 @@ def check_step_shapes(
         raise TypeError(f"`seq_idx` must have an integer dtype, got {seq_idx.dtype}")
 
 
+def check_step_arguments(name: str, x_t: Tensor, width: int | None, elapsed: Tensor | None, active: Tensor | None) -> None:
+    """Raise TypeError or ValueError unless the arguments of one step are tensors (B, width), (B,), and (B,) bool.
+
+    name: of x_t in errors. width: None for tokens, of shape (B,).
+    """
+    if not isinstance(x_t, Tensor):
+        raise TypeError(f"`{name}` must be a tensor, got a {type(x_t).__name__}")
+    sizes = () if width is None else (width,)
+    if x_t.ndim != 1 + len(sizes) or tuple(x_t.shape[1:]) != sizes:
+        shown = "(batch,)" if width is None else f"(batch, {width})"
+        raise ValueError(f"`{name}` must have shape {shown}, got {tuple(x_t.shape)}")
+    for label, value in (("elapsed", elapsed), ("active", active)):
+        check_is_tensor(label, value)
+        if value is not None and value.shape != x_t.shape[:1]:
+            raise ValueError(f"`{label}` must have shape {tuple(x_t.shape[:1])}, got {tuple(value.shape)}")
+    if active is not None and active.dtype != torch.bool:
+        raise TypeError(f"`active` must have dtype torch.bool, got {active.dtype}")
+
+
 def check_steps(shape: tuple[int, int], elapsed: Tensor | None, valid: Tensor | None, seq_idx: Tensor | None) -> None:
     """Raise ValueError or TypeError unless `elapsed`, `valid` and `seq_idx` suit a batch of shape (B, L).
 

@@ -17,6 +17,7 @@ from longscan.blocks.bidirectional import BidirectionalBlock
 from longscan.blocks.gated import GatedBlock
 from longscan.blocks.heads import HeadsBlock
 from longscan.blocks.residual import Norm
+from longscan.layers.checks import check_step_arguments
 from longscan.layers.parameters import mark
 from longscan.models.base import PretrainedModel
 from longscan.models.sequence_model import ModelState, SequenceModel, check_tokens
@@ -127,6 +128,7 @@ class LanguageModel(PretrainedModel):
 
         The arguments are those of `SequenceModel.step`, with tokens (B,) as inputs.
         """
+        check_step_arguments("inputs", inputs, None, elapsed, active)
         check_tokens(inputs.unsqueeze(1), None if active is None else active.unsqueeze(1), self.vocab_size)
         features, after = self.backbone.step(inputs, state, elapsed=elapsed, active=active)
         return self.logits(features), after

@@ -13,7 +13,7 @@ from longscan.blocks.rotary import positions as count_positions
 from longscan.distributed.context import current_split
 from longscan.layers._settings import building_parts, check_backend
 from longscan.layers.base import SequenceInfo, mask_padding
-from longscan.layers.checks import check_is_tensor, check_steps, values_unavailable
+from longscan.layers.checks import check_step_arguments, check_steps, values_unavailable
 from longscan.layers.parameters import mark
 from longscan.layers.state import State, layer_state, map_state, state_rows, state_tensors
 from longscan.models.base import PretrainedModel
@@ -224,8 +224,7 @@ class SequenceModel(PretrainedModel):
         self.require_streaming("`step`")
         if current_split() is not None:
             raise ValueError("`step` must be called outside of `context_parallel`, whose processes share the steps, got a step")
-        check_is_tensor("elapsed", elapsed)
-        check_is_tensor("active", active)
+        check_step_arguments("inputs", inputs, self.d_input, elapsed, active)
         valid = None if active is None else active.unsqueeze(1)
         inputs = inputs.unsqueeze(1)
         self._check_inputs(inputs, None if elapsed is None else elapsed.unsqueeze(1), valid, None)
