@@ -82,6 +82,26 @@ def table(rows: Sequence[Record]) -> Iterator[str]:
         yield f"| {label_of(row)} | {shape} | {row['dtype']} | {' | '.join(cells)} | {'; '.join(notes)} |"
 
 
+def tables_by_size(rows: Sequence[Record], axis: str) -> Iterator[str]:
+    """Yield a table for each quantity that any row has: a line for each implementation, a column for each size of `axis`."""
+    sizes = sorted({row["shape"][axis] for row in rows})
+    labels = list(dict.fromkeys(map(label_of, rows)))
+    found = {(label_of(row), row["shape"][axis]): row for row in rows}
+    for name in [name for name in QUANTITIES if any(row.get(name) is not None for row in rows)]:
+        yield f"{QUANTITIES[name][0].upper()}{QUANTITIES[name][1:]}, by {axis}:"
+        yield ""
+        yield f"| | other sizes | parameters | {' | '.join(f'{size:,}' for size in sizes)} |"
+        yield "|---" * (len(sizes) + 3) + "|"
+        for label in labels:
+            mine = [row for row in rows if label_of(row) == label]
+            others = ", ".join(f"{key} {size}" for key, size in mine[0]["shape"].items() if key != axis)
+            parameters = next((f"{row['parameters']:,}" for row in mine if "parameters" in row), "")
+            cells = [found.get((label, size), {}) for size in sizes]
+            texts = [row["reason"] if "reason" in row else number(row.get(name)) for row in cells]
+            yield f"| {label} | {others} | {parameters} | {' | '.join(texts)} |"
+        yield ""
+
+
 def origin(rows: Sequence[Record]) -> str:
     """Return a sentence with the devices, versions, commits and commands that the rows were made with."""
     devices = ", ".join(dict.fromkeys(row["device"] for row in rows))
@@ -170,7 +190,9 @@ def write_page(path: Path) -> None:
     if shared:
         lines += [origin(rows), ""]
     for (title, sizes), group in found.items():
-        lines += [f"## {title}{', ' * bool(sizes)}{sizes}", "", *table(group), "", *([] if shared else [origin(group), ""])]
+        axis = swept_axis(group)
+        lines += [f"## {title}{', ' * bool(sizes)}{sizes}", "", *(tables_by_size(group, axis) if axis else [*table(group), ""])]
+        lines += [] if shared else [origin(group), ""]
     path.with_suffix(".md").write_text("\n".join(lines), "utf-8")
     draw(rows, path.with_suffix(".png"))
 
