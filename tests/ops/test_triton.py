@@ -543,24 +543,79 @@ def test_gradients_of_short_packed_sequences_are_accurate() -> None:
         assert (fast - exact).norm() <= 4 * (plain - exact).norm() + 2.0**-21 * exact.norm()
 
 
-@pytest.mark.parametrize(("slice_bytes", "sequence_bytes", "launches"), [(2**20, 2**20, 8), (1, 2**20, 14), (1, 1, 16)])
-def test_launches_of_a_slice(slice_bytes: int, sequence_bytes: int, launches: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Three launches forward, and backward three for each slice of the gradients of the angles, one for what all slices read, if
-    that is small, otherwise one for each slice, and one for sums.
+@pytest.mark.parametrize("phase_dt", [False, True])
+@pytest.mark.parametrize(
+    ("most_channels", "slice_steps", "sequence_bytes", "launches"),
+    [
+        (32, 64, 2**20, 7), (32, 16, 2**20, 3 + 1 + 3 * 2 + 1), (32, 16, 1, 3 + 3 * 3 + 1), (32, 32, 2**20, 3 + 2 * 3 + 1),
+        (2, 128, 2**20, 8), (2, 16, 2**20, 14), (2, 16, 1, 16),
+    ],
+)  # fmt: skip
+def test_launches_of_a_slice(most_channels, slice_steps, sequence_bytes, launches, phase_dt, monkeypatch):
+    """Forward there are three launches.
+
+    Backward each slice has a scan, an epilogue, and a launch for the products if the scan does not compute them. What all slices
+    read has one launch if it is small and the slices are equal, otherwise one for each. The sums have one.
     """
     unitary = import_module("longscan.ops.unitary_scan.triton.launch")
     kernels = record_launches(unitary, monkeypatch)
-    monkeypatch.setattr(unitary, "SLICE_BYTES", slice_bytes)
-    monkeypatch.setattr(unitary, "SEQUENCE_BYTES", sequence_bytes)
+    inputs = floats(example("unitary_scan", torch.float64, length=40, masked=False)) | {"phase_dt": phase_dt}
+    monkeypatch.setattr(unitary, "FUSED_CHANNELS", most_channels)
+    monkeypatch.setattr(unitary, "FUSED_PAIRS", 1)
     monkeypatch.setattr(unitary, "SCAN_TILES", {32: unitary.ScanTile(16, 32, 1, 3)})
+    monkeypatch.setattr(unitary, "SLICE_BYTES", slice_steps * 4 * 16 * len(inputs["u"]))  # 16 columns of u
+    monkeypatch.setattr(unitary, "MIN_SLICE_STEPS", 16)
+    monkeypatch.setattr(unitary, "SEQUENCE_BYTES", sequence_bytes)
     monkeypatch.setattr(unitary, "programs_to_fill", lambda _: 1)
-    inputs = floats(example("unitary_scan", torch.float64, length=40, masked=False))
     truth = run_backend("unitary_scan", inputs, "reference")
-    single = {name: x.float() for name, x in inputs.items()}
+    single = {name: x.float() if isinstance(x, torch.Tensor) else x for name, x in inputs.items()}
     fast, plain = run_backend("unitary_scan", move_to_device(single), "triton"), run_backend("unitary_scan", single, "eager")
     assert len(kernels) == launches
     for exact, found, eager in zip(truth, fast, plain, strict=True):
         assert (found - exact).norm() <= 4 * (eager - exact).norm() + 2.0**-20 * exact.norm()
+
+
+@pytest.mark.parametrize("programs", [1, 64])
+@pytest.mark.parametrize(("channels", "states"), [(1, 1), (5, 130), (2, 40), (32, 3)])
+def test_products_in_the_scan_equal_those_of_stored_gradients(channels, states, programs, monkeypatch):
+    """Float32 without masks: the backward scan multiplies the gradients of the angles, or stores them for another kernel.
+
+    programs: 1 for chunks that follow each other, more for parallel chunks; there are several slices of them.
+    """
+    unitary = import_module("longscan.ops.unitary_scan.triton.launch")
+    kernels = record_launches(unitary, monkeypatch)
+    monkeypatch.setattr(unitary, "SCAN_TILES", {32: unitary.ScanTile(16, 32, 1, 3)})
+    monkeypatch.setattr(unitary, "programs_to_fill", lambda _: programs)
+    monkeypatch.setattr(unitary, "MIN_SLICE_STEPS", 16)
+    monkeypatch.setattr(unitary, "FUSED_PAIRS", 1)
+    inputs = floats(example("unitary_scan", torch.float64, length=75, masked=False, D=channels, N=states))
+    monkeypatch.setattr(unitary, "SLICE_BYTES", 40 * unitary.bytes_per_step(len(inputs["u"]), channels, states))
+    truth = run_backend("unitary_scan", inputs, "reference")
+    single = move_to_device({name: x.float() for name, x in inputs.items()})
+    fused = run_backend("unitary_scan", single, "triton")
+    assert unitary.d_theta_gemm_kernel not in kernels
+    monkeypatch.setattr(unitary, "FUSED_CHANNELS", 0)
+    stored = run_backend("unitary_scan", single, "triton")
+    assert unitary.d_theta_gemm_kernel in kernels
+    for exact, found, other in zip(truth, fused, stored, strict=True):
+        assert (found - exact).norm() <= 4 * (other - exact).norm() + 2.0**-20 * exact.norm()
+
+
+@pytest.mark.parametrize(
+    ("changes", "products"),
+    [({}, 0), ({"D": 33}, 1), ({"N": 31}, 1), ({"masked": True}, 1), ({"dtype": torch.float64}, 0)],  # torch's, in float64
+)
+def test_scan_computes_the_products_of_many_pairs_of_few_channels_without_masks(changes, products, monkeypatch):
+    """products: number of launches of the kernel that multiplies stored gradients of the angles."""
+    unitary = import_module("longscan.ops.unitary_scan.triton.launch")
+    kernels = record_launches(unitary, monkeypatch)
+    inputs = example("unitary_scan", **{"length": 4, "masked": False, "D": 4, "N": 32} | changes)
+    found = run_backend("unitary_scan", move_to_device(inputs), "triton")
+    expected = run_backend("unitary_scan", inputs, "reference")
+    tolerance = 1e-9 if inputs["u"].dtype == torch.float64 else 1e-3
+    torch.testing.assert_close(found, expected, rtol=tolerance, atol=tolerance)
+    assert kernels.count(unitary.d_theta_gemm_kernel) == products
+    assert len(kernels) == (7 if not changes else 10 if "masked" in changes else 7 + products)
 
 
 @pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")  # numpy's, in the interpreter

@@ -10,10 +10,11 @@ import triton.language as tl
 
 from longscan.ops._triton import row_of, segmented_add_pair, silu, silu_derivative, wrap
 from longscan.ops.unitary_scan.triton.forward import preprocess_tile, sum_parts, zero_if_restarted
-from longscan.ops.unitary_scan.triton.gemm import split_weights
+from longscan.ops.unitary_scan.triton.gemm import interleave_weights, multiply_tile, split_weights
 from longscan.ops.unitary_scan.triton.math import (
     INVALID,
     RESET,
+    U_SCALE,
     add_wrapped_exclusive,
     add_wrapped_segmented,
     fp16_scale,
@@ -34,7 +35,7 @@ from longscan.ops.unitary_scan.triton.math import (
 
 @triton.jit(do_not_specialize=["L", "padded", "origin", "tiles", "slice_programs", "step_programs"])
 def preprocess_bwd_kernel(
-    p_u, p_dt, p_z, p_dy, p_flags, p_W, p_u_hi, p_u_lo, p_steps, p_valid, p_x, p_g, p_W_hi, p_W_lo,
+    p_u, p_dt, p_z, p_dy, p_flags, p_W, p_u_hi, p_u_lo, p_steps, p_valid, p_x, p_g, p_u_parts, p_W_hi, p_W_lo,
     L, D, N, K, padded, origin, tiles, slice_programs, step_programs,
     T: tl.constexpr, BD: tl.constexpr, SLOTS: tl.constexpr, SLOTS_PER_CHANNEL: tl.constexpr,
 ):  # fmt: skip
@@ -48,8 +49,8 @@ def preprocess_bwd_kernel(
         i_s = i // slice_programs
         first_row = i_s.to(tl.int64) * (slice_programs // tiles) * padded
         preprocess_tile(
-            p_u, p_dt, p_z, p_dy, p_flags, p_u_hi, p_u_lo, p_steps, p_valid, p_x, p_g, i % slice_programs, first_row, L, D, K,
-            padded, origin - i_s * padded, tiles, True, T, BD,
+            p_u, p_dt, p_z, p_dy, p_flags, p_u_hi, p_u_lo, p_steps, p_valid, p_x, p_g, p_u_parts, i % slice_programs, first_row,
+            L, D, K, padded, origin - i_s * padded, tiles, True, T, BD,
         )  # fmt: skip
     elif p_W is not None:
         split_weights(p_W, p_W_hi, p_W_lo, i - step_programs, tl.program_id(1), D, N, SLOTS, SLOTS_PER_CHANNEL, K, BD)
@@ -194,14 +195,14 @@ def load_m(p_m, p_d_final, phase, i_b, i_c, chunks, o_r, m_r, size, SEQUENTIAL: 
 @triton.jit
 def store_sums(
     p_sums, p_m, p_d_initial, m_re, m_im, d_bias, dB_re, dB_im, dC_re, dC_im, i_b, i_c, chunks, o_r, m_r, size,
-    SEQUENTIAL: tl.constexpr,
+    SEQUENTIAL: tl.constexpr, span=1,
 ):  # fmt: skip
-    """Store the sums of a chunk (B, chunks, 5, size), and before the first chunk the gradient of the initial state.
+    """Store the sums of `span` chunks (B, chunks, 5, size), and before the first chunk the gradient of the initial state.
 
     SEQUENTIAL: add them to those of the last launch, (B, 1, 5, size), and store m for the next launch.
     """
     p_sum = p_sums + (i_b if SEQUENTIAL else i_b * chunks + i_c) * size * 5 + o_r
-    if SEQUENTIAL and i_c < chunks - 1:
+    if SEQUENTIAL and i_c + span < chunks:
         d_bias += tl.load(p_sum, mask=m_r, other=0.0)
         dB_re += tl.load(p_sum + size, mask=m_r, other=0.0)
         dB_im += tl.load(p_sum + 2 * size, mask=m_r, other=0.0)
@@ -238,9 +239,11 @@ def largest_of_channels(p_x, o_first, m_d, steps, MAXIMUM: tl.constexpr, BD: tl.
 @triton.jit
 def chunk_scale(
     p_dt, p_x, p_g, p_state, B_re, B_im, C_re, C_im, m_re, m_im, o_first, m_d, m_r, steps, size, BD: tl.constexpr, BN:
-    tl.constexpr
+    tl.constexpr, WARPS: tl.constexpr
 ):  # fmt: skip
     """Return the power of two that scales the gradients of the angles of a chunk into the range of fp16, and its inverse.
+
+    WARPS: the number of groups of lanes with a power each, which is returned for all lanes; without groups, 0, there is only one.
 
     It follows from |d_theta| <= |state| |gradient of the state|, where sums of |x| and |g| over the chunk bound both factors.
     p_state: the state before the chunk.
@@ -252,37 +255,58 @@ def chunk_scale(
     peak = state * gradient
     if p_dt is not None:
         peak *= largest_of_channels(p_dt, o_first, m_d, steps, True, BD, BN)
-    return fp16_scale(tl.max(peak, 0))
+    if WARPS:
+        LANES: tl.constexpr = BD * BN // WARPS
+        peaks = tl.max(tl.reshape(peak, (WARPS, LANES)), 1)
+        peak = tl.reshape(tl.broadcast_to(peaks[:, None], (WARPS, LANES)), (BD * BN,))
+    else:
+        peak = tl.max(peak, 0)
+    return fp16_scale(peak)
+
+
+@triton.jit
+def store_sums_over_states(
+    p_out, x, i_b, i_n, first_channel, o_step, batch, padded, D, T: tl.constexpr, BD: tl.constexpr, BN: tl.constexpr, SUM:
+    tl.constexpr
+):  # fmt: skip
+    """Store sums of x (T, BD BN) over SUM states each, which one warp has, in p_out (blocks of SUM states, B, D, padded)."""
+    o_sum = tl.arange(0, BD * BN // SUM) * SUM
+    o_d, i_block = first_channel + o_sum // BN, i_n * (BN // SUM) + o_sum % BN // SUM
+    o_out = ((i_block.to(tl.int64) * batch + i_b) * D + o_d) * padded
+    tl.store(p_out + o_out[None, :] + o_step[:, None], sum_over_states(x, T, BD * BN // SUM, SUM), mask=(o_d < D)[None, :])
 
 
 @triton.jit(
     do_not_specialize=[
-        "p_bias", "p_d_theta", "p_d_theta_lo", "batch", "L", "tiles", "chunks", "rows", "origin", "first_chunk", "stride",
+        "p_bias", "p_d_theta", "p_d_theta_lo", "batch", "L", "tiles", "chunks", "rows", "origin", "first_chunk", "span", "stride",
     ]
 )  # fmt: skip
 def chunk_scan_bwd_kernel(
     p_u_hi, p_u_lo, p_dt, p_valid, p_x, p_g, p_W, p_bias, p_B, p_C, p_chunk_states, p_d_final, p_m,
-    p_dx, p_d_dt, p_d_theta, p_d_theta_lo, p_inverse, p_sums, p_d_initial,
-    batch, L, padded, tiles, chunks, rows, origin, first_chunk, stride,  # noqa: ARG001
+    p_dx, p_d_dt, p_d_theta, p_d_theta_lo, p_inverse, p_sums, p_d_initial, p_u_parts, p_du, p_dW,
+    batch, L, padded, tiles, chunks, rows, origin, first_chunk, span, stride,  # noqa: ARG001
     SEQUENTIAL: tl.constexpr, D: tl.constexpr, N: tl.constexpr, STATE_BLOCKS: tl.constexpr, BLOCKS: tl.constexpr,
     T: tl.constexpr, BD: tl.constexpr, BN: tl.constexpr, K: tl.constexpr, FAST: tl.constexpr, STAGES: tl.constexpr,
     SHARED_B: tl.constexpr, SHARED_C: tl.constexpr,
 ):  # fmt: skip
-    """Store the gradients of a chunk without masks: of x (STATE_BLOCKS, B, D, padded), of dt with p_dt, of the angles, and sums.
+    """Store the gradients of `span` chunks without masks: of x and, with p_dt, of dt (STATE_BLOCKS, B, D, padded); and sums.
 
-    p_d_theta (B, padded, BLOCKS, R): the gradients of W u. With p_d_theta_lo they are in two fp16 parts, times a power of two
-    whose inverse is stored in p_inverse (B, programs of a row, BLOCKS). SEQUENTIAL: see `load_m` and `store_sums`.
+    With p_du the gradients of the angles are multiplied by W, p_du (BLOCKS, B, padded, K), and by u, p_dW (programs of a group,
+    groups, BLOCKS R, K), to which later launches add, and those of x and dt are sums over at most 32 states. Without it they are
+    stored, p_d_theta (B, padded, BLOCKS, R), with p_d_theta_lo in two fp16 parts, times a power of two whose inverse is stored in
+    p_inverse (B, programs of a row, BLOCKS). SEQUENTIAL: see `load_m` and `store_sums`.
     """
     R: tl.constexpr = BD * BN
     size: tl.constexpr = D * N
     i_b, i_p, i_r = (tl.program_id(0) // BLOCKS).to(tl.int64), tl.program_id(1), tl.program_id(0) % BLOCKS
-    i_c = first_chunk + tl.num_programs(1) - 1 - i_p
+    i_c = first_chunk + (tl.num_programs(1) - 1 - i_p) * span
+    SUM: tl.constexpr = 32 if p_du is not None and BN > 32 else BN
     i_n, first_channel, m_r, o_r = program_lanes(D, N, STATE_BLOCKS, BLOCKS, BD, BN)
     o_parameter = (i_b // rows) * size
     B_re, B_im = load_coefficients(p_B + 2 * o_parameter, o_r, m_r, N, SHARED_B)
     C_re, C_im = load_coefficients(p_C + 2 * o_parameter, o_r, m_r, N, SHARED_C)
-    phase, w_re, w_im = load_state(p_chunk_states + i_b * stride + (i_c + 1).to(tl.int64) * 3 * size + o_r, m_r, size)
-    m_re, m_im = load_m(p_m, p_d_final, phase, i_b, i_c, chunks, o_r, m_r, size, SEQUENTIAL)
+    phase, w_re, w_im = load_state(p_chunk_states + i_b * stride + (i_c + span).to(tl.int64) * 3 * size + o_r, m_r, size)
+    m_re, m_im = load_m(p_m, p_d_final, phase, i_b, i_c + span - 1, chunks, o_r, m_r, size, SEQUENTIAL)
     zero = tl.zeros((R,), B_re.dtype)
     d_bias, dB_re, dB_im, dC_re, dC_im, P_re, P_im = zero, zero, zero, zero, zero, zero, zero
     CB_re, CB_im = C_re * B_re - C_im * B_im, C_re * B_im + C_im * B_re
@@ -290,12 +314,17 @@ def chunk_scan_bwd_kernel(
     o_t, o_d = tl.arange(0, T), first_channel + tl.arange(0, BD)
     m_d, first, last = o_d < D, (o_t == 0)[:, None], (o_t == T - 1)[:, None]
     o_channel, o_column = o_d[None, :].to(tl.int64) * padded, i_r * R + tl.arange(0, R)
-    if p_d_theta_lo is not None:
+    if p_d_theta_lo is not None or p_du is not None:
         p_state = p_chunk_states + i_b * stride + i_c.to(tl.int64) * 3 * size + o_r
         o_first = (i_b * D + o_d.to(tl.int64)) * padded + i_p * tiles * T
         scale, inverse = chunk_scale(
-            p_dt, p_x, p_g, p_state, B_re, B_im, C_re, C_im, m_re, m_im, o_first, m_d, m_r, tiles * T, size, BD, BN
-        )
+            p_dt, p_x, p_g, p_state, B_re, B_im, C_re, C_im, m_re, m_im, o_first, m_d, m_r, tiles * T, size, BD, BN,
+            0 if p_du is None else R // 32,
+        )  # fmt: skip
+    if p_du is not None:
+        W_parts, du_scale = interleave_weights(p_W + o_parameter * D, o_r, m_r, inverse, D, K)
+        dW, dW_scale = tl.zeros((K, R), tl.float32), inverse * U_SCALE
+    elif p_d_theta_lo is not None:
         tl.store(p_inverse + (i_b * tl.num_programs(1) + i_p) * BLOCKS + i_r, inverse)
     b_bias = load_bias_tile(p_bias + o_parameter, o_r, m_r, T)
     for i in tl.range(tiles, num_stages=STAGES):
@@ -303,8 +332,9 @@ def chunk_scan_bwd_kernel(
         o_step = i_t * T + o_t
         o_td = i_b * D * padded + o_channel + o_step[:, None]
         theta, b_Wu, factor = load_angles(
-            p_u_hi, p_u_lo, p_dt, p_valid, W_hi, W_lo, b_bias, i_b * padded, o_step, o_td, o_r, m_r, m_d, D, T, BD, BN, K
-        )
+            p_u_hi, p_u_lo, p_dt, p_valid, W_hi, W_lo, b_bias, i_b * padded, o_step, o_td, o_r, m_r, m_d, D, T, BD, BN, K,
+            p_du is not None,
+        )  # fmt: skip
         G, phase = phases_backward(theta, phase, first, last)
         s, c = sincos_of_phase(G, FAST)
         b_g, b_x = load_channels(p_g, o_td, m_d, T, BD, BN), load_channels(p_x, o_td, m_d, T, BD, BN)
@@ -329,28 +359,42 @@ def chunk_scan_bwd_kernel(
         dC_im += all_R_im * w_re - all_R_re * w_im
         m_re += C_re * all_R_re + C_im * all_R_im
         m_im += C_re * all_R_im - C_im * all_R_re
-        o_out = i_n.to(tl.int64) * batch * D * padded + o_td
         if p_dt is not None:
-            tl.store(p_d_dt + o_out, sum_over_states(d_theta * b_Wu, T, BD, BN), mask=m_d[None, :])
+            store_sums_over_states(p_d_dt, d_theta * b_Wu, i_b, i_n, first_channel, o_step, batch, padded, D, T, BD, BN, SUM)
             d_theta *= factor
             d_bias += tl.sum(d_theta, 0)
         else:
             d_bias += tl.sum(d_theta * factor, 0)
-        o_theta = (i_b * padded + i_t * T) * (BLOCKS * R) + (o_t[:, None] * (BLOCKS * R) + o_column[None, :])
-        if p_d_theta_lo is not None:
-            b_hi, b_lo = split_fp16_hi_lo(d_theta, scale)
-            tl.store(p_d_theta + o_theta, b_hi)
-            tl.store(p_d_theta_lo + o_theta, b_lo)
+        o_row = i_b * padded + o_step
+        if p_du is not None:
+            b_hi, b_lo = split_fp16_hi_lo(d_theta, scale[None, :])
+            store_sums_over_states(p_dx, dx, i_b, i_n, first_channel, o_step, batch, padded, D, T, BD, BN, SUM)
+            p_tile = p_du + i_r * tl.cast(batch, tl.int64) * padded * K
+            dW += multiply_tile(b_hi, b_lo, W_parts, du_scale, dW_scale, p_u_parts, p_tile, o_row, K)
         else:
-            tl.store(p_d_theta + o_theta, d_theta)
-        tl.store(p_dx + o_out, sum_over_states(dx, T, BD, BN), mask=m_d[None, :])
+            o_theta = (i_b * padded + i_t * T) * (BLOCKS * R) + (o_t[:, None] * (BLOCKS * R) + o_column[None, :])
+            if p_d_theta_lo is not None:
+                b_hi, b_lo = split_fp16_hi_lo(d_theta, scale)
+                tl.store(p_d_theta + o_theta, b_hi)
+                tl.store(p_d_theta_lo + o_theta, b_lo)
+            else:
+                tl.store(p_d_theta + o_theta, d_theta)
+            store_sums_over_states(p_dx, dx, i_b, i_n, first_channel, o_step, batch, padded, D, T, BD, BN, SUM)
+    if p_du is not None:
+        i_part, i_g = i_p.to(tl.int64) * rows + i_b % rows, i_b // rows
+        o_slot = (i_part * (batch // rows) + i_g) * (BLOCKS * R) + o_column
+        p_out = p_dW + o_slot[None, :] * K + tl.arange(0, K)[:, None]
+        if first_chunk + tl.num_programs(1) * span < chunks:
+            dW += tl.load(p_out)
+        tl.store(p_out, dW)
     dB_re += C_re * P_re + C_im * P_im
     dB_im += C_re * P_im - C_im * P_re
     dC_re += B_re * P_re + B_im * P_im
     dC_im += B_re * P_im - B_im * P_re
     store_sums(
-        p_sums, p_m, p_d_initial, m_re, m_im, d_bias, dB_re, dB_im, dC_re, dC_im, i_b, i_c, chunks, o_r, m_r, size, SEQUENTIAL
-    )
+        p_sums, p_m, p_d_initial, m_re, m_im, d_bias, dB_re, dB_im, dC_re, dC_im, i_b, i_c, chunks, o_r, m_r, size, SEQUENTIAL,
+        span,
+    )  # fmt: skip
 
 
 @triton.jit(

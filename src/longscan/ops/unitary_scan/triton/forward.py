@@ -32,14 +32,16 @@ from longscan.ops.unitary_scan.triton.math import (
 
 @triton.jit
 def preprocess_tile(
-    p_u, p_dt, p_z, p_dy, p_flags, p_u_hi, p_u_lo, p_steps, p_valid, p_x, p_g, i, first_row, L, D, K, padded, origin, tiles,
+    p_u, p_dt, p_z, p_dy, p_flags, p_u_hi, p_u_lo, p_steps, p_valid, p_x, p_g, p_u_parts, i, first_row, L, D, K, padded,
+    origin, tiles,
     REVERSE: tl.constexpr, T: tl.constexpr, BD: tl.constexpr,
 ):  # fmt: skip
     """Store the inputs of a scan for T steps and BD channels, with 0 at invalid steps and from step L on.
 
     These are u (B, padded, K) in two fp16 parts, or in one part of its own dtype without p_u_lo; the step sizes (B, D, padded),
     or, without p_steps, the mask of valid steps as floating-point numbers (B, padded); x = dt silu(u) and, with p_dy,
-    g = dy silu(z), (B, D, padded). They begin with the step `origin`, after `first_row` steps of other slices in the buffers;
+    g = dy silu(z), (B, D, padded). With p_u_parts both parts of u are also stored in the order of `interleaved_rows`,
+    (B, padded, 2 K). They begin with the step `origin`, after `first_row` steps of other slices in the buffers;
     with REVERSE the steps are in reverse order. i: index of the program among the tiles of all batch rows.
     """
     i_b, i_t = (i // tiles).to(tl.int64), i % tiles
@@ -57,6 +59,10 @@ def preprocess_tile(
         b_hi, b_lo = split_fp16_hi_lo(b_u, 1.0 / U_SCALE)
         tl.store(p_u_hi + o_u, b_hi, mask=m_u)
         tl.store(p_u_lo + o_u, b_lo, mask=m_u)
+        if p_u_parts is not None:
+            o_parts = (first_row + i_b * padded + o_t[:, None]) * (2 * K) + (o_d // 8 * 16 + o_d % 8)[None, :]
+            tl.store(p_u_parts + o_parts, b_hi, mask=m_u)
+            tl.store(p_u_parts + o_parts + 8, b_lo, mask=m_u)
     else:
         tl.store(p_u_hi + o_u, b_u, mask=m_u)
     o_out = first_row * D + (i_b * D + o_d[None, :]) * padded + o_t[:, None]
@@ -80,8 +86,8 @@ def preprocess_fwd_kernel(
 ):  # fmt: skip
     """Store what the forward scans read of a tile: see `preprocess_tile`."""
     preprocess_tile(
-        p_u, p_dt, None, None, p_flags, p_u_hi, p_u_lo, p_steps, p_valid, p_x, None, tl.program_id(0), 0, L, D, K, padded,
-        origin, tiles, False, T, BD,
+        p_u, p_dt, None, None, p_flags, p_u_hi, p_u_lo, p_steps, p_valid, p_x, None, None, tl.program_id(0), 0, L, D, K,
+        padded, origin, tiles, False, T, BD,
     )  # fmt: skip
 
 

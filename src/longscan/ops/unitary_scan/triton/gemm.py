@@ -1,6 +1,7 @@
 """Matrix products of the gradients of the angles, d_theta, with W (the gradient of u) and with u (the gradient of W).
 
-All factors are in two fp16 parts. d_theta is scaled by a power of two for each chunk, or with BY_STEP for each step. Rows of W
+The scan computes them for a tile (`multiply_tile`), or stores d_theta for `d_theta_gemm_kernel`. All factors
+are in two fp16 parts. d_theta is scaled by a power of two for each chunk, or with BY_STEP for each step. Rows of W
 are in the order of the lanes of the scans: SLOTS = BLOCKS R rows for each group, and SLOTS_PER_CHANNEL of these for a channel.
 """
 
@@ -25,6 +26,56 @@ def split_weights(p_W, p_W_hi, p_W_lo, i, i_k, D, N, SLOTS: tl.constexpr, SLOTS_
     o_out, m_out = (i_g * SLOTS + o_slot)[:, None] * K + o_k[None, :], (o_slot < SLOTS)[:, None] & (o_k < K)[None, :]
     tl.store(p_W_hi + o_out, b_hi, mask=m_out)
     tl.store(p_W_lo + o_out, b_lo, mask=m_out)
+
+
+@triton.jit
+def interleaved_rows(K: tl.constexpr):
+    """Return for the 2 K rows of an interleaved factor their columns of u or W, and whether they are low parts.
+
+    The high parts of eight columns are followed by their low parts. A thread then has both products of a column, so that no other
+    thread is needed for their sum.
+    """
+    o_i = tl.arange(0, 2 * K)
+    return o_i // 16 * 8 + o_i % 8, o_i // 8 % 2 > 0
+
+
+@triton.jit
+def interleave_weights(p_W, o_r, m_r, inverse, D, K: tl.constexpr):
+    """Return the interleaved factor (2 K, R) of W times `inverse` of its lanes, and the scale of its products.
+
+    inverse (R,): powers of two. The largest becomes part of the scale, so that W only becomes smaller, where d_theta is small.
+    """
+    largest = tl.max(inverse, 0)
+    o_k, is_low = interleaved_rows(K)
+    b_W = tl.load(p_W + o_r[None, :] * D + o_k[:, None], mask=(o_k < D)[:, None] & m_r[None, :], other=0.0)
+    b_hi, b_lo = split_fp16_hi_lo(b_W, (inverse / largest * U_SCALE)[None, :])
+    return tl.where(is_low[:, None], b_lo, b_hi), largest * (1.0 / U_SCALE)
+
+
+@triton.jit
+def dot_interleaved(a, b_hi, b_lo, scale, K: tl.constexpr, COLUMNS: tl.constexpr):
+    """Return the product (K, COLUMNS) of an interleaved factor a (2 K, rows) and b (rows, COLUMNS) in two parts, times `scale`.
+
+    The product of the low parts, which `dot_hi_lo` leaves out, costs nothing here.
+    """
+    product = tl.dot(a, b_hi, tl.dot(a, b_lo) * (1.0 / 2048.0))
+    _, is_low = interleaved_rows(K)
+    product *= tl.where(is_low, 1.0 / 2048.0, 1.0)[:, None]
+    return tl.reshape(tl.sum(tl.reshape(product, (K // 8, 2, 8, COLUMNS)), 1), (K, COLUMNS)) * scale
+
+
+@triton.jit
+def multiply_tile(b_hi, b_lo, W_parts, du_scale, dW_scale, p_u_parts, p_du, o_row, K: tl.constexpr):
+    """Store the product of a tile of d_theta (T, R) and W in the rows o_row of p_du, and return that of u and the tile (K, R).
+
+    p_du: (B padded, K). p_u_parts (B padded, 2 K): u in the order of `interleaved_rows`. dW_scale: (R,).
+    """
+    T: tl.constexpr = b_hi.shape[0]
+    R: tl.constexpr = b_hi.shape[1]
+    u_parts = tl.trans(tl.load(p_u_parts + o_row[:, None] * (2 * K) + tl.arange(0, 2 * K)[None, :]))
+    du = dot_interleaved(W_parts, tl.trans(b_hi), tl.trans(b_lo), du_scale, K, T)
+    tl.store(p_du + o_row[None, :] * K + tl.arange(0, K)[:, None], du)
+    return dot_interleaved(u_parts, b_hi, b_lo, dW_scale[None, :], K, R)
 
 
 @triton.jit

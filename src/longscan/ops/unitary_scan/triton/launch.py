@@ -59,6 +59,9 @@ class ElementwiseTile(NamedTuple):
 
 # Largest number of channels -> tile of the scans. With many channels, tiles of u and W fill shared memory and registers.
 SCAN_TILES = {32: ScanTile(32, 32, 1, 3), 128: ScanTile(32, 32, 1, 2), 2**31: ScanTile(16, 32, 1, 2)}
+# The backward scan that also computes the products: lanes of a program, warps and stages, the most channels for which the
+# gradient of W stays in registers, and the fewest pairs of a channel and a state.
+FUSED_LANES, FUSED_WARPS, FUSED_STAGES, FUSED_CHANNELS, FUSED_PAIRS = 128, 4, 3, 32, 128
 # By K, the channels up to a power of two; columns beyond the last are divided among programs.
 GEMM_TILES = {
     16: GemmTile(128, 64, 64, 16, 4),
@@ -70,7 +73,7 @@ ELEMENTWISE = ElementwiseTile(16, 64, 4)
 STATE_PASSING = {"BLOCK": 128}  # lanes of a program
 SUMS = {"STATE_ROWS": 16, "STATE_BLOCK": 32, "SKIP_ROWS": 256, "SKIP_BLOCK": 8, "WEIGHT_ROWS": 8, "WEIGHT_BLOCK": 256}
 
-SLICE_BYTES = 40 * 2**20  # largest size of the gradients of the angles of a slice of the steps
+SLICE_BYTES = 40 * 2**20  # largest size of the gradients of the angles, or of their products, of a slice of the steps
 SEQUENCE_BYTES = 8 * 2**20  # largest size of the inputs of the scans of all slices for which one launch stores all of them
 MIN_SLICE_STEPS = 128  # smallest number of steps of a slice, for which it may take four times SLICE_BYTES
 CHUNK_UNIT = 64  # the steps of long chunks are multiples of this, so that fewer tiles of the products reach beyond them
@@ -146,9 +149,9 @@ def scan_tile(channels: int) -> ScanTile:
     return SCAN_TILES[min([most for most in SCAN_TILES if channels <= most])]
 
 
-def divide_lanes(channels: int, states: int) -> Lanes:
-    """Return the division of the lanes of a row."""
-    lanes = scan_tile(channels).lanes
+def divide_lanes(channels: int, states: int, lanes: int | None = None) -> Lanes:
+    """Return the division of the lanes of a row. lanes: those of a program, by default of `scan_tile`."""
+    lanes = lanes or scan_tile(channels).lanes
     BN = min(lanes, power_of_two(states))
     blocks = ceil_div(states, BN)
     return Lanes(BN, lanes // BN, blocks, ceil_div(channels, lanes // BN) * blocks)
@@ -164,7 +167,8 @@ def divide_steps(batch: int, length: int, channels: int, states: int, device: to
     """Return the division of the steps. Chunks are parallel if the programs of one chunk occupy at most half of the device.
 
     Chunks that follow each other are slices: the gradients of the angles of a whole slice are in memory at the same time. A slice
-    of parallel chunks consists of several of them, which are as many times shorter.
+    of parallel chunks consists of several of them, which are as many times shorter. Where the backward scan computes the products
+    and does not store these gradients, a slice is several chunks in both cases.
     """
     T, row = scan_tile(channels).steps, bytes_per_step(batch, channels, states)
     programs, wanted = batch * divide_lanes(channels, states).BLOCKS, programs_to_fill(device)
@@ -220,6 +224,13 @@ def make_problem(u: Tensor, W: Tensor, states: int, phase_dt: bool, has_flags: b
     return Problem(batch, L, D, states, groups, K or D, single, phase_dt, lanes, chunks, chunks.steps // T, constants)
 
 
+def fuse_products(p: Problem) -> Problem:
+    """Return the problem with the division among programs of the backward scan that computes the products itself."""
+    lanes = divide_lanes(p.D, p.N, FUSED_LANES)
+    constants = {"STATE_BLOCKS": lanes.STATE_BLOCKS, "BLOCKS": lanes.BLOCKS, "BD": lanes.BD, "BN": lanes.BN}
+    return p._replace(lanes=lanes, constants={**p.constants, **constants, "STAGES": FUSED_STAGES, "num_warps": FUSED_WARPS})
+
+
 class Elementwise(NamedTuple):
     """Launch of an elementwise kernel on (B, L, width): its grid, the tiles of a batch row, and its compile-time arguments."""
 
@@ -237,7 +248,10 @@ def elementwise(batch: int, length: int, width: int) -> Elementwise:
 
 
 class Sequences(NamedTuple):
-    """Tensors that the scans of a slice read: u in two parts, dt or the mask of valid steps, x = dt silu(u), g = dy silu(z)."""
+    """Tensors that the scans of a slice read: u in two parts, dt or the mask of valid steps, x = dt silu(u), g = dy silu(z).
+
+    u_parts: both parts of u in one tensor, for the scan that computes the products itself.
+    """
 
     u_hi: Tensor
     u_lo: Tensor | None
@@ -245,14 +259,15 @@ class Sequences(NamedTuple):
     valid: Tensor | None
     x: Tensor
     g: Tensor | None
+    u_parts: Tensor | None
 
     def skip(self, p: "Problem", steps: int) -> "Sequences":
         """Return views of these buffers without the first `steps` steps, which are whole slices."""
         row = p.batch * steps
-        u_lo, dt, valid, g = (x if x is None else x[row * width :] for x, width in (
-            (self.u_lo, p.K), (self.dt, p.D), (self.valid, 1), (self.g, p.D)
+        u_lo, dt, valid, g, u_parts = (x if x is None else x[row * width :] for x, width in (
+            (self.u_lo, p.K), (self.dt, p.D), (self.valid, 1), (self.g, p.D), (self.u_parts, 2 * p.K)
         ))  # fmt: skip
-        return Sequences(self.u_hi[row * p.K :], u_lo, dt, valid, self.x[row * p.D :], g)
+        return Sequences(self.u_hi[row * p.K :], u_lo, dt, valid, self.x[row * p.D :], g, u_parts)
 
 
 def sequence_bytes(p: Problem, steps: int) -> int:
@@ -261,7 +276,7 @@ def sequence_bytes(p: Problem, steps: int) -> int:
     return p.batch * steps * numbers * (4 if p.single else 8)
 
 
-def new_sequences(p: Problem, like: Tensor, steps: int, backward: bool) -> Sequences:
+def new_sequences(p: Problem, like: Tensor, steps: int, backward: bool, fused: bool = False) -> Sequences:
     """Return buffers for `steps` steps."""
     u_hi = like.new_empty(p.batch * steps * p.K, dtype=torch.float16 if p.single else like.dtype)
     per_channel = [like.new_empty(p.batch * p.D * steps) for _ in range(1 + p.phase_dt + backward)]
@@ -272,6 +287,7 @@ def new_sequences(p: Problem, like: Tensor, steps: int, backward: bool) -> Seque
         None if p.phase_dt else like.new_empty(p.batch * steps),
         per_channel.pop(),
         per_channel.pop() if backward else None,
+        u_hi.new_empty(2 * p.batch * steps * p.K) if fused else None,
     )
 
 
@@ -429,6 +445,25 @@ class Gemm:
         return self.du
 
 
+class FusedProducts:
+    """The products of the gradients of the angles where the backward scan computes them.
+
+    Attributes:
+        du, dW: partial sums of the gradients of u and W, for slices of at most `chunks` chunks.
+        split_k, weight_split_k: number of these parts.
+        d_theta, W_hi, W_lo: None, in place of the buffers of `Gemm`.
+    """
+
+    d_theta = None, None, None
+    W_hi = W_lo = None
+
+    def __init__(self, p: Problem, W: Tensor, chunks: int) -> None:
+        self.slots_per_channel = p.lanes.STATE_BLOCKS * p.lanes.BN
+        self.split_k, self.weight_split_k = p.lanes.BLOCKS, p.rows * (chunks if p.chunks.parallel else 1)
+        self.du = W.new_empty(self.split_k * p.batch * chunks * p.chunks.steps * p.K)
+        self.dW = W.new_empty((self.weight_split_k, p.groups, p.slots, p.K))
+
+
 def backward(
     grad_y: Tensor,
     grad_final: Tensor | None,
@@ -452,6 +487,8 @@ def backward(
     final state, which replaces `grad_final`, from the gradient of the initial state if that of the final state is zero.
     """
     p = make_problem(u, W, bias.shape[-1], phase_dt, flags is not None, exchange_gradient is not None)
+    fused = p.single and flags is None and p.D <= FUSED_CHANNELS and p.size >= FUSED_PAIRS
+    scan = fuse_products(p) if fused else p
     (steps, number, parallel), shared = p.chunks, shared_coefficients(B, C)
     du, ddt, dz = torch.empty_like(u), torch.empty_like(u), u.new_empty(0) if z is None else torch.empty_like(z)
     d_bias, dB, dC, dW = map(torch.empty_like, (bias, B, C, W))
@@ -459,21 +496,23 @@ def backward(
     m = u.new_empty((p.batch, number + 1 if parallel else 1, p.size, 2))
     sums = u.new_empty((p.batch, number if parallel else 1, 5, p.size))
     stride, raw = chunk_states.stride(0), chunk_states[:, -p.L * p.D :]
-    slices = list(divide_chunks(p))
-    longest = max(stop - first for first, stop in slices) * steps
-    dx = u.new_empty(p.lanes.STATE_BLOCKS * p.batch * longest * p.D)
+    slices = list(divide_chunks(p, fused))
+    most = max(stop - first for first, stop in slices)
+    longest, state_blocks = most * steps, scan.lanes.STATE_BLOCKS * (ceil_div(scan.lanes.BN, 32) if fused else 1)
+    dx = u.new_empty(state_blocks * p.batch * longest * p.D)
     d_dt = torch.empty_like(dx) if phase_dt else None
     all_tiles = sum(elementwise(p.batch, (stop - first) * steps, p.D).tiles for first, stop in slices)
     skips, dD = (None, None) if D is None else (u.new_empty((p.batch, all_tiles, p.D)), torch.empty_like(D))
     whole = len(slices) > 1 and flags is None and not parallel and sequence_bytes(p, number * steps) <= SEQUENCE_BYTES
-    buffers = new_sequences(p, u, number * steps if whole else longest, True)
+    whole = whole and number * steps == len(slices) * longest  # slices of equal lengths
+    buffers = new_sequences(p, u, number * steps if whole else longest, True, fused)
     tile_states = None if flags is None else u.new_empty((p.batch, longest // steps * p.chunk_tiles, 3, p.size))
     masks = () if flags is None else (flags, tile_states)
     with on_device(u):
-        gemm = Gemm(p, W, longest, flags is not None)
+        gemm = FusedProducts(scan, W, most) if fused else Gemm(p, W, longest, flags is not None)
         preprocess = BackwardPreprocess(p, (u, dt, z, grad_y, flags), (W, bias, B), chunk_states, buffers, gemm, tile_states)
         if whole:
-            preprocess.run(0, number, steps)
+            preprocess.run(0, number, longest)
         if parallel:
             local = u.new_empty((p.batch, number, p.size, 3))
             for first, stop in slices:
@@ -487,7 +526,6 @@ def backward(
                 pass_gradients(p, local, chunk_states, None, m)
                 grad_final = exchange_gradient(m[:, 0].reshape(d_initial.shape)).contiguous()
             pass_gradients(p, local, chunk_states, grad_final, m)
-        kernel = chunk_scan_bwd_kernel if flags is None else chunk_scan_masked_bwd_kernel
         inputs, outputs = (W, bias, B, C, chunk_states, *masks, grad_final, m), (dx, d_dt, *gemm.d_theta, sums, d_initial)
         first_tile = 0
         for first, stop in slices:
@@ -496,16 +534,25 @@ def backward(
                 x = buffers.skip(p, (number - stop) * steps)
             elif not parallel or len(slices) > 1:
                 preprocess.run(first, stop, padded)
-            launch(
-                kernel, (p.programs, stop - first), *x, *inputs, *outputs, p.batch, p.L, padded, p.chunk_tiles, number, p.rows,
-                origin, first, stride,
-                constants={"SEQUENTIAL": not parallel, **p.constants, **shared},
-            )  # fmt: skip
-            du_angles = gemm.run(x, stop - first)
+            if flags is None:  # a program without parallel chunks scans all chunks of the slice
+                span = 1 if parallel else stop - first
+                products = (x.u_parts, gemm.du, gemm.dW) if isinstance(gemm, FusedProducts) else (None, None, None)
+                launch(
+                    chunk_scan_bwd_kernel, (scan.programs, (stop - first) // span), *x[:6], *inputs, *outputs, *products, p.batch,
+                    p.L, padded, p.chunk_tiles * span, number, p.rows, origin, first, span, stride,
+                    constants={"SEQUENTIAL": not parallel, **scan.constants, **shared},
+                )  # fmt: skip
+            else:
+                launch(
+                    chunk_scan_masked_bwd_kernel, (p.programs, stop - first), *x[:6], *inputs, *outputs, p.batch, p.L, padded,
+                    p.chunk_tiles, number, p.rows, origin, first, stride,
+                    constants={"SEQUENTIAL": not parallel, **p.constants, **shared},
+                )  # fmt: skip
+            du_angles = gemm.du if isinstance(gemm, FusedProducts) else gemm.run(x, stop - first)
             call = elementwise(p.batch, padded, p.D)
             launch(
                 epilogue_bwd_kernel, (call.programs, call.columns), grad_y, u, dt, D, z, flags, raw, dx, d_dt, du_angles, du,
-                ddt, dz, skips, p.batch, p.L, p.D, p.K, padded, origin, p.lanes.STATE_BLOCKS, gemm.split_k, call.tiles, p.rows,
+                ddt, dz, skips, p.batch, p.L, p.D, p.K, padded, origin, state_blocks, gemm.split_k, call.tiles, p.rows,
                 stride, first_tile, all_tiles, constants=call.constants,
             )  # fmt: skip
             first_tile += call.tiles
@@ -516,17 +563,22 @@ def backward(
         launch(
             sum_parameter_gradients_kernel, (programs, p.groups), sums, d_bias, dB, dC, skips, dD, gemm.dW, dW,
             sums.shape[1] * p.rows, all_tiles * p.rows, gemm.weight_split_k, state_programs, shared_programs, skip_programs, p.D,
-            p.N, constants={"SLOTS": p.slots, "SLOTS_PER_CHANNEL": gemm.slots_per_channel, "K": p.K, **shared, **SUMS},
+            p.N, constants={"SLOTS": scan.slots, "SLOTS_PER_CHANNEL": gemm.slots_per_channel, "K": p.K, **shared, **SUMS},
         )  # fmt: skip
     return du, ddt, dW, d_bias, dB, dC, u.new_empty(0) if dD is None else dD, dz, d_initial
 
 
-def divide_chunks(p: Problem) -> Iterator[tuple[int, int]]:
-    """Yield slices [first, stop) of the chunks, from the last to the first. A traced graph depends on their number only."""
+def divide_chunks(p: Problem, fused: bool) -> Iterator[tuple[int, int]]:
+    """Yield slices [first, stop) of the chunks, from the last to the first. A traced graph depends on their number only.
+
+    fused: whether a slice needs memory for partial sums of the gradient of u instead of the gradients of the angles.
+    """
     row, each = bytes_per_step(p.batch, p.D, p.N), 1
+    if fused:
+        row = 4 * p.batch * p.K * divide_lanes(p.D, p.N, FUSED_LANES).BLOCKS
     if p.L * row <= SLICE_BYTES:
         each = p.chunks.number
-    elif p.chunks.parallel:
+    elif p.chunks.parallel or fused:
         each = max(1, SLICE_BYTES // (row * p.chunks.steps))
     for i in range(ceil_div(p.chunks.number, each)):
         stop = p.chunks.number - i * each
@@ -552,7 +604,7 @@ class BackwardPreprocess:
         parameters: W, bias and B.
         chunk_states: what `forward` stored.
         x: the buffers.
-        gemm: the products, whose parts of W are stored with the first slice.
+        gemm: the products, whose parts of W, if it has any, are stored with the first slice.
         tile_states: buffer for the states before the tiles of a slice, which masks need.
     """
 
@@ -563,12 +615,12 @@ class BackwardPreprocess:
         parameters: tuple[Tensor, Tensor, Tensor],
         chunk_states: Tensor,
         x: Sequences,
-        gemm: Gemm,
+        gemm: Gemm | FusedProducts,
         tile_states: Tensor | None,
     ) -> None:
         self.p, self.tensors, self.parameters, self.chunk_states, self.x = p, tensors, parameters, chunk_states, x
         self.gemm, self.tile_states = gemm, tile_states
-        self.weight_programs = p.groups * ceil_div(p.slots, WEIGHT_ROWS.value) if p.single else 0
+        self.weight_programs = p.groups * ceil_div(p.slots, WEIGHT_ROWS.value) if gemm.W_hi is not None else 0
 
     def run(self, first: int, stop: int, padded: int) -> None:
         """Fill the buffers for the chunks [first, stop), in slices of `padded` steps."""
@@ -583,7 +635,7 @@ class BackwardPreprocess:
                 constants={**p.constants, "SHARED_B": self.parameters[2].ndim == 2},
             )  # fmt: skip
         call = elementwise(p.batch, padded, p.K)
-        W = self.parameters[0] if p.single else None
+        W = None if self.gemm.W_hi is None else self.parameters[0]
         launch(
             preprocess_bwd_kernel, (slices * call.programs + self.weight_programs, call.columns), *self.tensors, W, *self.x,
             self.gemm.W_hi, self.gemm.W_lo, p.L, p.D, p.N, p.K,

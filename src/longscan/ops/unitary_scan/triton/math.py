@@ -158,13 +158,23 @@ def load_weights(p_W, o_r, m_r, D, K: tl.constexpr):
 
 
 @triton.jit
-def project(p_u_hi, p_u_lo, W_hi, W_lo, o_row, o_r, m_r, D, T: tl.constexpr, R: tl.constexpr, K: tl.constexpr):
-    """Return W u (T, R) of the rows o_row of u. In float64 (K = 0) p_u_hi points to u and W_hi to W, without parts."""
+def project(
+    p_u_hi, p_u_lo, W_hi, W_lo, o_row, o_r, m_r, D, T: tl.constexpr, R: tl.constexpr, K: tl.constexpr, WARPGROUP: tl.constexpr
+):  # fmt: skip
+    """Return W u (T, R) of the rows o_row of u. In float64 (K = 0) p_u_hi points to u and W_hi to W, without parts.
+
+    WARPGROUP: the program has four warps, whose common instructions need at least 64 rows: W is the first factor then.
+    """
     if K:
         o_u = o_row[None, :] * K + tl.arange(0, K)[:, None]
         u_hi, u_lo = tl.trans(tl.load(p_u_hi + o_u)), tl.trans(tl.load(p_u_lo + o_u))
-        low = tl.dot(u_hi, W_lo, tl.dot(u_lo, W_hi))
-        b_Wu = tl.dot(u_hi, W_hi) + low * (1.0 / 2048.0)
+        if WARPGROUP:
+            u_hi, u_lo, W_hi, W_lo = tl.trans(u_hi), tl.trans(u_lo), tl.trans(W_hi), tl.trans(W_lo)
+            low = tl.dot(W_lo, u_hi, tl.dot(W_hi, u_lo))
+            b_Wu = tl.trans(tl.dot(W_hi, u_hi) + low * (1.0 / 2048.0))
+        else:
+            low = tl.dot(u_hi, W_lo, tl.dot(u_lo, W_hi))
+            b_Wu = tl.dot(u_hi, W_hi) + low * (1.0 / 2048.0)
         # The scan over an axis of size 1 changes only the layout, so that a thread has all steps of its lanes. Without it, the
         # compiler would convert the other operands to the layout of tensor cores, and the angles back.
         b_Wu = tl.reshape(tl.cumsum(tl.reshape(b_Wu, (T, R, 1)), 2), (T, R))
@@ -185,14 +195,14 @@ def load_bias_tile(p_bias, o_r, m_r, T: tl.constexpr):
 @triton.jit
 def load_angles(
     p_u_hi, p_u_lo, p_dt, p_valid, W_hi, W_lo, b_bias, row, o_t, o_td, o_r, m_r, m_d, D,
-    T: tl.constexpr, BD: tl.constexpr, BN: tl.constexpr, K: tl.constexpr,
+    T: tl.constexpr, BD: tl.constexpr, BN: tl.constexpr, K: tl.constexpr, WARPGROUP: tl.constexpr = False,
 ):  # fmt: skip
     """Return the angles of a tile (T, R), and two factors of them.
 
     With p_dt the factors are W u + bias and dt, (T, R) each. Otherwise the angles are W u + bias at valid steps, and the factors
     are W u and the mask p_valid (T, 1). row: offset of the batch row in p_u and p_valid, in steps.
     """
-    b_Wu = project(p_u_hi, p_u_lo, W_hi, W_lo, row + o_t, o_r, m_r, D, T, BD * BN, K)
+    b_Wu = project(p_u_hi, p_u_lo, W_hi, W_lo, row + o_t, o_r, m_r, D, T, BD * BN, K, WARPGROUP)
     if p_dt is not None:
         b_Wu += b_bias
         factor = load_channels(p_dt, o_td, m_d, T, BD, BN)
