@@ -563,7 +563,8 @@ def test_launches_of_a_slice(most_channels, slice_steps, sequence_bytes, launche
     monkeypatch.setattr(unitary, "FUSED_CHANNELS", most_channels)
     monkeypatch.setattr(unitary, "FUSED_PAIRS", 1)
     monkeypatch.setattr(unitary, "SCAN_TILES", {32: unitary.ScanTile(16, 32, 1, 3)})
-    monkeypatch.setattr(unitary, "SLICE_BYTES", slice_steps * 4 * 16 * len(inputs["u"]))  # 16 columns of u
+    for name in ("SLICE_BYTES", "PRODUCT_BYTES"):
+        monkeypatch.setattr(unitary, name, slice_steps * 4 * 16 * len(inputs["u"]))  # 16 columns of u
     monkeypatch.setattr(unitary, "MIN_SLICE_STEPS", 16)
     monkeypatch.setattr(unitary, "SEQUENCE_BYTES", sequence_bytes)
     monkeypatch.setattr(unitary, "programs_to_fill", lambda _: 1)
@@ -589,7 +590,8 @@ def test_products_in_the_scan_equal_those_of_stored_gradients(channels, states, 
     monkeypatch.setattr(unitary, "MIN_SLICE_STEPS", 16)
     monkeypatch.setattr(unitary, "FUSED_PAIRS", 1)
     inputs = floats(example("unitary_scan", torch.float64, length=75, masked=False, D=channels, N=states))
-    monkeypatch.setattr(unitary, "SLICE_BYTES", 40 * unitary.bytes_per_step(len(inputs["u"]), channels, states))
+    for name in ("SLICE_BYTES", "PRODUCT_BYTES"):
+        monkeypatch.setattr(unitary, name, 40 * unitary.bytes_per_step(len(inputs["u"]), channels, states))
     truth = run_backend("unitary_scan", inputs, "reference")
     single = move_to_device({name: x.float() for name, x in inputs.items()})
     fused = run_backend("unitary_scan", single, "triton")

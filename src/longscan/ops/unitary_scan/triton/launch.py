@@ -73,7 +73,8 @@ ELEMENTWISE = ElementwiseTile(16, 64, 4)
 STATE_PASSING = {"BLOCK": 128}  # lanes of a program
 SUMS = {"STATE_ROWS": 16, "STATE_BLOCK": 32, "SKIP_ROWS": 256, "SKIP_BLOCK": 8, "WEIGHT_ROWS": 8, "WEIGHT_BLOCK": 256}
 
-SLICE_BYTES = 40 * 2**20  # largest size of the gradients of the angles, or of their products, of a slice of the steps
+SLICE_BYTES = 40 * 2**20  # largest size of the gradients of the angles of a slice of the steps
+PRODUCT_BYTES = 32 * 2**20  # largest size of the parts of the gradient of u of a slice, where the backward scan computes them
 SEQUENCE_BYTES = 8 * 2**20  # largest size of the inputs of the scans of all slices for which one launch stores all of them
 MIN_SLICE_STEPS = 128  # smallest number of steps of a slice, for which it may take four times SLICE_BYTES
 CHUNK_UNIT = 64  # the steps of long chunks are multiples of this, so that fewer tiles of the products reach beyond them
@@ -573,13 +574,13 @@ def divide_chunks(p: Problem, fused: bool) -> Iterator[tuple[int, int]]:
 
     fused: whether a slice needs memory for partial sums of the gradient of u instead of the gradients of the angles.
     """
-    row, each = bytes_per_step(p.batch, p.D, p.N), 1
+    row, most, each = bytes_per_step(p.batch, p.D, p.N), SLICE_BYTES, 1
     if fused:
-        row = 4 * p.batch * p.K * divide_lanes(p.D, p.N, FUSED_LANES).BLOCKS
-    if p.L * row <= SLICE_BYTES:
+        row, most = 4 * p.batch * p.K * divide_lanes(p.D, p.N, FUSED_LANES).BLOCKS, PRODUCT_BYTES
+    if p.L * row <= most:
         each = p.chunks.number
     elif p.chunks.parallel or fused:
-        each = max(1, SLICE_BYTES // (row * p.chunks.steps))
+        each = max(1, most // (row * p.chunks.steps))
     for i in range(ceil_div(p.chunks.number, each)):
         stop = p.chunks.number - i * each
         yield max(0, stop - each), stop
