@@ -31,6 +31,7 @@ def test_powers_of_two_are_the_smallest_that_suffice() -> None:
 def test_interpreter_counts_as_one_multiprocessor() -> None:
     assert _gpu.multiprocessors(CPU) == 1
     assert _gpu.programs_to_fill(CPU) == 4
+    assert _gpu.shared_memory(CPU) >= 2**20
 
 
 @pytest.mark.parametrize(

@@ -605,13 +605,19 @@ def test_products_in_the_scan_equal_those_of_stored_gradients(channels, states, 
 
 @pytest.mark.parametrize(
     ("changes", "products"),
-    [({}, 0), ({"D": 33}, 1), ({"N": 31}, 1), ({"masked": True}, 1), ({"dtype": torch.float64}, 0)],  # torch's, in float64
-)
+    [
+        ({}, 0), ({"D": 33}, 1), ({"N": 31}, 1), ({"masked": True}, 1), ({"memory": 65536}, 1),
+        ({"dtype": torch.float64}, 0),  # the products are torch's
+    ],
+)  # fmt: skip
 def test_scan_computes_the_products_of_many_pairs_of_few_channels_without_masks(changes, products, monkeypatch):
     """products: number of launches of the kernel that multiplies stored gradients of the angles."""
     unitary = import_module("longscan.ops.unitary_scan.triton.launch")
     kernels = record_launches(unitary, monkeypatch)
-    inputs = example("unitary_scan", **{"length": 4, "masked": False, "D": 4, "N": 32} | changes)
+    sizes = {"length": 4, "masked": False, "D": 4, "N": 32} | changes
+    memory = sizes.pop("memory", 2**20)
+    monkeypatch.setattr(unitary, "shared_memory", lambda _: memory)
+    inputs = example("unitary_scan", **sizes)
     found = run_backend("unitary_scan", move_to_device(inputs), "triton")
     expected = run_backend("unitary_scan", inputs, "reference")
     tolerance = 1e-9 if inputs["u"].dtype == torch.float64 else 1e-3

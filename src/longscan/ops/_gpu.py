@@ -26,6 +26,12 @@ def multiprocessors(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
 
 
+@cache
+def shared_memory(device: torch.device) -> int:
+    """Return the bytes of shared memory that a program can have on a GPU; 1 GiB for the CPU, whose interpreter has no limit."""
+    return torch.cuda.get_device_properties(device).shared_memory_per_block_optin if device.type == "cuda" else 2**30
+
+
 def programs_to_fill(device: torch.device) -> int:
     """Return how many programs of one warp a device needs so that each warp scheduler has one."""
     return PROGRAMS_PER_MULTIPROCESSOR * multiprocessors(device)

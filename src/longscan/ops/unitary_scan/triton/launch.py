@@ -7,7 +7,16 @@ import torch
 from torch import Tensor
 
 from longscan.numerics.pairs import multiply, polar
-from longscan.ops._gpu import ceil_div, is_compiling, launch, multiprocessors, on_device, power_of_two, programs_to_fill
+from longscan.ops._gpu import (
+    ceil_div,
+    is_compiling,
+    launch,
+    multiprocessors,
+    on_device,
+    power_of_two,
+    programs_to_fill,
+    shared_memory,
+)
 from longscan.ops._triton_launch import largest, smallest, special_functions
 from longscan.ops.unitary_scan.triton.backward import (
     chunk_scan_bwd_kernel,
@@ -60,8 +69,8 @@ class ElementwiseTile(NamedTuple):
 # Largest number of channels -> tile of the scans. With many channels, tiles of u and W fill shared memory and registers.
 SCAN_TILES = {32: ScanTile(32, 32, 1, 3), 128: ScanTile(32, 32, 1, 2), 2**31: ScanTile(16, 32, 1, 2)}
 # The backward scan that also computes the products: lanes of a program, warps and stages, the most channels for which the
-# gradient of W stays in registers, and the fewest pairs of a channel and a state.
-FUSED_LANES, FUSED_WARPS, FUSED_STAGES, FUSED_CHANNELS, FUSED_PAIRS = 128, 4, 3, 32, 128
+# gradient of W stays in registers, the fewest pairs of a channel and a state, and the bytes of shared memory that it needs.
+FUSED_LANES, FUSED_WARPS, FUSED_STAGES, FUSED_CHANNELS, FUSED_PAIRS, FUSED_SHARED_MEMORY = 128, 4, 3, 32, 128, 98304
 # By K, the channels up to a power of two; columns beyond the last are divided among programs.
 GEMM_TILES = {
     16: GemmTile(128, 64, 64, 16, 4),
@@ -489,6 +498,7 @@ def backward(
     """
     p = make_problem(u, W, bias.shape[-1], phase_dt, flags is not None, exchange_gradient is not None)
     fused = p.single and flags is None and p.D <= FUSED_CHANNELS and p.size >= FUSED_PAIRS
+    fused = fused and shared_memory(u.device) >= FUSED_SHARED_MEMORY
     scan = fuse_products(p) if fused else p
     (steps, number, parallel), shared = p.chunks, shared_coefficients(B, C)
     du, ddt, dz = torch.empty_like(u), torch.empty_like(u), u.new_empty(0) if z is None else torch.empty_like(z)
