@@ -111,6 +111,7 @@ def leaves(*shapes: tuple[int, ...]) -> list[Tensor]:
 
 
 UNITARY = [(1, 70, 5), (1, 70, 5), (5, 7, 5), (5, 7), (5, 7, 2), (5, 7, 2)]
+MORE_STATES = [(1, 70, 5), (1, 70, 5), (5, 26, 5), (5, 26), (5, 26, 2), (5, 26, 2)]
 SEQUENCES, W_PARTS = {"p_u_hi", "p_u_lo", "p_x"}, {"p_W_hi", "p_W_lo"}
 CHUNK_GRADIENTS = {"p_d_initial", "p_d_theta", "p_d_theta_lo", "p_dx", "p_inverse", "p_sums"}
 PARAMETER_GRADIENTS = {"p_dB", "p_dC", "p_dW", "p_d_bias"}
@@ -140,6 +141,11 @@ CASES: dict[str, Any] = {
         [SEQUENCES | {"p_valid"}, {"p_local"}, {"p_chunk_states"}, {"p_y", "p_final"}, {"p_y", "p_raw"}],
         [SEQUENCES | W_PARTS | {"p_valid", "p_g"}, {"p_local"}, {"p_m"}, CHUNK_GRADIENTS, {"p_du", "p_dW"}, {"p_du", "p_ddt"},
          PARAMETER_GRADIENTS]),
+    "unitary_scan, products in the backward scan": (
+        lambda *inputs: unitary_scan(*inputs, backend="triton"), MORE_STATES,
+        [SEQUENCES | {"p_valid"}, {"p_local"}, {"p_chunk_states"}, {"p_y", "p_final"}, {"p_y", "p_raw"}],
+        [SEQUENCES | {"p_valid", "p_g", "p_u_parts"}, {"p_local"}, {"p_m"}, {"p_d_initial", "p_dx", "p_sums", "p_du", "p_dW"},
+         {"p_du", "p_ddt"}, PARAMETER_GRADIENTS]),
     "unitary_scan, packed": (
         lambda *inputs: unitary_scan(*inputs, phase_dt=True, valid=VALID, seq_idx=SEQ_IDX, backend="triton"), UNITARY,
         [SEQUENCES | {"p_steps"}, {"p_local"}, {"p_chunk_states"}, {"p_y", "p_final"}, {"p_y", "p_raw"}],
@@ -194,11 +200,14 @@ def test_compiled_graph_contains_the_kernels(case: str, graphs: list[torch.fx.Gr
 
 
 @pytest.mark.slow  # test_open_batches_and_lengths_stay_open traces its forward pass, test_lengths_share_one_graph another op
-def test_lengths_of_unitary_scan_share_a_graph(graphs: list[torch.fx.GraphModule]) -> None:
-    """While all gradients of the angles are in memory at the same time."""
+@pytest.mark.parametrize(("shapes", "most"), [(UNITARY, 3001), (MORE_STATES, 1200)])  # chunks of 256 steps have another graph
+def test_lengths_of_unitary_scan_share_a_graph(
+    shapes: list[tuple[int, ...]], most: int, graphs: list[torch.fx.GraphModule]
+) -> None:
+    """While all gradients of the angles, or all parts of the gradient of u, are in memory at the same time."""
     compiled = trace(lambda *inputs: unitary_scan(*inputs, backend="triton")[0], graphs)
-    for length in (500, 640, 1000, 1023, 3001):
-        compiled(*leaves((2, length, 5), (2, length, 5), *UNITARY[2:])).sum().backward()
+    for length in (500, 640, 1000, 1023, most):
+        compiled(*leaves((2, length, 5), (2, length, 5), *shapes[2:])).sum().backward()
     assert len(graphs) == 4
 
 

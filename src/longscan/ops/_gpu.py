@@ -29,7 +29,9 @@ def multiprocessors(device: torch.device) -> int:
 @cache
 def shared_memory(device: torch.device) -> int:
     """Return the bytes of shared memory that a program can have on a GPU; 1 GiB for the CPU, whose interpreter has no limit."""
-    return torch.cuda.get_device_properties(device).shared_memory_per_block_optin if device.type == "cuda" else 2**30
+    if device.type != "cuda":
+        return 2**30
+    return int(torch.cuda.get_device_properties(device).shared_memory_per_block_optin)  # type: ignore[attr-defined]
 
 
 def programs_to_fill(device: torch.device) -> int:
