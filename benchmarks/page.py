@@ -22,7 +22,11 @@ QUANTITIES = {  # field of a row -> column
     "error_vs_float64": "error",
     "share_of_scans": "share of scans",
 }
-DRAWN = ("forward_backward_ms", "forward_ms", "peak_mib")
+DRAWN = {  # label of an axis -> the fields of a row, of which the first that was measured is drawn
+    "forward+backward, ms": ("replayed_forward_backward_ms", "forward_backward_ms"),
+    "forward, ms": ("replayed_forward_ms", "forward_ms"),
+    "peak, MiB": ("peak_mib",),
+}
 RESULTS = Path(__file__).parents[1] / "results"
 SWEPT = ("L", "K")  # axes of the shape by which rows of one group may differ
 
@@ -31,6 +35,12 @@ def label_of(row: Record) -> str:
     """Return the name of a row's implementation: its peer, or its variant and backend, or its op."""
     backend = None if row["backend"] == "auto" else row["backend"]
     return row["peer"] or ", ".join(filter(None, [row.get("variant"), backend])) or row["op"]
+
+
+def labels_in(group: Sequence[Record]) -> list[str]:
+    """Return the labels of the rows of a group, with the names of their ops if these differ."""
+    ops = {row["op"] for row in group}
+    return [f"{row['op']}, {label_of(row)}" if len(ops) > 1 else label_of(row) for row in group]
 
 
 def latest(path: Path) -> list[Record]:
@@ -85,15 +95,15 @@ def table(rows: Sequence[Record]) -> Iterator[str]:
 def tables_by_size(rows: Sequence[Record], axis: str) -> Iterator[str]:
     """Yield a table for each quantity that any row has: a line for each implementation, a column for each size of `axis`."""
     sizes = sorted({row["shape"][axis] for row in rows})
-    labels = list(dict.fromkeys(map(label_of, rows)))
-    found = {(label_of(row), row["shape"][axis]): row for row in rows}
+    labelled = list(zip(labels_in(rows), rows, strict=True))
+    found = {(label, row["shape"][axis]): row for label, row in labelled}
     for name in [name for name in QUANTITIES if any(row.get(name) is not None for row in rows)]:
         yield f"{QUANTITIES[name][0].upper()}{QUANTITIES[name][1:]}, by {axis}:"
         yield ""
         yield f"| | other sizes | parameters | {' | '.join(f'{size:,}' for size in sizes)} |"
         yield "|---" * (len(sizes) + 3) + "|"
-        for label in labels:
-            mine = [row for row in rows if label_of(row) == label]
+        for label in dict.fromkeys(label for label, _ in labelled):
+            mine = [row for found_label, row in labelled if found_label == label]
             others = ", ".join(f"{key} {size}" for key, size in mine[0]["shape"].items() if key != axis)
             parameters = next((f"{row['parameters']:,}" for row in mine if "parameters" in row), "")
             cells = [found.get((label, size), {}) for size in sizes]
@@ -115,63 +125,74 @@ def swept_axis(group: Sequence[Record]) -> str | None:
     return next((axis for axis in SWEPT if len({row["shape"].get(axis) for row in group}) > 2), None)
 
 
-def draw(rows: Sequence[Record], path: Path) -> None:
-    """Draw quantities against the axis in SWEPT that varies, a line of panels for each group, and those of other groups as bars.
+def drawn_value(row: Record, label: str) -> float:
+    """Return the quantity of a row that is drawn on the axis `label`, 0 if it was not measured."""
+    return next((row[name] for name in DRAWN[label] if row.get(name)), 0.0)
 
-    Groups of one or two rows share a line of panels.
+
+def draw(rows: Sequence[Record], path: Path) -> None:
+    """Draw quantities against the axis in SWEPT that varies, a line of panels for each group. Without such groups, draw bars.
+
+    Times are those of replayed calls where they were measured. Groups of one or two rows share a line of panels with bars.
     """
     import matplotlib as mpl
 
     mpl.use("Agg")
     from matplotlib import pyplot as plt
 
-    drawn: dict[tuple[str, str], list[Record]] = {}
-    for key, group in groups(rows).items():
-        if any(row.get(name) for row in group for name in DRAWN):
+    measured = {key: group for key, group in groups(rows).items() if any(drawn_value(row, y) for row in group for y in DRAWN)}
+    drawn = {key: group for key, group in measured.items() if swept_axis(group)}
+    if not drawn:
+        for key, group in measured.items():
             drawn.setdefault(key if len(group) > 2 else ("", ""), []).extend(group)
     if not drawn:
         return
-    heights = [4 if swept_axis(group) else 1 + 0.25 * len(group) for group in drawn.values()]
+    heights = [4.5 if swept_axis(group) else 1 + 0.25 * len(group) for group in drawn.values()]
     figure, axes = plt.subplots(
         len(drawn), len(DRAWN), figsize=(15, sum(heights)), squeeze=False, layout="constrained", height_ratios=heights
     )
     for (key, group), line in zip(drawn.items(), axes, strict=True):
         swept = swept_axis(group) if key[0] else None
-        for ax, name in zip(line, DRAWN, strict=True):
+        for ax, label in zip(line, DRAWN, strict=True):
             if swept:
-                draw_lines(ax, group, name, swept)
+                draw_lines(ax, group, label, swept)
             else:
-                draw_bars(ax, group, name, named=ax is line[0])
-            ax.set_title(" ".join(filter(None, key)), fontsize=8)
+                draw_bars(ax, group, label, named=ax is line[0])
+        line[0].set_title(" ".join(filter(None, key)), fontsize=9)
         if swept:
-            line[-1].legend(fontsize=7, loc="upper left", bbox_to_anchor=(1.01, 1))
+            line[-1].legend(fontsize=8, loc="upper left", bbox_to_anchor=(1.01, 1))
     figure.savefig(path, dpi=100)
     plt.close(figure)
 
 
-def draw_lines(ax: Any, group: Sequence[Record], name: str, swept: str) -> None:
-    """Draw the quantity `name` of a group against the axis `swept`, a line for each implementation."""
-    for i, label in enumerate(dict.fromkeys(label_of(row) for row in group)):
-        mine = [row for row in group if label_of(row) == label and (row.get(name) or 0) > 0]
-        points = sorted((row["shape"][swept], row[name]) for row in mine)
-        style = {"ls": "-" if i < 10 else "--", "marker": "osD^v<>PX*hp8dHs"[i % 16], "ms": 3}
-        ax.plot([x for x, _ in points], [y for _, y in points], label=label, **style)
-    ax.set_ylabel(QUANTITIES[name])
-    if any((row.get(name) or 0) > 0 for row in group):
-        ax.set(xscale="log", yscale="log", xlabel=swept)
+def draw_lines(ax: Any, group: Sequence[Record], label: str, swept: str) -> None:
+    """Draw a quantity of a group against the axis `swept`, a line for each implementation. label: a key of DRAWN."""
+    names = labels_in(group)
+    for i, name in enumerate(dict.fromkeys(names)):
+        values = [
+            (row["shape"][swept], drawn_value(row, label)) for row, found in zip(group, names, strict=True) if found == name
+        ]
+        points = sorted((x, y) for x, y in values if y)
+        style = {"ls": "-" if i < 10 else "--", "marker": "osD^v<>PX*hp8dHs"[i % 16], "ms": 4}
+        ax.plot([x for x, _ in points], [y for _, y in points], label=name, **style)
+    ax.set(ylabel=label, xlabel=swept)
+    if any(drawn_value(row, label) for row in group):
+        ax.set(xscale="log", yscale="log")
+    else:
+        ax.set_axis_off()
 
 
-def draw_bars(ax: Any, group: Sequence[Record], name: str, *, named: bool) -> None:
-    """Draw the quantity `name` of a group on a logarithmic axis, a bar for each row, from the top; named: with their names."""
-    values = [row.get(name) or 0 for row in group]
+def draw_bars(ax: Any, group: Sequence[Record], label: str, *, named: bool) -> None:
+    """Draw a quantity of a group on a logarithmic axis, a bar for each row from the top. named: whether with their names."""
+    values = [drawn_value(row, label) for row in group]
     ax.barh(range(len(group)), values)
-    labels = [f"{label_of(row)}, {' x '.join(map(str, row['shape'].values()))}, {row['dtype']}" for row in group]
-    ax.set_yticks(range(len(group)), labels if named else [""] * len(group), fontsize=7)
+    names = [f"{label_of(row)}, {' x '.join(map(str, row['shape'].values()))}, {row['dtype']}" for row in group]
+    ax.set_yticks(range(len(group)), names if named else [""] * len(group), fontsize=7)
     ax.invert_yaxis()
-    ax.set_xlabel(QUANTITIES[name])
-    if any(value > 0 for value in values):
+    ax.set_xlabel(label)
+    if any(values):
         ax.set_xscale("log")
-        ax.set_xlim(left=min(value for value in values if value > 0) / 2)
+        ax.set_xlim(left=min(value for value in values if value) / 2)
     elif not named:
         ax.set_axis_off()
 
