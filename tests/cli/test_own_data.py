@@ -105,6 +105,8 @@ def test_names_with_commas_are_given_in_double_quotes(table, tmp_path, capsys):
     assert "known     at the steps of the forecast: speed, mean" in capsys.readouterr().out
     assert main([*words, "--label", "load", "--channels", "force,speed, mean"]) == 2
     assert """its columns are unit, second, force, "speed, mean", kind, load, got 'speed'""" in capsys.readouterr().err
+    assert main(words) == 2
+    assert 'one of unit, second, force, "speed, mean", kind, load in ' in capsys.readouterr().err
     assert main([*words, "--label", "load", "--channels", 'force,"speed']) == 2
     needed = "names of columns, separated by commas, of which those with a comma are in double quotes"
     assert f"`--channels` must be {needed}, got 'force,\"speed'" in capsys.readouterr().err

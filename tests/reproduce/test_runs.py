@@ -822,6 +822,7 @@ def test_errors_in_arguments_are_one_line(
         ): "`--minutes` must be at least 0.34, as the last 20 seconds are for checkpoints, got",
         ("aussm/table1", "--minutes", "0.4", "--pack", "x"): "`--minutes` must be at least 0.42, as the last 25 seconds are for",
         ("report", str(tmp_path / "none")): "`folder` must be a folder that `longscan reproduce` made",
+        ("list", str(tmp_path / "none")): "`folder` must be a folder that `longscan reproduce` made",
     }.items():
         assert main(["reproduce", *words]) == 2
         (line,) = capsys.readouterr().err.splitlines()

@@ -73,6 +73,8 @@ def reproduce(
         if value is not None:
             raise setting_error(option, value, f"left out with `longscan reproduce {target}`")
     with errors_as_lines():
+        if folder is not None and not Path(folder).is_dir():
+            raise setting_error("folder", folder, "a folder that `longscan reproduce` made")
         if target == "list":
             return _list(Path(folder or FOLDER), paper)
         if target == "report":

@@ -237,13 +237,17 @@ def _parquet(path: Path) -> Any:
         raise _unreadable(path, error) from None
 
 
+def list_columns(columns: Sequence[str]) -> str:
+    """Return names of columns, separated by commas; a name with a comma is in double quotes."""
+    return ", ".join(f'"{name}"' if "," in name else name for name in columns)
+
+
 def check_column(setting: str, name: str, columns: Sequence[str], path: str | Path) -> None:
     """Raise SettingError if no column has a name, with the most similar names."""
     if name not in columns:
         near = get_close_matches(name, columns, 2)
         hint = f"did you mean {' or '.join(near)}? " if near else ""
-        names = [f'"{column}"' if "," in column else column for column in columns[:12]]
-        shown = cut(", ".join(names) + (", ..." if len(columns) > 12 else ""))
+        shown = cut(list_columns(columns[:12]) + (", ..." if len(columns) > 12 else ""))
         raise setting_error(setting, name, f"a column of {path}; {hint}its columns are {shown}")
 
 

@@ -45,7 +45,7 @@ from longscan.tasks.series.base import (
     scaled_values,
 )
 from longscan.tasks.series.clock import format_stamps, usual_step
-from longscan.tasks.series.files import CSV, PARQUET, column_names, suffix_of
+from longscan.tasks.series.files import CSV, PARQUET, column_names, list_columns, suffix_of
 from longscan.tasks.series.reading import ReadOptions, SeriesStore, read_series
 from longscan.tasks.series.splits import split_series, split_units
 
@@ -412,7 +412,7 @@ def label_kind(path: str | Path, options: ReadOptions) -> Literal["classes", "va
     """Return the kind of the labels of a file: classes (text, or two numbers), numbers (with fractions), or unclear."""
     forecast = "or `--target` and `--horizon` must be given for a forecast"
     if options.label is None and Path(path).is_file() and suffix_of(Path(path)) in (*CSV, *PARQUET):
-        columns = cut(", ".join(column_names(Path(path), options.dialect)))
+        columns = cut(list_columns(column_names(Path(path), options.dialect)))
         # Before the file is read: without labels their column would be a channel, and an error about its text misleads.
         raise setting_error("label", None, f"the column of the labels, one of {columns} in {path}, {forecast}")
     store = read_series(path, options)

@@ -41,6 +41,7 @@ from longscan.tasks.series.files import (
     check_column,
     column_names,
     find_files,
+    list_columns,
     read_frames,
     read_npz,
     suffix_of,
@@ -305,7 +306,7 @@ def _find_layout(
         return "wide"
     if named["id"] is not None:
         return "long"
-    shown = ", ".join(columns[:8]) + (", ..." if len(columns) > 8 else "")
+    shown = list_columns(columns[:8]) + (", ..." if len(columns) > 8 else "")
     raise setting_error(
         "id", None, f"the column that says to which series a row of {path} belongs (`--id`, and `--time` for its time), or "
         f"`layout` must be wide if each row is a series; its columns are {shown}"
