@@ -1,6 +1,7 @@
 """Functions of the tasks at the limits of their arguments: bounds, counts, rows of tables, sparklines, splits, baselines."""
 
 import math
+import re
 
 import numpy as np
 import pytest
@@ -496,3 +497,15 @@ def test_directory_setting_can_be_a_path(tmp_path, name, setting):
     task = TASKS[name](**{setting: tmp_path})
     assert task == TASKS[name](**{setting: str(tmp_path)})
     assert yaml.safe_load(yaml.safe_dump(Settings(task=task).as_dict()))["task"][setting] == str(tmp_path)
+
+
+@pytest.mark.parametrize("shape", [(2, 5, 1), (2, 1, 3), (2, 3), (1, 5, 3)])
+def test_outputs_of_a_regression_that_have_another_shape_than_the_targets_raise(shape):
+    """PyTorch repeats axes of size 1, with a warning."""
+    task = Pendulum()
+    batch = Batch(torch.zeros(2, 5, 4), torch.zeros(2, 5, 3))
+    message = rf"^`output` must have the shape of the targets, \(2, 5, 3\), got {re.escape(str(shape))}$"
+    with pytest.raises(ValueError, match=message):
+        task.loss(torch.zeros(shape), batch)
+    with pytest.raises(ValueError, match=message):
+        task.update(task.metrics("test"), torch.zeros(shape), batch)

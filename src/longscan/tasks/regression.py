@@ -37,12 +37,16 @@ class RegressionTask(Task):
         return len(self.variables)
 
     def loss(self, output: Tensor, batch: Batch, reduction: Reduction = "mean", smoothing: float = 0.0) -> Tensor:
-        """Return the squared error in float32, mean or sum over scored steps and variables. output: (B, L, C)."""
+        """Return the squared error in float32, mean or sum over scored steps and variables.
+
+        output: of the shape of the targets, (B, L, C), or (B, C) for one answer for each sequence. Raises ValueError for others.
+        """
         if smoothing:
             raise setting_error("smoothing", smoothing, f"0, as {self.name} has no classes")
+        targets = _check_shape(output, batch)
         mask = _mask(output, batch)
-        if mask is not None and batch.targets is not None and is_captured():
-            difference = torch.where(mask[..., None], output.float() - batch.targets, 0)
+        if mask is not None and is_captured():
+            difference = torch.where(mask[..., None], output.float() - targets, 0)
             total = difference.square().sum()
             return total if reduction == "sum" else total / (mask.sum() * output.shape[-1])
         answers, targets = _scored(output, batch)
@@ -90,14 +94,22 @@ class RegressionTask(Task):
 
 def _scored(output: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
     """Return answers and targets, (n, C) each, at the scored steps, or of whole sequences if the output has no axis of steps."""
-    if batch.targets is None:
-        raise ValueError("`batch` must have targets, with which outputs are scored, got None")
+    targets = _check_shape(output, batch)
     if output.ndim == 2:
-        return output, batch.targets
+        return output, targets
     mask = _mask(output, batch)
     if mask is None:
-        return output.flatten(0, 1), batch.targets.flatten(0, 1)
-    return output[mask], batch.targets[mask]
+        return output.flatten(0, 1), targets.flatten(0, 1)
+    return output[mask], targets[mask]
+
+
+def _check_shape(output: Tensor, batch: Batch) -> Tensor:
+    """Return the targets of a batch. Raises ValueError if there are none, or if the output has another shape."""
+    if batch.targets is None:
+        raise ValueError("`batch` must have targets, with which outputs are scored, got None")
+    if output.shape != batch.targets.shape:  # PyTorch would repeat an axis of size 1
+        raise ValueError(f"`output` must have the shape of the targets, {tuple(batch.targets.shape)}, got {tuple(output.shape)}")
+    return batch.targets
 
 
 def _mask(output: Tensor, batch: Batch) -> Tensor | None:
