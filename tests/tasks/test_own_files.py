@@ -182,6 +182,14 @@ BAD: dict[str, tuple[str, dict[str, object], str]] = {
     "decimal comma": (
         GOOD.replace(",", ";").replace(".", ","), {"separator": ";"}, "got '0,1257' in line 2; `decimal=','` reads 1,5"
     ),
+    "decimal comma or thousands": (
+        GOOD.replace(",", ";").replace("0.1257", "1,257"), {"separator": ";"},
+        "got '1,257' in line 2; `decimal=','` reads 1,5, and commas between thousands must be removed",
+    ),
+    "thousands": (
+        GOOD.replace(",", ";").replace("0.1257", "1,257.5"), {"separator": ";"},
+        "got '1,257.5' in line 2; commas between thousands must be removed",
+    ),
     "decimal comma, but points": (
         GOOD.replace(",", ";"), {"separator": ";", "decimal": ","}, "must contain numbers with a decimal comma, got '0.1257' in"
     ),

@@ -56,6 +56,7 @@ MIN_STEPS = 3  # smallest number of numbered columns that are taken for the step
 PIECE_STEPS = 1_000_000  # largest number of steps that are read together
 _WORDS_FOR_MISSING = ", ".join(filter(None, MISSING_WORDS))
 _WHOLE = re.compile(r"\s*[+-]?\d+\s*")
+_THOUSANDS = re.compile(r"\s*[+-]?[1-9]\d{0,2}(,\d{3})+(\.\d*)?\s*")  # 1,000 or 1,234,567.8
 _NUMBERED = re.compile(r"(.*?)[ _.\[(-]*(\d+)[\])]?")
 # Column names by which tables of this shape call ids and times; a table with one of them needs no setting for it.
 ID_NAMES = ("unique_id", "series_id", "case_id", "id")
@@ -497,6 +498,10 @@ def _as_numbers(column: Any, name: str, path: Path, first: int, decimal: str, *,
             word = str(column.iloc[row])
             if decimal == "." and re.fullmatch(r"\s*-?\d+,\d+\s*", word):
                 hint = "`decimal=','` reads 1,5"
+                if _THOUSANDS.fullmatch(word):
+                    hint += ", and commas between thousands must be removed"
+            elif decimal == "." and _THOUSANDS.fullmatch(word):
+                hint = "commas between thousands must be removed"
             elif found.notna().any():
                 hint = f"missing values are empty or one of the words {_WORDS_FOR_MISSING}; `channels` lists the columns to read"
             else:
