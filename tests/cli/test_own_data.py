@@ -53,6 +53,13 @@ def test_predictions_have_ids_and_the_probabilities_of_all_classes(run, table, c
         assert float(row["probability"]) == chances[row["class"]]
 
 
+def test_folder_of_a_run_in_place_of_a_file_is_an_error(run, capsys):
+    capsys.readouterr()
+    assert main(["train", run, "--label", "kind"]) == 2
+    error = capsys.readouterr().err
+    assert "`FILE` must be your own file or folder of series, not the folder of a run, which `longscan train --resume" in error
+
+
 def test_labels_of_a_file_to_predict_are_ignored_with_a_warning(run, table, tmp_path, capsys, caplog):
     frame = pd.read_csv(table)
     frame.assign(kind=None).to_csv(empty := tmp_path / "empty.csv", index=False)

@@ -220,6 +220,7 @@ def test_invalid_data_command_prints_one_line(
         "; ListOps must be downloaded by hand from https://github.com/google-research/long-range-arena, and --root says where to"
     )
     assert run_invalid_command("get", "etth").endswith("did you mean ETTh1 or WTH or weather?"), "the name is checked first"
+    assert run_invalid_command("list", "ETTh1").startswith("longscan: `name` must be left out with `longscan data list`, which")
     assert run_invalid_command("get") == "longscan: `name` must be a data set of `longscan data list`, got nothing"
     assert "action" in run_invalid_command()
     assert "`action` must be one of list, get, got 'fetch'" in run_invalid_command("fetch")

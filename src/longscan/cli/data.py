@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 from typing import Annotated, Literal
 
-from longscan._errors import SettingError
+from longscan._errors import SettingError, setting_error
 from longscan._types import Doc
 from longscan.cli._console import echo, print_table
 
@@ -17,6 +17,8 @@ def data(
 ) -> int:
     """List the public data sets, or download one of them into the folder where its task looks for it."""
     folder = root or os.environ.get("LONGSCAN_DATA")
+    if action == "list" and name is not None:
+        raise setting_error("name", name, "left out with `longscan data list`, which shows all data sets")
     if action == "list":
         return _print_data_sets(None if folder is None else Path(folder))
     from longscan.cli.runs import errors_as_lines

@@ -80,9 +80,13 @@ def _read_settings(file: str, options: Mapping[str, Any], label_kind: str | None
     from longscan.tasks.series.base import checksum_of
     from longscan.training.choice import choose_settings
     from longscan.training.parsing import make_settings, merge, read_arguments
+    from longscan.training.run import is_run_folder
 
     if not file or not Path(file).exists():  # Path("") would be the working directory
         raise setting_error("FILE", file, "a file or folder that exists")
+    if is_run_folder(Path(file)):
+        needed = "your own file or folder of series, not the folder of a run, which `longscan train --resume --out RUN` continues"
+        raise setting_error("FILE", file, needed)
     for one, other in (("label", "target"), ("label", "horizon"), ("label_kind", "target")):
         if one in {**options, **({"label_kind": 1} if label_kind else {})} and other in options:
             given = one.replace("_", "-")
