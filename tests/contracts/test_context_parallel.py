@@ -514,6 +514,12 @@ def test_length_that_is_not_divisible_raises(mesh: Any, monkeypatch: pytest.Monk
         shard_sequence(torch.zeros(1, 10), mesh)
 
 
+@pytest.mark.parametrize("axis", [2, -3])
+def test_axis_that_a_sequence_lacks_raises(mesh: Any, axis: int) -> None:
+    with pytest.raises(ValueError, match=rf"^`axis` must be from -2 to 1 for `x` of shape \(1, 10\), got {axis}$"):
+        shard_sequence(torch.zeros(1, 10), mesh, axis=axis)
+
+
 def test_steps_inside_a_split_raise() -> None:
     model = SequenceModel.from_spec("mamba", d_model=4, d_output=2, d_input=2)
     split, x = SequenceSplit(None, 0, 2), torch.zeros(1, 2)  # type: ignore[arg-type]

@@ -203,6 +203,14 @@ def test_the_name_of_a_model_on_the_hub_raises_and_says_how_to_get_a_folder(read
         read("state-spaces/mamba-130m-hf")
 
 
+@pytest.mark.parametrize(
+    "source", [3, None, LanguageModel.from_spec("mamba", d_model=4, vocab_size=5)], ids=["int", "None", "own"]
+)
+def test_what_is_no_folder_and_no_model_of_transformers_raises(source):
+    with pytest.raises(TypeError, match=f"`source` must be a folder or a model of transformers, got a {type(source).__name__}"):
+        from_transformers(source)
+
+
 def test_infinite_time_step_limit_can_be_written_in_two_ways(tmp_path):
     for infinity in (math.inf, {"__float__": "Infinity"}):
         original = make_transformers_model("mamba2", SHAPES["mamba2"][0])

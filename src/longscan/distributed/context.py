@@ -113,10 +113,12 @@ def reversed_split() -> Iterator[None]:
 def shard_sequence(x: Tensor, mesh: DeviceMesh | ProcessGroup, axis: int = 1) -> Tensor:
     """Return this process's piece of `x`, which has the whole length in `axis`.
 
-    Raises ValueError if the length is not a multiple of the number of processes. Pad such a batch, and pass `valid`, which is
-    False at the padding.
+    Raises ValueError if `x` has no such axis, or if the length is not a multiple of the number of processes: pad such a batch,
+    and pass `valid`, which is False at the padding.
     """
     group = _group_of(mesh)
+    if not -x.ndim <= axis < x.ndim:
+        raise ValueError(f"`axis` must be from {-x.ndim} to {x.ndim - 1} for `x` of shape {tuple(x.shape)}, got {axis}")
     size, length = distributed.get_world_size(group), x.shape[axis]
     if length % size:
         raise ValueError(

@@ -40,8 +40,10 @@ def from_transformers(source: Any, *, backend: Backend = "auto") -> LanguageMode
     """
     if isinstance(source, (str, Path)):
         config, tensors = _read(Path(source))
-    else:
+    elif hasattr(getattr(source, "config", None), "to_dict"):
         config, tensors = source.config.to_dict(), source.state_dict()
+    else:
+        raise TypeError(f"`source` must be a folder or a model of transformers, got a {type(source).__name__}")
     if "model_type" not in config and "blocks" in config:
         raise ValueError(
             f"`source` must be a checkpoint of transformers, got {source}, which `save_pretrained` of this package wrote; the "
