@@ -273,7 +273,7 @@ def test_unequal_numbers_of_sequences_raise():
     net = SiameseModel.from_spec("m", d_model=4, d_output=2, vocab_size=9)
     with pytest.raises(ValueError, match="`second` must have 3 sequences, as many as first, got 2"):
         net(torch.zeros(3, 2, dtype=torch.int64), torch.zeros(2, 2, dtype=torch.int64))
-    with pytest.raises(TypeError, match="`second` must be a tensor, got list"):
+    with pytest.raises(TypeError, match="`second` must be a tensor, got a list"):
         net(torch.zeros(1, 2, dtype=torch.int64), [[0, 1]])
 
 

@@ -337,7 +337,7 @@ def test_invalid_inputs_raise():
         net(torch.tensor([[1, -1]]))
     with pytest.raises(ValueError, match=r"`inputs` must have shape \(batch, length, 2\), got \(2, 3\)"):
         vectors(torch.randn(2, 3))
-    with pytest.raises(TypeError, match="`inputs` must be a tensor, got ndarray"):
+    with pytest.raises(TypeError, match="`inputs` must be a tensor, got a ndarray"):
         vectors(torch.randn(2, 3, 2).numpy())
     with pytest.raises(TypeError, match=r"`inputs` must be real numbers, got torch\.complex64"):
         vectors(torch.ones(2, 3, 2, dtype=torch.complex64))

@@ -17,6 +17,12 @@ def values_unavailable(*tensors: Tensor | None) -> bool:
     return bool(torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing())  # type: ignore[no-untyped-call]
 
 
+def require_tensor(name: str, value: object) -> None:
+    """Raise TypeError naming the argument unless `value` is a tensor."""
+    if not isinstance(value, Tensor):
+        raise TypeError(f"`{name}` must be a tensor, got a {type(value).__name__}")
+
+
 def check_is_tensor(name: str, value: object) -> None:
     """Raise TypeError naming the argument unless `value` is a tensor or None."""
     if value is not None and not isinstance(value, Tensor):
@@ -62,8 +68,7 @@ def check_input(x: Tensor, module: nn.Module) -> None:
     Under autocast, and for a module without parameters, any floating-point dtype is right; so are fp16 and bf16 if all parameters
     stay float32 when the module is cast.
     """
-    if not isinstance(x, Tensor):
-        raise TypeError(f"`x` must be a tensor, got a {type(x).__name__}")
+    require_tensor("x", x)
     if x.layout != torch.strided:
         raise TypeError(f"`x` must be dense, of layout torch.strided, got layout {x.layout}")
     devices = {parameter.device for parameter in module.parameters()}
@@ -102,8 +107,7 @@ def check_step_arguments(name: str, x_t: Tensor, width: int | None, elapsed: Ten
 
     name: of x_t in errors. width: None for tokens, of shape (B,).
     """
-    if not isinstance(x_t, Tensor):
-        raise TypeError(f"`{name}` must be a tensor, got a {type(x_t).__name__}")
+    require_tensor(name, x_t)
     sizes = () if width is None else (width,)
     if x_t.ndim != 1 + len(sizes) or tuple(x_t.shape[1:]) != sizes:
         shown = "(batch,)" if width is None else f"(batch, {width})"

@@ -20,7 +20,7 @@ from longscan._types import NonNegativeInt, PositiveInt, Probability, checked_va
 from longscan.distributed.collectives import gather_steps
 from longscan.distributed.context import SequenceSplit, current_split, use_split
 from longscan.layers.base import mask_padding
-from longscan.layers.checks import check_is_tensor, check_step_shapes, values_unavailable
+from longscan.layers.checks import check_is_tensor, check_step_shapes, require_tensor, values_unavailable
 from longscan.models.base import PretrainedModel
 from longscan.models.sequence_model import SequenceModel
 from longscan.ops.dispatch import Backend
@@ -219,8 +219,7 @@ class Forecaster(PretrainedModel):
         covariates_ahead: Tensor | None,
     ) -> tuple[Tensor, Tensor]:
         """Return the forecast (B, horizon, d_input) and its quantiles (B, horizon, d_input, Q), see `forecast_quantiles`."""
-        if not isinstance(inputs, Tensor):
-            raise TypeError(f"`inputs` must be a tensor, got a {type(inputs).__name__}")
+        require_tensor("inputs", inputs)
         if inputs.ndim != 3 or inputs.shape[-1] != self.d_input or not inputs.shape[1]:
             raise ValueError(f"`inputs` must have shape (batch, length >= 1, {self.d_input}), got {tuple(inputs.shape)}")
         if inputs.is_complex():

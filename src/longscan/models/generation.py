@@ -18,6 +18,7 @@ from longscan._types import (
     checked_value,
     matches_type,
 )
+from longscan.layers.checks import require_tensor
 from longscan.models.language_model import LanguageModel
 from longscan.models.sequence_model import ModelState, SequenceModel, checked_token
 
@@ -130,8 +131,7 @@ def generate(
 
 def _check_prompt(name: str, prompt: Tensor) -> None:
     """Raise TypeError or ValueError unless a prompt is a tensor (B, L) with L >= 1."""
-    if not isinstance(prompt, Tensor):
-        raise TypeError(f"`{name}` must be a tensor, got a {type(prompt).__name__}")
+    require_tensor(name, prompt)
     if prompt.ndim != 2 or not prompt.shape[1]:
         raise ValueError(f"`{name}` must have shape (batch, length >= 1), got {tuple(prompt.shape)}")
 

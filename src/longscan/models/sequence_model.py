@@ -13,7 +13,7 @@ from longscan.blocks.rotary import positions as count_positions
 from longscan.distributed.context import current_split
 from longscan.layers._settings import building_parts, check_backend
 from longscan.layers.base import SequenceInfo, mask_padding
-from longscan.layers.checks import check_step_arguments, check_steps, values_unavailable
+from longscan.layers.checks import check_step_arguments, check_steps, require_tensor, values_unavailable
 from longscan.layers.parameters import mark
 from longscan.layers.state import State, layer_state, map_state, state_rows, state_tensors
 from longscan.models.base import PretrainedModel
@@ -307,8 +307,7 @@ class SequenceModel(PretrainedModel):
             raise ValueError(f"`state` must have {batch} rows, as many as the inputs, got {rows}")
 
     def _check_inputs(self, inputs: Tensor, elapsed: Tensor | None, valid: Tensor | None, seq_idx: Tensor | None) -> None:
-        if not isinstance(inputs, Tensor):
-            raise TypeError(f"`inputs` must be a tensor, got {type(inputs).__name__}")
+        require_tensor("inputs", inputs)
         if self.vocab_size is not None:
             check_tokens(inputs, valid, self.vocab_size)
         if self.d_input is not None and (inputs.ndim != 3 or inputs.shape[-1] != self.d_input):

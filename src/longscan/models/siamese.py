@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from longscan._types import PositiveInt
 from longscan.blocks.residual import Norm
+from longscan.layers.checks import require_tensor
 from longscan.models.base import PretrainedModel
 from longscan.models.sequence_model import Padding, SequenceModel
 from longscan.ops.dispatch import Backend
@@ -87,9 +88,8 @@ class SiameseModel(PretrainedModel):
 
         Raises ValueError naming an argument that does not fit.
         """
-        for name, inputs in (("first", first), ("second", second)):
-            if not isinstance(inputs, Tensor):
-                raise TypeError(f"`{name}` must be a tensor, got {type(inputs).__name__}")
+        require_tensor("first", first)
+        require_tensor("second", second)
         if len(first) != len(second):
             raise ValueError(f"`second` must have {len(first)} sequences, as many as first, got {len(second)}")
         a = self.backbone(first, valid=valid_first, elapsed=elapsed_first)
