@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch import Tensor, nn
 
+from longscan.layers.checks import require_tensor
 from longscan.layers.state import State, map_state, state_tensors
 
 M = TypeVar("M", bound=nn.Module)
@@ -114,8 +115,7 @@ def export_graph(module: nn.Module, example: Tensor, *, step: bool = False, inpu
     Raises ValueError if the module cannot run step by step, has no such input, or does not accept the examples, and TypeError if
     an example other than the state is not a tensor.
     """
-    if not isinstance(example, Tensor):
-        raise TypeError(f"`example` must be a tensor, got a {type(example).__name__}")
+    require_tensor("example", example)
     if example.ndim < 2 or example.shape[1] < 3:
         raise ValueError(f"`example` must have shape (batch, length >= 3, ...), got {tuple(example.shape)}")
     copied = prepare_for_export(module)
@@ -143,8 +143,8 @@ def _check_names(module: nn.Module, inputs: Mapping[str, Any], step: bool) -> No
         if name not in known:
             method = f"{type(module).__name__}.{'step' if step else 'forward'}"
             raise ValueError(f"`inputs` must be arguments of {method} ({', '.join(sorted(known)) or 'none'}), got {name!r}")
-        if name != "state" and not isinstance(value, Tensor):
-            raise TypeError(f"`inputs[{name!r}]` must be a tensor, got a {type(value).__name__}")
+        if name != "state":
+            require_tensor(f"inputs[{name!r}]", value)
 
 
 def _growing_axes(before: Sequence[Tensor], after: Sequence[Tensor]) -> list[dict[int, Any] | None]:
