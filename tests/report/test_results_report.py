@@ -307,6 +307,8 @@ def test_report_command_writes_page_and_markdown(make_results, tmp_path, capsys)
     assert "<!doctype html>" in (folder / "report.html").read_text("utf-8")[:20]
     assert main(["report", str(folder), "--markdown", str(tmp_path / "nowhere.md")]) == 2
     assert "nowhere.md" in capsys.readouterr().err
+    assert main(["report", str(folder), "--markdown", str(page), "--out", str(tmp_path / "page.html")]) == 2
+    assert "`--out` must be left out with --markdown" in capsys.readouterr().err
 
 
 def test_page_without_records_says_that_none_exist(tmp_path):

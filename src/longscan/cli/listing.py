@@ -56,7 +56,7 @@ def tasks(
     areas = "uea, lra, forecasting, activity, events, dna"
     echo(
         "Sizes are examples in train / valid / test; constant: the best constant answer on test.\n"
-        "Data: --data-dir FOLDER, or LONGSCAN_DATA with a folder an area\n"
+        "Data: --data-dir FOLDER, or LONGSCAN_DATA, a folder with one folder for each area\n"
         f"({areas}); `longscan data list` shows public ones.\n"
         "`longscan train --task NAME --help` explains the settings of a task."
     )

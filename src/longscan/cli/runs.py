@@ -248,6 +248,8 @@ def report(
     from longscan.training.run import is_run_folder
 
     path = Path(folder)
+    if out is not None and markdown is not None:
+        raise setting_error("--out", out, "left out with --markdown, which writes tables into a Markdown file instead of a page")
     with errors_as_lines():
         if is_run_folder(path) or (path / "sweep.json").is_file():
             for option, value in (("--out", out), ("--markdown", markdown)):

@@ -535,8 +535,8 @@ def _classes(
         if count < MIN_SERIES and not has_groups:
             kinds = "different series" if words.count(name) > count else "series"
             raise setting_error(
-                "label", label, f"a column of {source} with at least {MIN_SERIES} series a class, for train, valid and test; "
-                f"class {name!r} has {count} {kinds}" + (f" ({len(names)} classes; are they numbers?)" if numbers else "")
+                "label", label, f"a column of {source} with at least {MIN_SERIES} series of each class, for train, valid and "
+                f"test; class {name!r} has {count} {kinds}" + (f" ({len(names)} classes; are they numbers?)" if numbers else "")
             )  # fmt: skip
     return tuple(names)
 
