@@ -93,6 +93,28 @@ def test_channels_with_names_and_other_layouts():
     np.testing.assert_allclose(channels_first.predict_proba(), expected, atol=1e-5)
 
 
+@pytest.mark.parametrize("has_times", [False, True])
+def test_stream_is_as_before_after_steps_that_raise(has_times, monkeypatch):
+    times = np.tile(np.arange(12.0), (9, 1)) if has_times else None
+    model = SSMClassifier("lru", **BRIEF).fit(X, LABELS, times)
+    stream, other = model.stream(), model.stream()
+    of_steps = [None if times is None else times[0, part] for part in (slice(3), slice(3, 5), slice(3, 12))]
+    stream.update(X[0, :3], of_steps[0])
+    before = stream.predict_proba()
+
+    def refuse(*_):
+        raise ValueError("a prediction that is not finite")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(streams, "check_predictions", refuse)
+        with pytest.raises(ValueError, match="that is not finite"):
+            stream.update(X[1, 3:5], of_steps[1])
+    assert (stream.n_steps, stream.predict_proba().tolist()) == (3, before.tolist())
+    stream.update(X[0, 3:], of_steps[2])
+    other.update(X[0], None if times is None else times[0])
+    np.testing.assert_allclose(stream.predict_proba(), other.predict_proba(), atol=1e-5)
+
+
 def test_state_of_a_stream_does_not_grow():
     stream = SSMClassifier(**BRIEF).fit(X, LABELS).stream()
     stream.update(X[0])

@@ -33,7 +33,7 @@ class SeriesStream:
         self.n_steps = 0
 
     def update(self, steps: Any, times: Any = None) -> Any:
-        """Read further steps and return the prediction for all steps so far.
+        """Read further steps and return the prediction for all steps so far. After an error the stream is as before the call.
 
         Args:
             steps: one step, a number or (C,), or several, (k,) for one channel or (k, C), an array or a frame; channels with
@@ -42,7 +42,8 @@ class SeriesStream:
                 its time as its name.
         """
         values = self._values(steps)
-        gaps = self._gaps(steps, times, len(values))
+        gaps, last_stamp = self._gaps(steps, times, len(values))
+        state = self._state
         model = self._estimator.model_
         device = next(model.parameters()).device
         inputs = torch.from_numpy(values).to(device).unsqueeze(0)
@@ -52,8 +53,9 @@ class SeriesStream:
             for first in range(0, len(values), MAX_PIECE):
                 piece = slice(first, first + MAX_PIECE)
                 between = None if elapsed is None else elapsed[:, piece]
-                outputs, self._state = model(inputs[:, piece], self._state, elapsed=between, return_state=True)
+                outputs, state = model(inputs[:, piece], state, elapsed=between, return_state=True)
         self._outputs = check_predictions(outputs.cpu().double().numpy(), "steps")
+        self._state, self._last_stamp = state, last_stamp
         self.n_steps += len(values)
         return self.predict()
 
@@ -85,12 +87,15 @@ class SeriesStream:
         collection = read_collection([steps], layout=layout, known=known, argument="steps")
         return collection.standardise(fitted.mean_, fitted.scale_, 1.0, "steps").values[0]
 
-    def _gaps(self, steps: Any, times: Any, length: int) -> np.ndarray | None:
-        """Return the elapsed time before each step in units of `time_unit_`, (k,) float32; None if `fit` had no times."""
+    def _gaps(self, steps: Any, times: Any, length: int) -> tuple[np.ndarray | None, pd.Index | None]:
+        """Return the elapsed time before each step in units of `time_unit_`, (k,) float32, and the last time stamp.
+
+        Both are None if `fit` had no times.
+        """
         if (times is not None) != self._estimator.has_times_:
             raise times_presence_error(self._estimator.has_times_)
         if times is None:
-            return None
+            return None, None
         if isinstance(times, str):
             if times != "index" or not isinstance(steps, (pd.Series, pd.DataFrame)):
                 raise times_keyword_error(times)
@@ -103,9 +108,8 @@ class SeriesStream:
         if not whole.is_monotonic_increasing:
             raise ValueError("`times` must be in the order of time, after those of earlier steps, got times that go back")
         gaps = np.diff(to_seconds(whole)) / self._estimator.time_unit_
-        self._last_stamp = clock[-1:]
         first = [1.0] if len(gaps) < length else []  # the time before the first step is unknown
-        return np.concatenate([first, gaps]).astype(np.float32)
+        return np.concatenate([first, gaps]).astype(np.float32), clock[-1:]
 
 
 class ClassifierStream(SeriesStream):
