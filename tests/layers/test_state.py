@@ -86,6 +86,16 @@ def test_state_with_another_shape_raises(shape):
         check_state_form(ScanState(torch.zeros(shape), torch.zeros(2, dtype=torch.int64)), form, 2)
 
 
+def test_state_with_integers_in_place_of_floating_point_numbers_raises():
+    form = state_form(ScanState(torch.zeros(1, 2), torch.zeros(1, dtype=torch.int64)))
+    numbers, last = torch.zeros(2, 2), torch.zeros(2, dtype=torch.int64)
+    check_state_form(ScanState(numbers.bfloat16(), last), form, 2)
+    with pytest.raises(TypeError, match=r"^`state` must have floating-point numbers in its tensor 0, got torch\.int64$"):
+        check_state_form(ScanState(numbers.long(), last), form, 2)
+    with pytest.raises(TypeError, match=r"^`state` must have integers in its tensor 1, got torch\.float32$"):
+        check_state_form(ScanState(numbers, last.float()), form, 2)
+
+
 @pytest.mark.parametrize("name", [*LAYERS, *BLOCKS])
 def test_states_of_all_layers_and_blocks_have_rows_dtypes_and_sizes(name):
     """`select_rows`, `to`, `detach` and `nbytes` of the state before the first step, also of those inside it."""

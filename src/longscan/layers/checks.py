@@ -30,27 +30,35 @@ def check_is_tensor(name: str, value: object) -> None:
 
 
 class StateForm(NamedTuple):
-    """The type of a module's states, and the shapes of their tensors without the batch axis."""
+    """The type of a module's states, the shapes of their tensors without the batch axis, and which are of floating point."""
 
     kind: type
     shapes: list[tuple[int, ...]]
+    are_floating: list[bool]
 
 
 def state_form(state: State) -> StateForm:
     """Return the form of the states that are like `state`, an initial state."""
-    return StateForm(type(state), [tuple(part.shape[1:]) for part in state_tensors(state)])
+    tensors = state_tensors(state)
+    return StateForm(type(state), [tuple(part.shape[1:]) for part in tensors], [part.is_floating_point() for part in tensors])
 
 
 def check_state_form(state: State, form: StateForm, batch: int) -> None:
-    """Raise TypeError for a state of another type, and ValueError for other shapes or a number of rows other than `batch`.
+    """Raise TypeError for a state of another type or with integers in place of floating-point numbers, or the reverse.
 
+    Raises ValueError for other shapes or a number of rows other than `batch`.
     An axis of size 0 in `form` grows with the number of steps: there any size is right.
     """
     if type(state) is not form.kind:
         raise TypeError(f"`state` must be a {form.kind.__name__}, got a {type(state).__name__}")
-    found, needed = [tuple(part.shape) for part in state_tensors(state)], [(batch, *shape) for shape in form.shapes]
+    tensors = state_tensors(state)
+    found, needed = [tuple(part.shape) for part in tensors], [(batch, *shape) for shape in form.shapes]
     if len(found) != len(needed) or not all(map(_has_shape, found, needed)):
         raise ValueError(f"`state` must have tensors of shapes {needed}, got {found}")
+    for number, (part, is_floating) in enumerate(zip(tensors, form.are_floating, strict=True)):
+        if part.is_floating_point() != is_floating:
+            numbers = "floating-point numbers" if is_floating else "integers"
+            raise TypeError(f"`state` must have {numbers} in its tensor {number}, got {part.dtype}")
 
 
 def _has_shape(found: tuple[int, ...], needed: tuple[int, ...]) -> bool:
