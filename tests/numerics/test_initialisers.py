@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 
-from longscan.numerics.initialisers import complex_normal, diagonal_eigenvalues, diagonal_input, ring
+from longscan.numerics.initialisers import complex_normal, diagonal_eigenvalues, diagonal_input, ring, uniform_fan_in
 
 
 def test_s4d_eigenvalues_of_size_four():
@@ -57,3 +57,12 @@ def test_invalid_setting_raises():
         ring(4, 0.9, 0.5, 1.0)
     with pytest.raises(ValueError, match="`max_phase` must be a positive angle, got 0"):
         ring(4, 0.0, 1.0, 0)
+
+
+@pytest.mark.parametrize("dtype", [None, torch.float64])
+def test_weights_of_linear_maps_have_the_bound_and_the_variance_of_pytorch(dtype):
+    weights = uniform_fan_in(200, 16, 25, fan_in=25, dtype=dtype)
+    assert weights.dtype == (dtype or torch.get_default_dtype())
+    assert 0.199 < float(weights.max()) <= 0.2
+    assert -0.199 > float(weights.min()) >= -0.2
+    assert float(weights.var()) == pytest.approx(1 / (3 * 25), rel=0.02)

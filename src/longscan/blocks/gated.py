@@ -8,7 +8,6 @@ one mask for all steps and acts on (x, z). Rotary positions rotate the layer's i
 """
 
 import functools
-import math
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Literal, NamedTuple
@@ -27,6 +26,7 @@ from longscan.layers._settings import check_backend
 from longscan.layers.base import SequenceInfo, SequenceLayer, SequenceModule
 from longscan.layers.parameters import mark
 from longscan.layers.state import State, layer_state, restarted_rows, zero_rows
+from longscan.numerics.initialisers import uniform_fan_in
 from longscan.ops import short_conv
 from longscan.ops.dispatch import Backend
 from longscan.ops.tracing import in_func_transform
@@ -142,9 +142,8 @@ def conv_parameters(width: int, d_conv: int) -> tuple[nn.Parameter | None, nn.Pa
     """Return weight (E, d_conv) and bias (E,) of a depthwise convolution, U(-d_conv^-1/2, d_conv^-1/2); None for d_conv = 0."""
     if not d_conv:
         return None, None
-    bound = 1 / math.sqrt(d_conv)
-    weight = mark(nn.Parameter(torch.empty(width, d_conv).uniform_(-bound, bound)), "dense")
-    return weight, mark(nn.Parameter(torch.empty(width).uniform_(-bound, bound)), "dense")
+    weight = mark(nn.Parameter(uniform_fan_in(width, d_conv, fan_in=d_conv)), "dense")
+    return weight, mark(nn.Parameter(uniform_fan_in(width, fan_in=d_conv)), "dense")
 
 
 def carried_conv(state: GatedState, info: SequenceInfo) -> Tensor | None:

@@ -1,6 +1,5 @@
 """Loops over time for the recurrent baselines (GRU, LSTM, sLSTM), with padding and restarts."""
 
-import math
 from abc import abstractmethod
 from collections.abc import Callable
 from typing import ClassVar
@@ -11,6 +10,7 @@ from torch.nn.functional import linear
 
 from longscan._types import PositiveInt
 from longscan.layers.base import SequenceInfo, SequenceLayer
+from longscan.numerics.initialisers import uniform_fan_in
 from longscan.ops.arguments import INVALID, RESET, step_flags, without_autocast
 from longscan.ops.tracing import fix_length, in_func_transform
 
@@ -134,7 +134,7 @@ class TorchCell(SequenceLayer):
         self.d_model = d_model
 
         def uniform(*shape: int) -> nn.Parameter:
-            return nn.Parameter(torch.empty(shape).uniform_(-1 / math.sqrt(d_model), 1 / math.sqrt(d_model)))
+            return nn.Parameter(uniform_fan_in(*shape, fan_in=d_model))
 
         width = self.gates * d_model
         self.weight_ih, self.weight_hh = uniform(width, d_model), uniform(width, d_model)

@@ -28,6 +28,7 @@ from longscan.layers._registry import LAYERS
 from longscan.layers.base import SequenceInfo, SequenceLayer, mask_padding
 from longscan.layers.heads import head_width
 from longscan.layers.state import State, layer_state, no_sequence, restarted_rows
+from longscan.numerics.initialisers import uniform_fan_in
 from longscan.numerics.rotary import frequency_tensor, rotate_pairs
 from longscan.ops.arguments import RESET, carry_dtype, reset_mask, step_flags, without_autocast
 from longscan.ops.associative import running_sum
@@ -110,9 +111,8 @@ class Attention(SequenceLayer):
             raise ValueError(f"`rotary_dim` must be at most the width of a head ({self.head_dim}), got {width}")
         self.heads, self.window, self.rotary_dim, self.base = d_model // self.head_dim, window, width, base
         self.irregular = width > 0
-        bound = 1 / math.sqrt(d_model)
-        self.in_proj = nn.Parameter(torch.empty(3 * d_model, d_model).uniform_(-bound, bound))
-        self.out_proj = nn.Parameter(torch.empty(d_model, d_model).uniform_(-bound, bound))
+        self.in_proj = nn.Parameter(uniform_fan_in(3 * d_model, d_model, fan_in=d_model))
+        self.out_proj = nn.Parameter(uniform_fan_in(d_model, d_model, fan_in=d_model))
         self.in_bias = nn.Parameter(torch.zeros(3 * d_model)) if bias else None
         self.out_bias = nn.Parameter(torch.zeros(d_model)) if bias else None
 

@@ -5,7 +5,6 @@ the convolution computes them together with the input. So the heads are a separa
 layer consists of heads and a projection of its input to the selected features.
 """
 
-import math
 from abc import ABC, abstractmethod
 
 import torch
@@ -15,6 +14,7 @@ from torch.nn.functional import linear
 from longscan.layers.base import SequenceInfo, SequenceLayer
 from longscan.layers.parameters import Marked, mark
 from longscan.layers.state import ScanState, State, no_sequence
+from longscan.numerics.initialisers import uniform_fan_in
 from longscan.ops.dispatch import Backend
 
 
@@ -79,8 +79,7 @@ class HeadsLayer(SequenceLayer):
     def __init__(self, heads: Heads) -> None:
         super().__init__()
         self.d_model, self.heads = heads.d_model, heads
-        bound = 1 / math.sqrt(heads.d_model)
-        self.x_proj = mark(nn.Parameter(torch.empty(heads.selected, heads.d_model).uniform_(-bound, bound)), "selector")
+        self.x_proj = mark(nn.Parameter(uniform_fan_in(heads.selected, heads.d_model, fan_in=heads.d_model)), "selector")
 
     def forward_impl(self, x: Tensor, state: State, info: SequenceInfo) -> tuple[Tensor, State]:
         """Return the output of the heads and their state."""

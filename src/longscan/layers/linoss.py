@@ -11,8 +11,6 @@ A has no upper bound in training: then the states grow without bound in the auth
 With elapsed times tau a step is dt tau long. B and C are not halves of conjugate pairs, so the real part of C y has no factor 2.
 """
 
-import math
-
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import relu
@@ -24,6 +22,7 @@ from longscan.layers.base import SequenceInfo, SequenceLayer, mask_padding, star
 from longscan.layers.checks import values_unavailable
 from longscan.layers.parameters import mark
 from longscan.layers.state import ScanState, State, no_sequence
+from longscan.numerics.initialisers import uniform_fan_in
 from longscan.numerics.oscillators import OscillatorRule, oscillator_step
 from longscan.numerics.pairs import from_real, real_part
 from longscan.ops import block2_scan
@@ -60,12 +59,9 @@ class LinOSS(SequenceLayer):
         self.d_model, self.d_state, self.backend = d_model, d_state, backend
         self.discretisation: OscillatorRule = discretisation
 
-        def uniform(*shape: int, bound: float) -> nn.Parameter:
-            return mark(nn.Parameter(torch.empty(shape).uniform_(-bound, bound)), "ssm")
-
         self.A, self.dt = (mark(nn.Parameter(torch.rand(d_state)), "ssm", decay=False, keep_float32=True) for _ in range(2))
-        self.B = uniform(d_state, d_model, 2, bound=1 / math.sqrt(d_model))
-        self.C = uniform(d_model, d_state, 2, bound=1 / math.sqrt(d_state))
+        self.B = mark(nn.Parameter(uniform_fan_in(d_state, d_model, 2, fan_in=d_model)), "ssm")
+        self.C = mark(nn.Parameter(uniform_fan_in(d_model, d_state, 2, fan_in=d_state)), "ssm")
         self.D = mark(nn.Parameter(torch.randn(d_model)), "ssm", keep_float32=True)
         check_backend(self, backend)
 

@@ -27,6 +27,7 @@ from longscan.layers.base import SequenceInfo, SequenceLayer, mask_padding
 from longscan.layers.heads import head_width
 from longscan.layers.parameters import mark
 from longscan.layers.state import State, layer_state, no_sequence, restarted_rows, zero_rows
+from longscan.numerics.initialisers import uniform_fan_in
 from longscan.numerics.symbolic import is_symbolic
 from longscan.ops import ssd_scan
 from longscan.ops.arguments import INVALID, RESET, step_flags
@@ -139,11 +140,9 @@ class MLSTM(SequenceLayer):
         self.d_model, self.head_dim, self.backend = d_model, head_width(d_model, head_dim), backend
         self.heads = heads = d_model // self.head_dim
 
-        def uniform(*shape: int) -> nn.Parameter:
-            return nn.Parameter(torch.empty(shape).uniform_(-1 / math.sqrt(d_model), 1 / math.sqrt(d_model)))
-
-        self.in_proj, self.in_bias = uniform(4 * d_model, d_model), uniform(4 * d_model)
-        self.gate_proj = mark(uniform(2 * heads, d_model), "selector")
+        self.in_proj = nn.Parameter(uniform_fan_in(4 * d_model, d_model, fan_in=d_model))
+        self.in_bias = nn.Parameter(uniform_fan_in(4 * d_model, fan_in=d_model))
+        self.gate_proj = mark(nn.Parameter(uniform_fan_in(2 * heads, d_model, fan_in=d_model)), "selector")
         bias = torch.cat([0.1 * torch.randn(heads), torch.linspace(3, 6, heads)])
         self.gate_bias = mark(nn.Parameter(bias), "selector", decay=False, keep_float32=True)
         check_backend(self, backend)

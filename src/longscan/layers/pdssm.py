@@ -15,6 +15,7 @@ The derivative of P_t is that of the columns' softmax (straight-through estimato
 """
 
 import math
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -25,7 +26,7 @@ from longscan.layers._registry import LAYERS
 from longscan.layers.base import SequenceInfo, SequenceLayer, mask_padding
 from longscan.layers.parameters import float32_parameter, mark
 from longscan.layers.state import ScanState, State, no_sequence, restarted_rows
-from longscan.numerics.initialisers import complex_normal
+from longscan.numerics.initialisers import complex_normal, uniform_fan_in
 from longscan.numerics.pairs import from_real, multiply, polar, real_part
 from longscan.ops.arguments import INVALID, RESET, step_flags, without_autocast
 from longscan.ops.chunks import scan_chunks
@@ -40,11 +41,6 @@ def one_hot_columns(logits: Tensor) -> Tensor:
     soft = logits.softmax(-2)
     hard = torch.zeros_like(soft).scatter(-2, soft.argmax(-2, keepdim=True), 1.0)
     return hard + (soft - soft.detach())  # the difference is exactly 0
-
-
-def _uniform(*shape: int, inputs: int) -> Tensor:
-    """Return numbers that are uniform on [-1/sqrt(inputs), 1/sqrt(inputs)]."""
-    return torch.empty(shape, dtype=torch.float64).uniform_(-1 / math.sqrt(inputs), 1 / math.sqrt(inputs))
 
 
 @LAYERS.register("pdssm")
@@ -65,15 +61,15 @@ class PDSSM(SequenceLayer):
     def __init__(self, d_model: PositiveInt, *, d_state: PositiveInt = 64, n_matrices: PositiveInt = 8) -> None:
         super().__init__()
         self.d_model, self.d_state, self.n_matrices = d_model, d_state, n_matrices
-        hidden = 2 * d_state
-        self.selector = float32_parameter(_uniform(n_matrices, d_model, inputs=d_model), "selector", decay=True)
+        hidden, uniform = 2 * d_state, partial(uniform_fan_in, dtype=torch.float64)
+        self.selector = float32_parameter(uniform(n_matrices, d_model, fan_in=d_model), "selector", decay=True)
         matrices = torch.randn(n_matrices, d_state, d_state, dtype=torch.float64) / math.sqrt(d_state)
         self.matrices = float32_parameter(matrices, "selector")
         # Two MLPs in one: the first half is that of the magnitudes, the second that of the phases.
-        self.hidden_weight = float32_parameter(_uniform(2 * hidden, d_model, inputs=d_model), "selector", decay=True)
-        self.hidden_bias = float32_parameter(_uniform(2 * hidden, inputs=d_model), "selector")
-        self.factor_weight = float32_parameter(_uniform(2, d_state, hidden, inputs=hidden), "selector", decay=True)
-        self.factor_bias = float32_parameter(_uniform(2, d_state, inputs=hidden), "selector")
+        self.hidden_weight = float32_parameter(uniform(2 * hidden, d_model, fan_in=d_model), "selector", decay=True)
+        self.hidden_bias = float32_parameter(uniform(2 * hidden, fan_in=d_model), "selector")
+        self.factor_weight = float32_parameter(uniform(2, d_state, hidden, fan_in=hidden), "selector", decay=True)
+        self.factor_bias = float32_parameter(uniform(2, d_state, fan_in=hidden), "selector")
 
         def parameter(values: Tensor) -> nn.Parameter:
             return nn.Parameter(values.to(torch.get_default_dtype()))

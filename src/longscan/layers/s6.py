@@ -29,7 +29,7 @@ from longscan.layers._settings import check_backend
 from longscan.layers.base import SequenceInfo, SequenceLayer, mask_padding, start_state
 from longscan.layers.parameters import float32_parameter, mark
 from longscan.layers.state import ScanState, State, no_sequence
-from longscan.numerics.initialisers import diagonal_eigenvalues
+from longscan.numerics.initialisers import diagonal_eigenvalues, uniform_fan_in
 from longscan.numerics.pairs import constant, divide, exponential_minus_one, multiply
 from longscan.numerics.timescales import initial_dt
 from longscan.ops import selective_scan
@@ -90,14 +90,11 @@ class S6(SequenceLayer):
             self.op_names = ("linear_scan",)
         dtype = torch.get_default_dtype()
 
-        def uniform(*shape: int, fan_in: int) -> Tensor:
-            return torch.empty(shape).uniform_(-1 / math.sqrt(fan_in), 1 / math.sqrt(fan_in))
-
         dt_bias = initial_dt((d_model,), dt_min, dt_max, stored_as="softplus") if dt_init == "mamba" else None
         numbers = 2 if self.complex_maps else 1
-        self.x_proj = mark(nn.Parameter(uniform(rank + 2 * numbers * d_state, d_model, fan_in=d_model)), "selector")
-        self.dt_proj = mark(nn.Parameter(uniform(d_model, rank, fan_in=rank)), "selector")
-        self.dt_bias = float32_parameter(uniform(d_model, fan_in=rank) if dt_bias is None else dt_bias, "selector")
+        self.x_proj = mark(nn.Parameter(uniform_fan_in(rank + 2 * numbers * d_state, d_model, fan_in=d_model)), "selector")
+        self.dt_proj = mark(nn.Parameter(uniform_fan_in(d_model, rank, fan_in=rank)), "selector")
+        self.dt_bias = float32_parameter(uniform_fan_in(d_model, fan_in=rank) if dt_bias is None else dt_bias, "selector")
         if complex_state:
             eigenvalues = diagonal_eigenvalues(2 * d_state, "lin").to(dtype).expand(d_model, d_state, 2)
             self.A_log = float32_parameter((-eigenvalues[..., 0]).log())

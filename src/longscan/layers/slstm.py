@@ -10,7 +10,6 @@ With the stabiliser m_t = max(log f_t + m_{t-1}, log i_t) (equations 15-17) c an
 output; at the first step m is log i_t. The recurrence is not linear, so it runs step by step.
 """
 
-import math
 from typing import NamedTuple
 
 import torch
@@ -24,6 +23,7 @@ from longscan.layers.base import SequenceInfo, SequenceLayer
 from longscan.layers.heads import head_width
 from longscan.layers.parameters import mark
 from longscan.layers.state import State, layer_state, no_sequence, restarted_rows, zero_rows
+from longscan.numerics.initialisers import uniform_fan_in
 from longscan.ops.arguments import without_autocast
 
 
@@ -56,12 +56,8 @@ class SLSTM(SequenceLayer):
         self.d_model, self.head_dim = d_model, head_width(d_model, head_dim)
         self.heads = d_model // self.head_dim
 
-        def uniform(*shape: int) -> nn.Parameter:
-            bound = 1 / math.sqrt(shape[-1])
-            return nn.Parameter(torch.empty(shape).uniform_(-bound, bound))
-
-        self.in_proj = uniform(4 * d_model, d_model)
-        self.recurrent = uniform(self.heads, 4 * self.head_dim, self.head_dim)
+        self.in_proj = nn.Parameter(uniform_fan_in(4 * d_model, d_model, fan_in=d_model))
+        self.recurrent = nn.Parameter(uniform_fan_in(self.heads, 4 * self.head_dim, self.head_dim, fan_in=self.head_dim))
         bias = torch.zeros(4, d_model)
         bias[2] = torch.linspace(3, 6, d_model)
         self.bias = mark(nn.Parameter(bias.flatten()), "selector", decay=False, keep_float32=True)

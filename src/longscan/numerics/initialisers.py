@@ -1,4 +1,4 @@
-"""Initial values of the parameters that make a recurrence: eigenvalues, complex coefficients. float64, as real pairs (..., 2)."""
+"""Initial values of parameters: eigenvalues and complex coefficients, float64 as real pairs (..., 2); weights of linear maps."""
 
 import math
 from typing import Literal
@@ -10,6 +10,14 @@ from longscan.numerics.hippo import legs_normal
 
 Diagonal = Literal["lin", "inv", "legs", "real"]
 DIAGONALS = ("lin", "inv", "legs", "real")
+
+
+def uniform_fan_in(*shape: int, fan_in: int, dtype: torch.dtype | None = None) -> Tensor:
+    """Return numbers that are uniform on [-fan_in^-1/2, fan_in^-1/2], as PyTorch initialises linear maps.
+
+    fan_in: number of inputs of the map. dtype: None for torch's default dtype.
+    """
+    return torch.empty(shape, dtype=dtype).uniform_(-1 / math.sqrt(fan_in), 1 / math.sqrt(fan_in))
 
 
 def complex_normal(shape: tuple[int, ...], *, variance: float = 1.0) -> Tensor:
