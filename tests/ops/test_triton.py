@@ -603,6 +603,32 @@ def test_products_in_the_scan_equal_those_of_stored_gradients(channels, states, 
         assert (found - exact).norm() <= 4 * (other - exact).norm() + 2.0**-20 * exact.norm()
 
 
+@pytest.mark.parametrize("programs", [1, 64])
+def test_products_in_the_scan_of_groups_of_parameters(programs, monkeypatch):
+    """Float32: mapped parameters are groups of batch rows, each with its own gradient of W, also over several slices."""
+    unitary = import_module("longscan.ops.unitary_scan.triton.launch")
+    kernels = record_launches(unitary, monkeypatch)
+    monkeypatch.setattr(unitary, "SCAN_TILES", {32: unitary.ScanTile(16, 32, 1, 3)})
+    monkeypatch.setattr(unitary, "programs_to_fill", lambda _: programs)
+    monkeypatch.setattr(unitary, "MIN_SLICE_STEPS", 16)
+    monkeypatch.setattr(unitary, "SLICE_BYTES", 40 * unitary.bytes_per_step(4, 4, 40))
+    monkeypatch.setattr(unitary, "PRODUCT_BYTES", 40 * 4 * 4 * 16 * 2)  # 4 rows, 16 columns of u, 2 blocks of lanes
+    models = [floats(example("unitary_scan", torch.float64, length=75, masked=False, D=4, N=40)) for _ in range(2)]
+    models[1] = {name: x.flip(0) for name, x in models[1].items()}
+
+    def loss(inputs, backend):
+        y, final = unitary_scan(**inputs, backend=backend)
+        return y.square().sum() + final.square().sum()
+
+    stacked = {name: torch.stack([inputs[name] for inputs in models]).float() for name in models[0]}
+    grads = torch.func.vmap(torch.func.grad(lambda inputs: loss(inputs, "triton")))(move_to_device(stacked))
+    assert kernels.count(unitary.chunk_scan_bwd_kernel) > 1
+    assert unitary.d_theta_gemm_kernel not in kernels
+    for i, inputs in enumerate(models):
+        for name, exact in torch.func.grad(lambda inputs: loss(inputs, "eager"))(inputs).items():
+            assert (grads[name][i].cpu() - exact).norm() <= 1e-4 * exact.norm(), name
+
+
 @pytest.mark.parametrize(
     ("changes", "products"),
     [
