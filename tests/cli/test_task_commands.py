@@ -58,6 +58,8 @@ def test_show_writes_an_image_or_fails(tmp_path: Path, capsys: pytest.CaptureFix
     for argv, message in (
         (["show", "parity", "--count", "0"], "count"),
         (["show", "parities"], "task.name"),
+        (["show", "parity", "--model.d_model=4"], "--model.d_model"),
+        (["show", "parity", "--training.steps", "4"], "--training.steps"),
         (["show", "parity", "--split", "dev"], "split"),
         (["show", "lra_text"], "data_dir"),
     ):

@@ -1,5 +1,6 @@
 """The commands that list what exists: tasks, layers and examples of a task."""
 
+from collections.abc import Sequence
 from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -120,6 +121,7 @@ def show(
     options = own_data.given_options(
         label=label, target=target, horizon=horizon, known=known, id=id, time=time, channels=channels, group=group
     )
+    _check_settings_of_task(settings)
     if out is not None and Path(out).suffix.lower() not in ("", ".png"):
         raise setting_error("--out", out, "a file whose name ends in .png")
     is_run = task is not None and task not in TASKS and is_run_folder(Path(task))
@@ -136,6 +138,18 @@ def show(
         picture = draw_examples(parsed.task, out or f"{parsed.task.name}.png", split=split, count=count)
     echo(f"picture: {picture}")
     return 0
+
+
+def _check_settings_of_task(settings: Sequence[str]) -> None:
+    """Raise SettingError if a setting is of a section that has no effect on examples, such as `--model.spec`."""
+    from longscan.training.settings import Settings
+
+    for word in settings:
+        section = word.removeprefix("--").partition("=")[0].partition(".")[0]
+        if word.startswith("--") and section != "task" and section in {f.name for f in fields(Settings)}:
+            raise setting_error(
+                word.partition("=")[0], word, "left out: `longscan show` reads settings of the task only, `--task...`"
+            )
 
 
 def layers() -> int:

@@ -59,6 +59,21 @@ def divide_time(length: int, block: int, programs: int, device: torch.device) ->
     return Chunks(ceil_div(length, chunk), chunk)
 
 
+class ChunkMaps(NamedTuple):
+    """The maps x -> mult x + local of the state, or of its gradient, by each chunk; `restarted`: if a sequence starts in it."""
+
+    mult: Any = None
+    local: Any = None
+    restarted: Tensor | None = None
+
+
+def select_chunks(maps: ChunkMaps, start: int, stop: int | None) -> ChunkMaps:
+    """Return the maps of the chunks [start, stop); an empty `ChunkMaps` if there is only one chunk."""
+    if maps.local.shape[1] == 1:
+        return ChunkMaps()
+    return ChunkMaps(*(None if x is None else x[:, start:stop].contiguous() for x in maps))
+
+
 def ceil_div(size: int, by: int) -> int:
     """Return size / by, rounded up."""
     return -(-size // by)

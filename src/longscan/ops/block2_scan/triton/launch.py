@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from longscan.ops._gpu import Chunks, ceil_div, divide_time, launch, on_device, power_of_two
+from longscan.ops._gpu import ChunkMaps, Chunks, ceil_div, divide_time, launch, on_device, power_of_two, select_chunks
 from longscan.ops._triton_steps import previous_steps
 from longscan.ops.block2_scan.triton.backward import chunk_map_bwd_kernel, scan_bwd_kernel
 from longscan.ops.block2_scan.triton.forward import all_chunk_maps_kernel, chunk_map_fwd_kernel, scan_fwd_kernel
@@ -30,14 +30,6 @@ class Launch(NamedTuple):
     blocks_of_rows: int
     sizes: tuple[int, int, int, int]
     constants: dict[str, int]
-
-
-class ChunkMaps(NamedTuple):
-    """The maps x -> mult x + local of the state, or of its gradient, by each chunk; `restarted`: if a sequence starts in it."""
-
-    mult: Any = None
-    local: Any = None
-    restarted: Tensor | None = None
 
 
 def plan(M: Tensor, f: Tensor, blocks: Blocks) -> Launch:
@@ -71,13 +63,6 @@ def apply_all(maps: ChunkMaps, call: Launch, factor: Tensor | None = None, *, ba
     grid = (call.blocks_of_rows,)
     launch(all_chunk_maps_kernel, grid, *maps, state, factor, size, number, constants={"BACKWARD": backward, **constants})
     return state
-
-
-def select_chunks(maps: ChunkMaps, start: int, stop: int | None) -> ChunkMaps:
-    """Return the maps of the chunks [start, stop); an empty `ChunkMaps` if there is only one chunk."""
-    if maps.local.shape[1] == 1:
-        return ChunkMaps()
-    return ChunkMaps(*(None if x is None else x[:, start:stop].contiguous() for x in maps))
 
 
 def forward(

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from longscan.ops._gpu import Chunks, ceil_div, divide_time, launch, on_device, power_of_two
+from longscan.ops._gpu import ChunkMaps, Chunks, ceil_div, divide_time, launch, on_device, power_of_two, select_chunks
 from longscan.ops._triton import state_passing_kernel
 from longscan.ops._triton_steps import previous_steps
 from longscan.ops.linear_scan.triton.backward import chunk_map_bwd_kernel, scan_bwd_kernel
@@ -32,14 +32,6 @@ class Launch(NamedTuple):
     blocks_of_rows: int
     sizes: tuple[int, int, int, int]
     constants: dict[str, int]
-
-
-class ChunkMaps(NamedTuple):
-    """The maps x -> mult x + local of the state, or of its gradient, by each chunk; `restarted`: if a sequence starts in it."""
-
-    mult: Any = None
-    local: Any = None
-    restarted: Tensor | None = None
 
 
 def plan(a: Tensor, b: Tensor, reverse: bool, is_complex: bool, one_chunk: Blocks, chunked: Blocks) -> Launch:
@@ -79,13 +71,6 @@ def apply_all(maps: ChunkMaps, state: Tensor, is_complex: bool, backward: bool =
         constants={"COMPLEX": is_complex, "REVERSE": False, "BLOCK": 128},
     )  # fmt: skip
     return states[:, -1].clone()
-
-
-def select_chunks(maps: ChunkMaps, start: int, stop: int | None) -> ChunkMaps:
-    """Return the maps of the chunks [start, stop); an empty `ChunkMaps` if there is only one chunk."""
-    if maps.local.shape[1] == 1:
-        return ChunkMaps()
-    return ChunkMaps(*(None if x is None else x[:, start:stop].contiguous() for x in maps))
 
 
 def forward(
