@@ -622,7 +622,7 @@ def test_products_in_the_scan_of_groups_of_parameters(programs, monkeypatch):
 
     stacked = {name: torch.stack([inputs[name] for inputs in models]).float() for name in models[0]}
     grads = torch.func.vmap(torch.func.grad(lambda inputs: loss(inputs, "triton")))(move_to_device(stacked))
-    assert kernels.count(unitary.chunk_scan_bwd_kernel) > 1
+    assert kernels.count(unitary.chunk_scan_products_bwd_kernel) > 1
     assert unitary.d_theta_gemm_kernel not in kernels
     for i, inputs in enumerate(models):
         for name, exact in torch.func.grad(lambda inputs: loss(inputs, "eager"))(inputs).items():

@@ -276,6 +276,70 @@ def store_sums_over_states(
     tl.store(p_out + o_out[None, :] + o_step[:, None], sum_over_states(x, T, BD * BN // SUM, SUM), mask=(o_d < D)[None, :])
 
 
+@triton.jit
+def load_chunk_end(
+    p_W, p_B, p_C, p_chunk_states, p_d_final, p_m, i_b, i_c, rows, stride, chunks, o_r, m_r,
+    SEQUENTIAL: tl.constexpr, D: tl.constexpr, N: tl.constexpr, K: tl.constexpr, SHARED_B: tl.constexpr, SHARED_C: tl.constexpr,
+):  # fmt: skip
+    """Return what a program needs at the end of chunk i_c: B and C, the phase and state w, m, and both parts of W."""
+    size: tl.constexpr = D * N
+    o_parameter = (i_b // rows) * size
+    B_re, B_im = load_coefficients(p_B + 2 * o_parameter, o_r, m_r, N, SHARED_B)
+    C_re, C_im = load_coefficients(p_C + 2 * o_parameter, o_r, m_r, N, SHARED_C)
+    phase, w_re, w_im = load_state(p_chunk_states + i_b * stride + (i_c + 1).to(tl.int64) * 3 * size + o_r, m_r, size)
+    m_re, m_im = load_m(p_m, p_d_final, phase, i_b, i_c, chunks, o_r, m_r, size, SEQUENTIAL)
+    W_hi, W_lo = load_weights(p_W + o_parameter * D, o_r, m_r, D, K)
+    return B_re, B_im, C_re, C_im, phase, w_re, w_im, m_re, m_im, W_hi, W_lo
+
+
+@triton.jit
+def differentiate_tile(
+    p_g, p_x, o_td, m_d, theta, phase, w_re, w_im, m_re, m_im, B_re, B_im, C_re, C_im, CB_re, CB_im,
+    T: tl.constexpr, BD: tl.constexpr, BN: tl.constexpr, FAST: tl.constexpr,
+):  # fmt: skip
+    """Return the gradients of x and of the angles of a tile, phase, w and m before it, and its terms of P, dB and dC.
+
+    The equations are those of README.md; phase, w and m are given after the tile.
+    """
+    o_t = tl.arange(0, T)
+    first, last = (o_t == 0)[:, None], (o_t == T - 1)[:, None]
+    G, phase = phases_backward(theta, phase, first, last)
+    s, c = sincos_of_phase(G, FAST)
+    b_g, b_x = load_channels(p_g, o_td, m_d, T, BD, BN), load_channels(p_x, o_td, m_d, T, BD, BN)
+    R_re, R_im = tl.cumsum(b_g * c, 0), tl.cumsum(-(b_g * s), 0)
+    all_R_re, all_R_im = row_of(R_re, last), row_of(R_im, last)
+    x_re, x_im = b_x * c, -(b_x * s)
+    S_re, S_im = tl.cumsum(x_re, 0), tl.cumsum(x_im, 0)
+    all_S_re, all_S_im = row_of(S_re, last), row_of(S_im, last)
+    rho_re = (B_re * m_re + B_im * m_im)[None, :] + CB_re[None, :] * R_re + CB_im[None, :] * R_im
+    rho_im = (B_re * m_im - B_im * m_re)[None, :] + CB_re[None, :] * R_im - CB_im[None, :] * R_re
+    dx = c * rho_re - s * rho_im
+    d_theta = (m_im * w_re - m_re * w_im)[None, :]
+    d_theta = d_theta + (C_re * w_re - C_im * w_im)[None, :] * R_im - (C_re * w_im + C_im * w_re)[None, :] * R_re
+    d_theta += rho_re * S_im - rho_im * S_re
+    P_re = tl.sum(x_re * R_re, 0) + tl.sum(x_im * R_im, 0)
+    P_im = tl.sum(x_re * R_im, 0) - tl.sum(x_im * R_re, 0)
+    dB_re = m_re * all_S_re + m_im * all_S_im
+    dB_im = m_im * all_S_re - m_re * all_S_im
+    w_re += B_im * all_S_im - B_re * all_S_re
+    w_im -= B_re * all_S_im + B_im * all_S_re
+    dC_re = all_R_re * w_re + all_R_im * w_im
+    dC_im = all_R_im * w_re - all_R_re * w_im
+    m_re += C_re * all_R_re + C_im * all_R_im
+    m_im += C_re * all_R_im - C_im * all_R_re
+    return dx, d_theta, phase, w_re, w_im, m_re, m_im, P_re, P_im, dB_re, dB_im, dC_re, dC_im
+
+
+@triton.jit
+def add_products(P_re, P_im, dB_re, dB_im, dC_re, dC_im, B_re, B_im, C_re, C_im):
+    """Return the gradients of B and C with the terms conj(C) P and conj(B) P."""
+    dB_re += C_re * P_re + C_im * P_im
+    dB_im += C_re * P_im - C_im * P_re
+    dC_re += B_re * P_re + B_im * P_im
+    dC_im += B_re * P_im - B_im * P_re
+    return dB_re, dB_im, dC_re, dC_im
+
+
 @triton.jit(
     do_not_specialize=[
         "p_bias", "p_d_theta", "p_d_theta_lo", "batch", "L", "tiles", "chunks", "rows", "origin", "first_chunk", "span", "stride",
@@ -283,114 +347,138 @@ def store_sums_over_states(
 )  # fmt: skip
 def chunk_scan_bwd_kernel(
     p_u_hi, p_u_lo, p_dt, p_valid, p_x, p_g, p_W, p_bias, p_B, p_C, p_chunk_states, p_d_final, p_m,
-    p_dx, p_d_dt, p_d_theta, p_d_theta_lo, p_inverse, p_sums, p_d_initial, p_u_parts, p_du, p_dW,
+    p_dx, p_d_dt, p_d_theta, p_d_theta_lo, p_inverse, p_sums, p_d_initial,
     batch, L, padded, tiles, chunks, rows, origin, first_chunk, span, stride,  # noqa: ARG001
     SEQUENTIAL: tl.constexpr, D: tl.constexpr, N: tl.constexpr, STATE_BLOCKS: tl.constexpr, BLOCKS: tl.constexpr,
     T: tl.constexpr, BD: tl.constexpr, BN: tl.constexpr, K: tl.constexpr, FAST: tl.constexpr, STAGES: tl.constexpr,
     SHARED_B: tl.constexpr, SHARED_C: tl.constexpr,
 ):  # fmt: skip
-    """Store the gradients of `span` chunks without masks: of x and, with p_dt, of dt (STATE_BLOCKS, B, D, padded); and sums.
+    """Store the gradients of `span` chunks without masks: of the angles, of x and, with p_dt, of dt; and sums.
 
-    With p_du the gradients of the angles are multiplied by W, p_du (BLOCKS, B, padded, K), and by u, p_dW (programs of a group,
-    groups, BLOCKS R, K), to which later launches add, and those of x and dt are sums over at most 32 states. Without it they are
-    stored, p_d_theta (B, padded, BLOCKS, R), with p_d_theta_lo in two fp16 parts, times a power of two whose inverse is stored in
-    p_inverse (B, programs of a row, BLOCKS). SEQUENTIAL: see `load_m` and `store_sums`.
+    Gradients of x and dt: (STATE_BLOCKS, B, D, padded). p_d_theta (B, padded, BLOCKS, R): the gradients of W u. With p_d_theta_lo
+    they are in two fp16 parts, times a power of two whose inverse is stored in p_inverse (B, programs of a row, BLOCKS).
+    SEQUENTIAL: see `load_m` and `store_sums`.
     """
     R: tl.constexpr = BD * BN
     size: tl.constexpr = D * N
     i_b, i_p, i_r = (tl.program_id(0) // BLOCKS).to(tl.int64), tl.program_id(1), tl.program_id(0) % BLOCKS
     i_c = first_chunk + (tl.num_programs(1) - 1 - i_p) * span
-    SUM: tl.constexpr = 32 if p_du is not None and BN > 32 else BN
     i_n, first_channel, m_r, o_r = program_lanes(D, N, STATE_BLOCKS, BLOCKS, BD, BN)
-    o_parameter = (i_b // rows) * size
-    B_re, B_im = load_coefficients(p_B + 2 * o_parameter, o_r, m_r, N, SHARED_B)
-    C_re, C_im = load_coefficients(p_C + 2 * o_parameter, o_r, m_r, N, SHARED_C)
-    phase, w_re, w_im = load_state(p_chunk_states + i_b * stride + (i_c + span).to(tl.int64) * 3 * size + o_r, m_r, size)
-    m_re, m_im = load_m(p_m, p_d_final, phase, i_b, i_c + span - 1, chunks, o_r, m_r, size, SEQUENTIAL)
+    B_re, B_im, C_re, C_im, phase, w_re, w_im, m_re, m_im, W_hi, W_lo = load_chunk_end(
+        p_W, p_B, p_C, p_chunk_states, p_d_final, p_m, i_b, i_c + span - 1, rows, stride, chunks, o_r, m_r, SEQUENTIAL, D, N, K,
+        SHARED_B, SHARED_C,
+    )  # fmt: skip
     zero = tl.zeros((R,), B_re.dtype)
     d_bias, dB_re, dB_im, dC_re, dC_im, P_re, P_im = zero, zero, zero, zero, zero, zero, zero
     CB_re, CB_im = C_re * B_re - C_im * B_im, C_re * B_im + C_im * B_re
-    W_hi, W_lo = load_weights(p_W + o_parameter * D, o_r, m_r, D, K)
     o_t, o_d = tl.arange(0, T), first_channel + tl.arange(0, BD)
-    m_d, first, last = o_d < D, (o_t == 0)[:, None], (o_t == T - 1)[:, None]
-    o_channel, o_column = o_d[None, :].to(tl.int64) * padded, i_r * R + tl.arange(0, R)
-    if p_d_theta_lo is not None or p_du is not None:
+    m_d, o_channel, o_column = o_d < D, o_d[None, :].to(tl.int64) * padded, i_r * R + tl.arange(0, R)
+    if p_d_theta_lo is not None:
         p_state = p_chunk_states + i_b * stride + i_c.to(tl.int64) * 3 * size + o_r
         o_first = (i_b * D + o_d.to(tl.int64)) * padded + i_p * tiles * T
         scale, inverse = chunk_scale(
-            p_dt, p_x, p_g, p_state, B_re, B_im, C_re, C_im, m_re, m_im, o_first, m_d, m_r, tiles * T, size, BD, BN,
-            0 if p_du is None else R // 32,
-        )  # fmt: skip
-    if p_du is not None:
-        W_parts, du_scale = interleave_weights(p_W + o_parameter * D, o_r, m_r, inverse, D, K)
-        dW, dW_scale = tl.zeros((K, R), tl.float32), inverse * U_SCALE
-    elif p_d_theta_lo is not None:
+            p_dt, p_x, p_g, p_state, B_re, B_im, C_re, C_im, m_re, m_im, o_first, m_d, m_r, tiles * T, size, BD, BN, 0
+        )
         tl.store(p_inverse + (i_b * tl.num_programs(1) + i_p) * BLOCKS + i_r, inverse)
-    b_bias = load_bias_tile(p_bias + o_parameter, o_r, m_r, T)
+    b_bias = load_bias_tile(p_bias + (i_b // rows) * size, o_r, m_r, T)
     for i in tl.range(tiles, num_stages=STAGES):
         i_t = i_p * tiles + i
         o_step = i_t * T + o_t
         o_td = i_b * D * padded + o_channel + o_step[:, None]
         theta, b_Wu, factor = load_angles(
-            p_u_hi, p_u_lo, p_dt, p_valid, W_hi, W_lo, b_bias, i_b * padded, o_step, o_td, o_r, m_r, m_d, D, T, BD, BN, K,
-            p_du is not None,
-        )  # fmt: skip
-        G, phase = phases_backward(theta, phase, first, last)
-        s, c = sincos_of_phase(G, FAST)
-        b_g, b_x = load_channels(p_g, o_td, m_d, T, BD, BN), load_channels(p_x, o_td, m_d, T, BD, BN)
-        R_re, R_im = tl.cumsum(b_g * c, 0), tl.cumsum(-(b_g * s), 0)
-        all_R_re, all_R_im = row_of(R_re, last), row_of(R_im, last)
-        x_re, x_im = b_x * c, -(b_x * s)
-        S_re, S_im = tl.cumsum(x_re, 0), tl.cumsum(x_im, 0)
-        all_S_re, all_S_im = row_of(S_re, last), row_of(S_im, last)
-        rho_re = (B_re * m_re + B_im * m_im)[None, :] + CB_re[None, :] * R_re + CB_im[None, :] * R_im
-        rho_im = (B_re * m_im - B_im * m_re)[None, :] + CB_re[None, :] * R_im - CB_im[None, :] * R_re
-        dx = c * rho_re - s * rho_im
-        d_theta = (m_im * w_re - m_re * w_im)[None, :]
-        d_theta = d_theta + (C_re * w_re - C_im * w_im)[None, :] * R_im - (C_re * w_im + C_im * w_re)[None, :] * R_re
-        d_theta += rho_re * S_im - rho_im * S_re
-        P_re += tl.sum(x_re * R_re, 0) + tl.sum(x_im * R_im, 0)
-        P_im += tl.sum(x_re * R_im, 0) - tl.sum(x_im * R_re, 0)
-        dB_re += m_re * all_S_re + m_im * all_S_im
-        dB_im += m_im * all_S_re - m_re * all_S_im
-        w_re += B_im * all_S_im - B_re * all_S_re
-        w_im -= B_re * all_S_im + B_im * all_S_re
-        dC_re += all_R_re * w_re + all_R_im * w_im
-        dC_im += all_R_im * w_re - all_R_re * w_im
-        m_re += C_re * all_R_re + C_im * all_R_im
-        m_im += C_re * all_R_im - C_im * all_R_re
+            p_u_hi, p_u_lo, p_dt, p_valid, W_hi, W_lo, b_bias, i_b * padded, o_step, o_td, o_r, m_r, m_d, D, T, BD, BN, K
+        )
+        dx, d_theta, phase, w_re, w_im, m_re, m_im, t_P_re, t_P_im, t_B_re, t_B_im, t_C_re, t_C_im = differentiate_tile(
+            p_g, p_x, o_td, m_d, theta, phase, w_re, w_im, m_re, m_im, B_re, B_im, C_re, C_im, CB_re, CB_im, T, BD, BN, FAST
+        )
+        P_re, P_im = P_re + t_P_re, P_im + t_P_im
+        dB_re, dB_im, dC_re, dC_im = dB_re + t_B_re, dB_im + t_B_im, dC_re + t_C_re, dC_im + t_C_im
+        if p_dt is not None:
+            store_sums_over_states(p_d_dt, d_theta * b_Wu, i_b, i_n, first_channel, o_step, batch, padded, D, T, BD, BN, BN)
+            d_theta *= factor
+            d_bias += tl.sum(d_theta, 0)
+        else:
+            d_bias += tl.sum(d_theta * factor, 0)
+        o_theta = (i_b * padded + i_t * T) * (BLOCKS * R) + (o_t[:, None] * (BLOCKS * R) + o_column[None, :])
+        if p_d_theta_lo is not None:
+            b_hi, b_lo = split_fp16_hi_lo(d_theta, scale)
+            tl.store(p_d_theta + o_theta, b_hi)
+            tl.store(p_d_theta_lo + o_theta, b_lo)
+        else:
+            tl.store(p_d_theta + o_theta, d_theta)
+        store_sums_over_states(p_dx, dx, i_b, i_n, first_channel, o_step, batch, padded, D, T, BD, BN, BN)
+    dB_re, dB_im, dC_re, dC_im = add_products(P_re, P_im, dB_re, dB_im, dC_re, dC_im, B_re, B_im, C_re, C_im)
+    store_sums(
+        p_sums, p_m, p_d_initial, m_re, m_im, d_bias, dB_re, dB_im, dC_re, dC_im, i_b, i_c, chunks, o_r, m_r, size, SEQUENTIAL,
+        span,
+    )  # fmt: skip
+
+
+@triton.jit(do_not_specialize=["p_bias", "batch", "L", "tiles", "chunks", "rows", "origin", "first_chunk", "span", "stride"])
+def chunk_scan_products_bwd_kernel(
+    p_u_hi, p_u_lo, p_dt, p_valid, p_x, p_g, p_W, p_bias, p_B, p_C, p_chunk_states, p_d_final, p_m,
+    p_dx, p_d_dt, p_sums, p_d_initial, p_u_parts, p_du, p_dW,
+    batch, L, padded, tiles, chunks, rows, origin, first_chunk, span, stride,  # noqa: ARG001
+    SEQUENTIAL: tl.constexpr, D: tl.constexpr, N: tl.constexpr, STATE_BLOCKS: tl.constexpr, BLOCKS: tl.constexpr,
+    T: tl.constexpr, BD: tl.constexpr, BN: tl.constexpr, K: tl.constexpr, FAST: tl.constexpr, STAGES: tl.constexpr,
+    SHARED_B: tl.constexpr, SHARED_C: tl.constexpr,
+):  # fmt: skip
+    """Store the gradients of `span` chunks as `chunk_scan_bwd_kernel`, but the products of those of the angles, in float32.
+
+    p_du (BLOCKS, B, padded, K): times W. p_dW (programs of a group, groups, BLOCKS R, K): times u, to which later launches add.
+    Gradients of x and dt are sums over at most 32 states. p_u_parts: u in the order of `interleaved_rows`.
+    """
+    R: tl.constexpr = BD * BN
+    size: tl.constexpr = D * N
+    SUM: tl.constexpr = 32 if BN > 32 else BN
+    i_b, i_p, i_r = (tl.program_id(0) // BLOCKS).to(tl.int64), tl.program_id(1), tl.program_id(0) % BLOCKS
+    i_c = first_chunk + (tl.num_programs(1) - 1 - i_p) * span
+    i_n, first_channel, m_r, o_r = program_lanes(D, N, STATE_BLOCKS, BLOCKS, BD, BN)
+    B_re, B_im, C_re, C_im, phase, w_re, w_im, m_re, m_im, W_hi, W_lo = load_chunk_end(
+        p_W, p_B, p_C, p_chunk_states, p_d_final, p_m, i_b, i_c + span - 1, rows, stride, chunks, o_r, m_r, SEQUENTIAL, D, N, K,
+        SHARED_B, SHARED_C,
+    )  # fmt: skip
+    zero = tl.zeros((R,), B_re.dtype)
+    d_bias, dB_re, dB_im, dC_re, dC_im, P_re, P_im = zero, zero, zero, zero, zero, zero, zero
+    CB_re, CB_im = C_re * B_re - C_im * B_im, C_re * B_im + C_im * B_re
+    o_t, o_d = tl.arange(0, T), first_channel + tl.arange(0, BD)
+    m_d, o_channel, o_parameter = o_d < D, o_d[None, :].to(tl.int64) * padded, (i_b // rows) * size
+    p_state = p_chunk_states + i_b * stride + i_c.to(tl.int64) * 3 * size + o_r
+    o_first = (i_b * D + o_d.to(tl.int64)) * padded + i_p * tiles * T
+    scale, inverse = chunk_scale(
+        p_dt, p_x, p_g, p_state, B_re, B_im, C_re, C_im, m_re, m_im, o_first, m_d, m_r, tiles * T, size, BD, BN, R // 32
+    )
+    W_parts, du_scale = interleave_weights(p_W + o_parameter * D, o_r, m_r, inverse, D, K)
+    dW, dW_scale = tl.zeros((K, R), tl.float32), inverse * U_SCALE
+    b_bias = load_bias_tile(p_bias + o_parameter, o_r, m_r, T)
+    for i in tl.range(tiles, num_stages=STAGES):
+        o_step = (i_p * tiles + i) * T + o_t
+        o_row, o_td = i_b * padded + o_step, i_b * D * padded + o_channel + o_step[:, None]
+        theta, b_Wu, factor = load_angles(
+            p_u_hi, p_u_lo, p_dt, p_valid, W_hi, W_lo, b_bias, i_b * padded, o_step, o_td, o_r, m_r, m_d, D, T, BD, BN, K, True
+        )
+        dx, d_theta, phase, w_re, w_im, m_re, m_im, t_P_re, t_P_im, t_B_re, t_B_im, t_C_re, t_C_im = differentiate_tile(
+            p_g, p_x, o_td, m_d, theta, phase, w_re, w_im, m_re, m_im, B_re, B_im, C_re, C_im, CB_re, CB_im, T, BD, BN, FAST
+        )
+        P_re, P_im = P_re + t_P_re, P_im + t_P_im
+        dB_re, dB_im, dC_re, dC_im = dB_re + t_B_re, dB_im + t_B_im, dC_re + t_C_re, dC_im + t_C_im
         if p_dt is not None:
             store_sums_over_states(p_d_dt, d_theta * b_Wu, i_b, i_n, first_channel, o_step, batch, padded, D, T, BD, BN, SUM)
             d_theta *= factor
             d_bias += tl.sum(d_theta, 0)
         else:
             d_bias += tl.sum(d_theta * factor, 0)
-        o_row = i_b * padded + o_step
-        if p_du is not None:
-            b_hi, b_lo = split_fp16_hi_lo(d_theta, scale[None, :])
-            store_sums_over_states(p_dx, dx, i_b, i_n, first_channel, o_step, batch, padded, D, T, BD, BN, SUM)
-            p_tile = p_du + i_r * tl.cast(batch, tl.int64) * padded * K
-            dW += multiply_tile(b_hi, b_lo, W_parts, du_scale, dW_scale, p_u_parts, p_tile, o_row, K)
-        else:
-            o_theta = (i_b * padded + i_t * T) * (BLOCKS * R) + (o_t[:, None] * (BLOCKS * R) + o_column[None, :])
-            if p_d_theta_lo is not None:
-                b_hi, b_lo = split_fp16_hi_lo(d_theta, scale)
-                tl.store(p_d_theta + o_theta, b_hi)
-                tl.store(p_d_theta_lo + o_theta, b_lo)
-            else:
-                tl.store(p_d_theta + o_theta, d_theta)
-            store_sums_over_states(p_dx, dx, i_b, i_n, first_channel, o_step, batch, padded, D, T, BD, BN, SUM)
-    if p_du is not None:
-        i_part, i_g = i_p.to(tl.int64) * rows + i_b % rows, i_b // rows
-        o_slot = (i_part * (batch // rows) + i_g) * (BLOCKS * R) + o_column
-        p_out = p_dW + o_slot[None, :] * K + tl.arange(0, K)[:, None]
-        if first_chunk + tl.num_programs(1) * span < chunks:
-            dW += tl.load(p_out)
-        tl.store(p_out, dW)
-    dB_re += C_re * P_re + C_im * P_im
-    dB_im += C_re * P_im - C_im * P_re
-    dC_re += B_re * P_re + B_im * P_im
-    dC_im += B_re * P_im - B_im * P_re
+        b_hi, b_lo = split_fp16_hi_lo(d_theta, scale[None, :])
+        store_sums_over_states(p_dx, dx, i_b, i_n, first_channel, o_step, batch, padded, D, T, BD, BN, SUM)
+        p_tile = p_du + i_r * tl.cast(batch, tl.int64) * padded * K
+        dW += multiply_tile(b_hi, b_lo, W_parts, du_scale, dW_scale, p_u_parts, p_tile, o_row, K)
+    i_part, i_g = i_p.to(tl.int64) * rows + i_b % rows, i_b // rows
+    o_slot = (i_part * (batch // rows) + i_g) * (BLOCKS * R) + i_r * R + tl.arange(0, R)
+    p_out = p_dW + o_slot[None, :] * K + tl.arange(0, K)[:, None]
+    if first_chunk + tl.num_programs(1) * span < chunks:
+        dW += tl.load(p_out)
+    tl.store(p_out, dW)
+    dB_re, dB_im, dC_re, dC_im = add_products(P_re, P_im, dB_re, dB_im, dC_re, dC_im, B_re, B_im, C_re, C_im)
     store_sums(
         p_sums, p_m, p_d_initial, m_re, m_im, d_bias, dB_re, dB_im, dC_re, dC_im, i_b, i_c, chunks, o_r, m_r, size, SEQUENTIAL,
         span,

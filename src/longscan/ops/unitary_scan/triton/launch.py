@@ -21,6 +21,7 @@ from longscan.ops._triton_launch import largest, smallest, special_functions
 from longscan.ops.unitary_scan.triton.backward import (
     chunk_scan_bwd_kernel,
     chunk_scan_masked_bwd_kernel,
+    chunk_scan_products_bwd_kernel,
     chunk_state_bwd_kernel,
     epilogue_bwd_kernel,
     preprocess_bwd_kernel,
@@ -461,10 +462,9 @@ class FusedProducts:
     Attributes:
         du, dW: partial sums of the gradients of u and W, for slices of at most `chunks` chunks.
         split_k, weight_split_k: number of these parts.
-        d_theta, W_hi, W_lo: None, in place of the buffers of `Gemm`.
+        W_hi, W_lo: None, in place of the buffers of `Gemm`.
     """
 
-    d_theta = None, None, None
     W_hi = W_lo = None
 
     def __init__(self, p: Problem, W: Tensor, chunks: int) -> None:
@@ -537,7 +537,7 @@ def backward(
                 pass_gradients(p, local, chunk_states, None, m)
                 grad_final = exchange_gradient(m[:, 0].reshape(d_initial.shape)).contiguous()
             pass_gradients(p, local, chunk_states, grad_final, m)
-        inputs, outputs = (W, bias, B, C, chunk_states, *masks, grad_final, m), (dx, d_dt, *gemm.d_theta, sums, d_initial)
+        inputs = W, bias, B, C, chunk_states, *masks, grad_final, m
         first_tile = 0
         for first, stop in slices:
             padded, origin, x = (stop - first) * steps, stop * steps - 1, buffers
@@ -545,20 +545,21 @@ def backward(
                 x = buffers.skip(p, (number - stop) * steps)
             elif not parallel or len(slices) > 1:
                 preprocess.run(first, stop, padded)
+            outputs: tuple[Tensor | None, ...]
+            division: tuple[int, ...]
+            if isinstance(gemm, FusedProducts):
+                kernel, outputs = chunk_scan_products_bwd_kernel, (sums, d_initial, x.u_parts, gemm.du, gemm.dW)
+            else:
+                kernel = chunk_scan_bwd_kernel if flags is None else chunk_scan_masked_bwd_kernel
+                outputs = *gemm.d_theta, sums, d_initial
+            programs, division = stop - first, (p.chunk_tiles, number, p.rows, origin, first)
             if flags is None:  # a program without parallel chunks scans all chunks of the slice
                 span = 1 if parallel else stop - first
-                products = (x.u_parts, gemm.du, gemm.dW) if isinstance(gemm, FusedProducts) else (None, None, None)
-                launch(
-                    chunk_scan_bwd_kernel, (scan.programs, (stop - first) // span), *x[:6], *inputs, *outputs, *products, p.batch,
-                    p.L, padded, p.chunk_tiles * span, number, p.rows, origin, first, span, stride,
-                    constants={"SEQUENTIAL": not parallel, **scan.constants, **shared},
-                )  # fmt: skip
-            else:
-                launch(
-                    chunk_scan_masked_bwd_kernel, (p.programs, stop - first), *x[:6], *inputs, *outputs, p.batch, p.L, padded,
-                    p.chunk_tiles, number, p.rows, origin, first, stride,
-                    constants={"SEQUENTIAL": not parallel, **p.constants, **shared},
-                )  # fmt: skip
+                programs, division = programs // span, (p.chunk_tiles * span, number, p.rows, origin, first, span)
+            launch(
+                kernel, (scan.programs, programs), *x[:6], *inputs, dx, d_dt, *outputs, p.batch, p.L, padded, *division, stride,
+                constants={"SEQUENTIAL": not parallel, **scan.constants, **shared},
+            )  # fmt: skip
             du_angles = gemm.du if isinstance(gemm, FusedProducts) else gemm.run(x, stop - first)
             call = elementwise(p.batch, padded, p.D)
             launch(
