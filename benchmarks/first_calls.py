@@ -9,8 +9,8 @@ backward pass at --sizes, and one at each of --others, which have the same D and
 processes, and for each kernel that the first process compiled the seconds of Triton's stages: its front end (ast), its own
 representations (ttir, ttgir), LLVM (llir, ptx) and ptxas (cubin), and at "end" the seconds from the first pass to the end of its
 compilation. Kernels are compiled in parallel threads, which share one interpreter, so the seconds of a kernel include waiting for
-other kernels. The kernels need a GPU, or TRITON_INTERPRET=1 for a
-check of the script with small sizes, where nothing is compiled.
+other kernels. The kernels need a GPU, or TRITON_INTERPRET=1 for a check of the script with small sizes, where nothing is
+compiled.
 """
 
 import argparse

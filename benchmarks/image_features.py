@@ -8,7 +8,7 @@ features: patches of 6 x 6 pixels at all places, normalised and whitened, k-mean
 summed in four quadrants, and a linear support vector machine with squared hinge loss, whose strength is chosen on 5,000 training
 pictures.
 --qualities: 0 for the pictures as they are in the folder, otherwise the quality at which they are compressed again first, with
-halved chroma.
+4:2:0 chroma subsampling.
 """
 
 import argparse

@@ -202,10 +202,8 @@ def write_page(path: Path) -> None:
     rows = latest(path)
     lines = [f"# Latest rows of {path.name}", ""]
     lines += ["Times are medians, of calls from Python or replayed as one CUDA graph; in brackets, times over the first row of"]
-    lines += [
-        "the same op and length. A peak is that of a forward and backward pass without its inputs. Errors are relative to the"
-    ]
-    lines += ["largest entry of y or a gradient.", ""]
+    lines += ["the same op and length. A peak is that of a forward and backward pass without its inputs. Errors are relative"]
+    lines += ["to the largest entry of y or a gradient.", ""]
     found = groups(rows)
     shared = len({origin(group) for group in found.values()}) == 1  # stated once then, not under each table
     if shared:

@@ -1,4 +1,4 @@
-"""What the pages of layers say about inputs that are not finite."""
+"""Tests of the statements on pages of layers about inputs that are not finite."""
 
 import re
 

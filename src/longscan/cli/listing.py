@@ -144,12 +144,11 @@ def _check_settings_of_task(settings: Sequence[str]) -> None:
     """Raise SettingError if a setting is of a section that has no effect on examples, such as `--model.spec`."""
     from longscan.training.settings import Settings
 
+    without_effect = {f"--{section.name}" for section in fields(Settings)} - {"--task"}
     for word in settings:
-        section = word.removeprefix("--").partition("=")[0].partition(".")[0]
-        if word.startswith("--") and section != "task" and section in {f.name for f in fields(Settings)}:
-            raise setting_error(
-                word.partition("=")[0], word, "left out: `longscan show` reads settings of the task only, `--task...`"
-            )
+        name = word.partition("=")[0]
+        if name.partition(".")[0] in without_effect:
+            raise setting_error(name, word, "left out: `longscan show` reads settings of the task only, `--task...`")
 
 
 def layers() -> int:

@@ -507,7 +507,7 @@ def backward(
     m = u.new_empty((p.batch, number + 1 if parallel else 1, p.size, 2))
     sums = u.new_empty((p.batch, number if parallel else 1, 5, p.size))
     stride, raw = chunk_states.stride(0), chunk_states[:, -p.L * p.D :]
-    slices = list(divide_chunks(p, fused))
+    slices = list(divide_chunks(p, scan.lanes.BLOCKS if fused else None))
     most = max(stop - first for first, stop in slices)
     longest, state_blocks = most * steps, scan.lanes.STATE_BLOCKS * (ceil_div(scan.lanes.BN, 32) if fused else 1)
     dx = u.new_empty(state_blocks * p.batch * longest * p.D)
@@ -580,17 +580,18 @@ def backward(
     return du, ddt, dW, d_bias, dB, dC, u.new_empty(0) if dD is None else dD, dz, d_initial
 
 
-def divide_chunks(p: Problem, fused: bool) -> Iterator[tuple[int, int]]:
+def divide_chunks(p: Problem, blocks: int | None) -> Iterator[tuple[int, int]]:
     """Yield slices [first, stop) of the chunks, from the last to the first. A traced graph depends on their number only.
 
-    fused: whether a slice needs memory for partial sums of the gradient of u instead of the gradients of the angles.
+    blocks: number of partial sums of the gradient of u that a slice needs memory for; None if it needs memory for the gradients
+    of the angles instead.
     """
     row, most, each = bytes_per_step(p.batch, p.D, p.N), SLICE_BYTES, 1
-    if fused:
-        row, most = 4 * p.batch * p.K * divide_lanes(p.D, p.N, FUSED_LANES).BLOCKS, PRODUCT_BYTES
+    if blocks is not None:
+        row, most = 4 * p.batch * p.K * blocks, PRODUCT_BYTES
     if p.L * row <= most:
         each = p.chunks.number
-    elif p.chunks.parallel or fused:
+    elif p.chunks.parallel or blocks is not None:
         each = max(1, most // (row * p.chunks.steps))
     for i in range(ceil_div(p.chunks.number, each)):
         stop = p.chunks.number - i * each
