@@ -1,6 +1,7 @@
 """The Triton kernels, run in Triton's interpreter (TRITON_INTERPRET=1) or on the GPU that LONGSCAN_DEVICE names."""
 
 import inspect
+import itertools
 import json
 import os
 import threading
@@ -396,6 +397,71 @@ def test_chunk_states_shape_has_room_for_all_states(monkeypatch):
         needed = unitary.divide_steps(batch, length, channels, states, torch.device("meta")).number
         _, size = unitary.chunk_states_shape(torch.empty(batch, length, channels, device="meta"), states)
         assert needed + 1 <= (size - length * channels) / (3 * channels * states) <= 4 * needed + 1
+
+
+@pytest.fixture
+def large_zeros(tmp_path, monkeypatch):
+    """Return a function of a number n that returns n zeros in float32, in a file that takes space only for what is changed.
+
+    As many addresses as int32 has precede them, so that an offset with too few bits is not out of the process's memory.
+    """
+    from triton.runtime.interpreter import GridExecutor
+
+    # The interpreter used the memory of the tensors of the call, but would copy all of it onto itself afterwards.
+    monkeypatch.setattr(GridExecutor, "_restore_args_dev", lambda *_: None)
+    names = (str(tmp_path / f"zeros{i}") for i in itertools.count())
+    return lambda count: torch.from_file(next(names), shared=True, size=2**31 + count)[2**31 :]
+
+
+@pytest.mark.skipif(DEVICE.type != "cpu", reason="needs memory in a file")
+@pytest.mark.parametrize("direction", ["forward", "backward"])
+def test_epilogues_reach_the_last_step_of_a_row_of_more_than_2_31_numbers(direction, large_zeros):
+    kernels = import_module(f"longscan.ops.unitary_scan.triton.{direction}")
+    L, D, T, padded = 17, 2**27, 16, 32
+    last = slice((L - 1) * D, (L - 1) * D + 4)
+    u, out, other, small = large_zeros(L * D), large_zeros(L * D), large_zeros(L * D), torch.ones(4 * padded)
+    u[last] = torch.tensor([1.0, -2.0, 0.5, 3.0])
+    if direction == "forward":
+        skip = torch.full((4,), 2.0)
+        sizes = 1, L, D, padded, 1, 2, 1, 0
+        kernels.epilogue_fwd_kernel[(2, 1)](small, u, skip, None, None, out, other, *sizes, T=T, BD=4)
+        expected = {"y": (out, 1 + 2 * torch.nn.functional.silu(u[last])), "sums": (other, torch.ones(4))}
+    else:
+        sizes = 1, L, D, 4, padded, L - 1, 1, 1, 1, 1, 0, 0, 1  # from `batch` to `all_tiles`
+        zeros = torch.zeros(4 * padded)
+        tensors = u, u, u, None, None, None, u, small, None, zeros, out, other, None, None
+        kernels.epilogue_bwd_kernel[(1, 1)](*tensors, *sizes, T=T, BD=4)
+        x = u[last].clone().requires_grad_()
+        (grad,) = torch.autograd.grad((torch.nn.functional.silu(x) * u[last]).sum(), x)
+        expected = {"du": (out, grad), "ddt": (other, torch.nn.functional.silu(u[last]))}
+    for name, (result, values) in expected.items():
+        torch.testing.assert_close(result[last], values, msg=lambda text, name=name: f"{name}: {text}")
+
+
+@pytest.mark.skipif(DEVICE.type != "cpu", reason="needs memory in a file")
+def test_states_of_chunks_of_more_than_2_31_numbers_are_stored_in_their_places(large_zeros):
+    """A row has 16 channels with 2^25 states each, of which four are computed; the state grows by 1 in each of the steps."""
+    from longscan.ops.unitary_scan.triton.forward import chunk_scan_fwd_kernel, state_passing_fwd_kernel
+
+    D, N, T, chunks = 16, 2**25, 16, 3
+    steps = T * chunks
+    size, states = D * N, large_zeros((3 * chunks + 3) * D * N)
+    u, x = torch.zeros(steps, D, dtype=torch.float16), torch.ones(D, steps)
+    W, bias, y, final = torch.zeros(4, D), torch.zeros(4), torch.zeros(D, steps), torch.zeros(8)
+    ones = torch.tensor([1.0, 0.0]).repeat(4)
+    chunk_scan_fwd_kernel[(1, 1)](
+        u, u, None, x, x, W, bias, ones, ones, None, states, None, y, final, 1, steps, steps, chunks, 1, chunks, 1, 0,
+        SEQUENTIAL=True, D=D, N=N, STATE_BLOCKS=N // 4, BLOCKS=size // 4, T=T, BD=1, BN=4, K=D, FAST=False, STAGES=1,
+        SHARED_B=False, SHARED_C=False,
+    )  # fmt: skip
+    found = [states[3 * i * size + size :][:4].tolist() for i in range(chunks + 1)]
+    assert found == [[float(T * i)] * 4 for i in range(chunks + 1)]
+
+    local, states = large_zeros(4 * chunks * size), large_zeros((3 * chunks + 3) * size)
+    for i in range(chunks):
+        local[4 * i * size :][:16] = torch.tensor([0.0, 1.0, 0.0, 1.0]).repeat(4)
+    state_passing_fwd_kernel[(1, 1)](local, None, states, chunks, size, 0, BLOCK=4)
+    assert [states[3 * i * size + size :][:4].tolist() for i in range(chunks + 1)] == [[float(i)] * 4 for i in range(chunks + 1)]
 
 
 @pytest.mark.parametrize("call", [selective_scan])

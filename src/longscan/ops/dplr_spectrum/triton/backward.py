@@ -39,21 +39,22 @@ def dplr_spectrum_bwd_sums_kernel(
     y_r, y_i = multiply(e_r, e_i, cb_r - used_r, cb_i - used_i)
     b_dt_sum = g_r * y_r + g_i * y_i
     g_r, g_i = multiply_conjugate(e_r * b_dt, e_i * b_dt, g_r, g_i)
+    plane = tl.cast(F, tl.int64)
     p_sums = d_sums + i_d * 8 * F + o_f
     tl.store(p_sums, g_r, mask=m_f)
-    tl.store(p_sums + F, g_i, mask=m_f)
+    tl.store(p_sums + plane, g_i, mask=m_f)
     d_r, d_i = multiply(gain_r, gain_i, pb_r, pb_i)
     d_r, d_i = multiply_conjugate(d_r, d_i, -g_r, -g_i)
-    tl.store(p_sums + 2 * F, d_r, mask=m_f)
-    tl.store(p_sums + 3 * F, d_i, mask=m_f)
+    tl.store(p_sums + 2 * plane, d_r, mask=m_f)
+    tl.store(p_sums + 3 * plane, d_i, mask=m_f)
     d_r, d_i = multiply(gain_r, gain_i, used_r, used_i)
     d_r, d_i = multiply_conjugate(d_r, d_i, g_r, g_i)
-    tl.store(p_sums + 4 * F, d_r, mask=m_f)
-    tl.store(p_sums + 5 * F, d_i, mask=m_f)
+    tl.store(p_sums + 4 * plane, d_r, mask=m_f)
+    tl.store(p_sums + 5 * plane, d_i, mask=m_f)
     d_r, d_i = multiply(gain_r, gain_i, cp_r, cp_i)
     d_r, d_i = multiply_conjugate(d_r, d_i, -g_r, -g_i)
-    tl.store(p_sums + 6 * F, d_r, mask=m_f)
-    tl.store(p_sums + 7 * F, d_i, mask=m_f)
+    tl.store(p_sums + 6 * plane, d_r, mask=m_f)
+    tl.store(p_sums + 7 * plane, d_i, mask=m_f)
     m_r, m_i = multiply(m_r, m_i, m_r, m_i)
     d_r, d_i = multiply(m_r, m_i, rank_r, rank_i)
     d_r, d_i = multiply(d_r, d_i, c_r, c_i)
@@ -84,7 +85,7 @@ def dplr_spectrum_bwd_states_kernel(
     s_cb_r, s_cb_i, s_cp_r, s_cp_i, s_pp, s_pb_r, s_pb_i, s_lambda_r, s_lambda_i = (
         zero, zero, zero, zero, zero, zero, zero, zero, zero
     )  # fmt: skip
-    stop = tl.minimum(i_c * CHUNK + CHUNK, F)
+    stop, plane = tl.minimum(i_c * CHUNK + CHUNK, F), tl.cast(F, tl.int64)
     for first in range(i_c * CHUNK, stop, ROWS):
         o_f = first + o_row
         m_f = o_f < stop
@@ -93,13 +94,13 @@ def dplr_spectrum_bwd_states_kernel(
         t_r, t_i = c_r * b_dt, c_i * b_dt
         p_sums = d_sums + i_d * 8 * F + o_f
         g_cb_r = tl.load(p_sums, mask=m_f, other=0.0)
-        g_cb_i = tl.load(p_sums + F, mask=m_f, other=0.0)
-        g_cp_r = tl.load(p_sums + 2 * F, mask=m_f, other=0.0)
-        g_cp_i = tl.load(p_sums + 3 * F, mask=m_f, other=0.0)
-        g_pp_r = tl.load(p_sums + 4 * F, mask=m_f, other=0.0)
-        g_pp_i = tl.load(p_sums + 5 * F, mask=m_f, other=0.0)
-        g_pb_r = tl.load(p_sums + 6 * F, mask=m_f, other=0.0)
-        g_pb_i = tl.load(p_sums + 7 * F, mask=m_f, other=0.0)
+        g_cb_i = tl.load(p_sums + plane, mask=m_f, other=0.0)
+        g_cp_r = tl.load(p_sums + 2 * plane, mask=m_f, other=0.0)
+        g_cp_i = tl.load(p_sums + 3 * plane, mask=m_f, other=0.0)
+        g_pp_r = tl.load(p_sums + 4 * plane, mask=m_f, other=0.0)
+        g_pp_i = tl.load(p_sums + 5 * plane, mask=m_f, other=0.0)
+        g_pb_r = tl.load(p_sums + 6 * plane, mask=m_f, other=0.0)
+        g_pb_i = tl.load(p_sums + 7 * plane, mask=m_f, other=0.0)
         X_r, X_i, Y_r, Y_i = poles(a_r, a_i, t_r, t_i, lambda_r, lambda_i)
         even_r, even_i, odd_r, odd_i = X_r + Y_r, X_i + Y_i, Y_i - X_i, X_r - Y_r
         s_cb_r += g_cb_r * even_r + g_cb_i * even_i

@@ -42,7 +42,7 @@ def load_frequencies(table, i_row, o_f, F):
 
     From index F on, the entries are those of the last frequency: other numbers could be at a pole, and 0 times infinity is NaN.
     """
-    p_f = table + (i_row * F + tl.minimum(o_f, F - 1)) * 2
+    p_f = table + (i_row * F + tl.minimum(o_f, F - 1).to(tl.int64)) * 2
     return tl.load(p_f), tl.load(p_f + 1)
 
 

@@ -261,7 +261,8 @@ def cumulative_rotation_bwd_kernel(
             tl.store(dC_bias + tile_head * N + n, tl.interleave(tl.sum(dc0, 0), tl.sum(dc1, 0)), mask=n < N)
         sum_b0, sum_b1, sum_c0, sum_c1 = sum_b0 + db0, sum_b1 + db1, sum_c0 + dc0, sum_c1 + dc1
     store_mask = in_range[:, None] & (n < N)[None, :]
-    group_offset += block * (tl.num_programs(0) // tiles) * length * groups * N  # of the rows of the batch before this block
+    batch = (tl.num_programs(0) // tiles).to(tl.int64)
+    group_offset += block * batch * length * groups * N  # of the rows of the batch before this block
     tl.store(dB + group_offset, tl.interleave(sum_b0, sum_b1).to(dB.dtype.element_ty), mask=store_mask)
     tl.store(dC + group_offset, tl.interleave(sum_c0, sum_c1).to(dB.dtype.element_ty), mask=store_mask)
 

@@ -589,7 +589,7 @@ def epilogue_bwd_kernel(
     m_valid = m_t
     if p_flags is not None:
         m_valid = m_t & (tl.load(p_flags + i_b * L + step, mask=m_t, other=INVALID) != INVALID)
-    o_td = step[:, None] * D + o_d[None, :]
+    o_td = step[:, None].to(tl.int64) * D + o_d[None, :]
     m_in, m_out = m_valid[:, None] & (o_d < D)[None, :], m_t[:, None] & (o_d < D)[None, :]
     b_y = tl.load(p_raw + i_b * stride + o_td, mask=m_in, other=0.0)
     o_td += i_b * L * D
@@ -669,7 +669,8 @@ def sum_channels(p_sums, p_dx, i, first, count, D, N, ROWS: tl.constexpr, BLOCK:
     im = re
     for begin in range(0, count * D, ROWS):
         o_row = begin + o_i
-        p_in = p_sums + ((o_row // D * 5 + first) * D + o_row % D)[:, None].to(tl.int64) * N + o_n[None, :]
+        o_in = (o_row // D * 5 + first).to(tl.int64) * D + o_row % D
+        p_in = p_sums + o_in[:, None] * N + o_n[None, :]
         m_in = (o_row < count * D)[:, None] & m_n[None, :]
         re += tl.load(p_in, mask=m_in, other=0.0)
         im += tl.load(p_in + D * N, mask=m_in, other=0.0)

@@ -197,7 +197,8 @@ def state_passing_fwd_kernel(p_local, p_initial, p_chunk_states, chunks, size, s
     if p_initial is not None:
         w_re, w_im = load_pairs(p_initial + i_b * size * 2, o_r, m_r)
     for i in range(chunks + 1):
-        store_state(p_chunk_states + i_b * stride + i * 3 * size + o_r, phase, w_re, w_im, m_r, size)
+        p_state = p_chunk_states + i_b * stride + tl.cast(i, tl.int64) * 3 * size + o_r
+        store_state(p_state, phase, w_re, w_im, m_r, size)
         p_in, m_in = p_local + (i_b * chunks + i) * size * 4 + o_r * 4, m_r & (o_r * 0 + i < chunks)
         s, c = sincos(phase)
         local_re = tl.load(p_in + 1, mask=m_in, other=0.0)
@@ -245,7 +246,8 @@ def chunk_scan_fwd_kernel(
         o_step = (i_c * tiles + i) * T + o_t
         if SEQUENTIAL and p_chunk_states is not None:
             m_start = m_r & (o_r * 0 + i % chunk_tiles == 0)
-            store_state(p_chunk_states + i_b * stride + (i // chunk_tiles) * 3 * size + o_r, phase, w_re, w_im, m_start, size)
+            p_state = p_chunk_states + i_b * stride + tl.cast(i // chunk_tiles, tl.int64) * 3 * size + o_r
+            store_state(p_state, phase, w_re, w_im, m_start, size)
         o_td = i_b * D * padded + o_channel + o_step[:, None]
         theta, _, _ = load_angles(
             p_u_hi, p_u_lo, p_dt, p_valid, W_hi, W_lo, b_bias, i_b * padded, o_step, o_td, o_r, m_r, m_d, D, T, BD, BN, K
@@ -271,7 +273,8 @@ def chunk_scan_fwd_kernel(
         tl.store(p_out, c * w_re - s * w_im, mask=m_r)
         tl.store(p_out + 1, c * w_im + s * w_re, mask=m_r)
         if SEQUENTIAL and p_chunk_states is not None:
-            store_state(p_chunk_states + i_b * stride + chunks * 3 * size + o_r, phase, w_re, w_im, m_r, size)
+            p_state = p_chunk_states + i_b * stride + tl.cast(chunks, tl.int64) * 3 * size + o_r
+            store_state(p_state, phase, w_re, w_im, m_r, size)
 
 
 @triton.jit(do_not_specialize=["p_bias", "L", "chunk_tiles", "rows", "origin", "first_chunk", "stride"])
@@ -334,7 +337,7 @@ def epilogue_fwd_kernel(
     m_valid = o_t < L
     if p_flags is not None:
         m_valid = m_valid & (tl.load(p_flags + i_b * L + o_t, mask=o_t < L, other=INVALID) != INVALID)
-    o_td = o_t[:, None] * D + o_d[None, :]
+    o_td = o_t[:, None].to(tl.int64) * D + o_d[None, :]
     m_in, m_out = m_valid[:, None] & (o_d < D)[None, :], (o_t < L)[:, None] & (o_d < D)[None, :]
     o_sums = (i_b * D + o_d[None, :]) * padded + o_t[:, None]
     b_y = sum_parts(p_sums + o_sums, tl.cast(batch, tl.int64) * D * padded, state_blocks, m_in)

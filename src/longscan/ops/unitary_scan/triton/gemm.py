@@ -105,7 +105,7 @@ def grad_inputs_tile(
         else:
             scale = tl.load(p_inverse + i_c * BLOCKS + i_r) * (1.0 / U_SCALE)
         acc = dot_hi_lo(b_hi, b_lo, tl.load(p_W_hi + o_W), tl.load(p_W_lo + o_W), acc, scale)
-    o_out = (i_split * (tl.num_programs(2) * chunks * steps) + o_row[:, None]) * K + o_k[None, :]
+    o_out = (i_split.to(tl.int64) * tl.num_programs(2) * chunks * steps + o_row[:, None]) * K + o_k[None, :]
     tl.store(p_du + o_out, acc, mask=m_row[:, None])
 
 
