@@ -623,6 +623,7 @@ INVALID_CALLS: list[tuple[type[Exception], str, Callable[[SequenceModule, Tensor
     (TypeError, r"`x` must have the dtype .*, got torch\.int64", lambda module, x: module(x.long())),
     (TypeError, "`x` must be a tensor, got a list", lambda module, x: module(x.tolist())),
     (TypeError, r"`x` must be dense, .*, got layout torch\.sparse_coo", lambda module, x: module(x.to_sparse())),
+    (TypeError, "`x` must be dense, got a nested tensor", lambda module, x: module(torch.nested.nested_tensor(list(x)))),
     (ValueError, "`x` must be on the device of the parameters, cpu, got meta", lambda module, x: module(x.to("meta"))),
     (
         ValueError,
@@ -645,6 +646,7 @@ INVALID_CALLS: list[tuple[type[Exception], str, Callable[[SequenceModule, Tensor
 ]
 
 
+@pytest.mark.filterwarnings("ignore:.*nested tensors is in prototype stage:UserWarning")  # torch's own
 @every_entry
 def test_errors_name_the_invalid_argument(entry: str) -> None:
     module = build(entry, get_options(entry)[0])

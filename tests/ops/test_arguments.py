@@ -69,6 +69,17 @@ def test_sparse_complex_tensor_raises():
                 selective_scan(**inputs | {name: value.to_sparse()})
 
 
+@pytest.mark.filterwarnings("ignore:.*nested tensors is in prototype stage:UserWarning")  # torch's own
+@pytest.mark.parametrize("op", OPS)
+def test_nested_tensor_raises(op):
+    inputs = example(op)
+    for name, value in inputs.items():
+        if isinstance(value, torch.Tensor):
+            nested = torch.nested.nested_tensor(list(value.detach()))
+            with pytest.raises(TypeError, match=f"`{name}` must be dense, .*, got a nested tensor"):
+                OPS[op].function(**inputs | {name: nested})
+
+
 @pytest.mark.parametrize("op", OPS)
 def test_unavailable_backend_raises(op):
     with pytest.raises(ValueError, match="`backend` must be one of auto, reference, eager, cpu, triton, got 'cuda'"):

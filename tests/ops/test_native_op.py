@@ -151,6 +151,18 @@ def test_forward_mode_raises(kernels, op):
 
 
 @pytest.mark.parametrize("op", NATIVE)
+def test_forward_mode_of_a_gradient_raises(kernels, op):
+    inputs = example(op, masked=False)
+    name = next(iter(floats(inputs)))
+
+    def loss(x):
+        return OPS[op].function(**inputs | {name: x}, backend=BACKEND[op])[0].square().sum()
+
+    with pytest.raises(RuntimeError, match=f"{op}: the {BACKEND[op]} backend has no forward-mode .*; use backend='eager'"):
+        torch.func.hessian(loss)(inputs[name])
+
+
+@pytest.mark.parametrize("op", NATIVE)
 def test_call_without_gradients_equals_custom_op(kernels, op):
     """The kernel is called directly if no input requires a gradient."""
     inputs = example(op)

@@ -18,9 +18,11 @@ def values_unavailable(*tensors: Tensor | None) -> bool:
 
 
 def require_tensor(name: str, value: object) -> None:
-    """Raise TypeError naming the argument unless `value` is a tensor."""
+    """Raise TypeError naming the argument unless `value` is a tensor, but not a nested one, which has no shape."""
     if not isinstance(value, Tensor):
         raise TypeError(f"`{name}` must be a tensor, got a {type(value).__name__}")
+    if value.is_nested:
+        raise TypeError(f"`{name}` must be dense, got a nested tensor; pad its rows to one length and pass `valid`")
 
 
 def check_is_tensor(name: str, value: object) -> None:

@@ -37,6 +37,11 @@ class _Transformed(torch.autograd.Function):
         return (None, *ctx.op.differentiate(ctx, *grads))
 
     @staticmethod
+    def jvp(ctx: Any, *_: Any) -> Any:
+        """Raise RuntimeError. Forward-mode derivatives of gradients, as `torch.func.hessian` computes them, come here."""
+        raise RuntimeError(f"{ctx.op.name}: the {ctx.backend} backend has no forward-mode derivative; use backend='eager'")
+
+    @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], op: "CustomOp", *args: Any) -> Any:
         return op.vmap(info, in_dims[1:], *args)
 
@@ -101,7 +106,8 @@ class CustomOp:
         chunk_states: int | None = None,
         grouped: bool = True,
     ) -> None:
-        name = "longscan::" + schema.split("(")[0]
+        self.name = schema.split("(")[0]
+        name = f"longscan::{self.name}"
         self.run, self.save, self.differentiate = run, save, differentiate
         self._batched, self._folds, self._chunk_states, self._grouped = batched, folds, chunk_states, grouped
         _library.define(schema, tags=(torch.Tag.pt2_compliant_tag,))  # type: ignore[no-untyped-call]
@@ -109,7 +115,7 @@ class CustomOp:
         torch.library.register_fake(name, fake, lib=_library)
         torch.library.register_autograd(name, differentiate, setup_context=save, lib=_library)
         torch.library.register_vmap(name, self.vmap, lib=_library)
-        self.overload = getattr(torch.ops.longscan, name.split("::")[1]).default
+        self.overload = getattr(torch.ops.longscan, self.name).default
 
     def trace_kernels(self, run: Callable[..., Any]) -> None:
         """Make compilers trace the Triton kernels that `run` launches, instead of one opaque node.

@@ -12,13 +12,17 @@ from longscan.distributed.context import SequenceSplit, current_split
 INVALID, RESET = 1, 2  # flags of a step, uint8: the step is skipped; the state restarts from zero at this step
 
 
-def check_tensor(name: str, value: object, shape: tuple[int, ...], like: Tensor | None = None) -> None:
-    """Raise unless `value` is a dense tensor of this shape on the device of `like`; -1 in `shape` matches any size."""
+def check_tensor(name: str, value: object, shape: tuple[int, ...] | None, like: Tensor | None = None) -> None:
+    """Raise unless `value` is a dense tensor of this shape on the device of `like`.
+
+    -1 in `shape` matches any size, and None any shape.
+    """
     if not isinstance(value, Tensor):
         raise TypeError(f"`{name}` must be a tensor, got {type(value).__name__}")
-    if value.layout is not torch.strided:
-        raise TypeError(f"`{name}` must be dense, of layout torch.strided, got layout {value.layout}")
-    if value.shape != shape and (
+    if value.layout is not torch.strided or value.is_nested:
+        found = "a nested tensor" if value.is_nested else f"layout {value.layout}"
+        raise TypeError(f"`{name}` must be dense, of layout torch.strided, got {found}")
+    if shape is not None and value.shape != shape and (
         value.ndim != len(shape) or any(size not in (-1, found) for size, found in zip(shape, value.shape, strict=True))
     ):
         raise ValueError(f"`{name}` must be of shape {_spell(shape)}, got {tuple(value.shape)}")
@@ -26,19 +30,20 @@ def check_tensor(name: str, value: object, shape: tuple[int, ...], like: Tensor 
         raise ValueError(f"`{name}` must be on {like.device} like the other inputs, got a tensor on {value.device}")
 
 
-def check_real(name: str, value: object, shape: tuple[int, ...], like: Tensor | None = None) -> None:
+def check_real(name: str, value: object, shape: tuple[int, ...] | None, like: Tensor | None = None) -> None:
     """Raise unless `value` passes `check_tensor` and has a real floating-point dtype."""
     check_tensor(name, value, shape, like)
     if not value.is_floating_point():  # type: ignore[attr-defined]
         raise TypeError(f"`{name}` must be of a real floating-point dtype, got {value.dtype}")  # type: ignore[attr-defined]
 
 
-def check_complex(name: str, value: object, shape: tuple[int, ...], like: Tensor | None = None) -> None:
+def check_complex(name: str, value: Any, shape: tuple[int, ...], like: Tensor | None = None) -> None:
     """Raise unless `value` has complex numbers of this shape: a complex tensor, or real pairs (*shape, 2)."""
-    if isinstance(value, Tensor) and value.is_complex():
+    check_tensor(name, value, None)
+    if value.is_complex():
         check_tensor(name, value, shape, like)
         return
-    if isinstance(value, Tensor) and value.shape[-1:] != (2,):
+    if value.shape[-1:] != (2,):
         wanted = f"complex of shape {_spell(shape)} or real pairs of shape {_spell((*shape, 2))}"
         raise ValueError(f"`{name}` must be {wanted}, got a real tensor of shape {tuple(value.shape)}")
     check_real(name, value, (*shape, 2), like)

@@ -64,14 +64,14 @@ def block2_scan(
              [ 0.,  1.],
              [-1.,  0.]]])
     """
-    check_tensor("f", f, f.shape if isinstance(f, Tensor) else ())
+    check_tensor("f", f, None)
     tail = (2, 2) if pairs else (2,)
     if f.ndim < 2 + len(tail) or f.shape[-len(tail) :] != tail:
         raise ValueError(f"`f` must be of shape (B, L, ..., {'2, 2' if pairs else '2'}), got {tuple(f.shape)}")
     if not f.is_floating_point() and (pairs or not f.is_complex()):
         raise TypeError(f"`f` must be of a {'real' if pairs else 'real or complex'} floating-point dtype, got {f.dtype}")
     batch, length, *axes = f.shape[: f.ndim - len(tail)]
-    check_real("M", M, M.shape if isinstance(M, Tensor) else (), f)
+    check_real("M", M, None, f)
     steps = (batch, length) if M.ndim == len(axes) + 4 else ()
     if tuple(M.shape) != (*steps, *axes, 2, 2):
         wanted = f"{(batch, length, *axes, 2, 2)} or {(*axes, 2, 2)}"

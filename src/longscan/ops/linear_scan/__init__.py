@@ -60,10 +60,10 @@ def linear_scan(
     >>> linear_scan(torch.tensor([0.5]), torch.ones(1, 3, 1))[0].flatten()
     tensor([1.0000, 1.5000, 1.7500])
     """
-    check_tensor("b", b, b.shape if isinstance(b, Tensor) else ())
+    check_tensor("b", b, None)
     if b.ndim < 2 + pairs or (pairs and b.shape[-1] != 2):
         raise ValueError(f"`b` must be of shape (B, L, ...{', 2' if pairs else ''}), got {tuple(b.shape)}")
-    check_tensor("a", a, a.shape if isinstance(a, Tensor) else (), b)
+    check_tensor("a", a, None, b)
     batch, length, *rest = b.shape
     # Shapes of different numbers of axes are not compared: in a traced graph this would tie a symbolic batch size to the states.
     if a.shape != (b.shape if a.ndim == b.ndim else b.shape[2:]):

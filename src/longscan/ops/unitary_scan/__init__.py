@@ -173,7 +173,7 @@ def _check_parameters(u: Tensor, dt: Tensor, W: Tensor, bias: Tensor, B: Tensor,
     states = bias.shape[1]
     check_real("W", W, (channels, states, channels), u)
     for name, value in (("B", B), ("C", C)):
-        check_tensor(name, value, value.shape if isinstance(value, Tensor) else (), u)
+        check_tensor(name, value, None, u)
         shared = value.ndim == (1 if value.is_complex() else 2)
         check_complex(name, value, (states,) if shared else (channels, states), u)
 
