@@ -471,3 +471,17 @@ def test_error_about_the_seed_names_it(estimator):
     for seed in (-1, 2**32, 1.5, True, "a"):
         with pytest.raises(ValueError, match=r"^`random_state` must be a whole number from 0 to below 2\^32, .* or None, got "):
             estimator(**{**BRIEF, "random_state": seed}).fit(np.zeros((3, 4)), np.zeros(3))
+
+
+@pytest.mark.parametrize(("name", "value"), [("horizon", 5), ("quantiles", (0.2, 0.8)), ("quantiles", None)])
+def test_a_forecaster_whose_settings_were_changed_after_fit_raises(name, value):
+    series = np.sin(np.arange(60.0))
+    model = SSMForecaster(**BRIEF, horizon=3, window=8, quantiles=(0.1, 0.9)).fit(series)
+    expected = model.predict_quantiles()
+    model.set_params(**{name: value})
+    for call in (model.predict, model.predict_quantiles, lambda: model.score(series), lambda: model.backtest(series)):
+        with pytest.raises(ValueError, match=f"`{name}` must be .* as in fit, or fit must be called again, got"):
+            call()
+    assert len(model.backtest(series, start=52, stride=100, refit=True)) == model.horizon, "a backtest with refit fits again"
+    model.set_params(horizon=3, quantiles=[0.1, 0.9])
+    pd.testing.assert_frame_equal(model.predict_quantiles(), expected)

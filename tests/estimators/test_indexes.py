@@ -222,3 +222,30 @@ def test_dates_are_refused_after_a_fit_with_numbers_of_unknown_unit():
     needed = "^series 1 of `times` must be of the kind of series 0, numbers or dates, got datetime64"
     with pytest.raises(ValueError, match=needed):
         SSMClassifier(**BRIEF, spec="lru").fit(X, y, times=[numbers[0], *dates[1:]])
+
+
+def test_columns_of_targets_are_matched_by_name():
+    model = SSMRegressor(**BRIEF, output="numpy").fit(LONG, SIZES)
+    assert model.score(LONG, SIZES[["width", "length"]]) == model.score(LONG, SIZES)
+    assert model.score(LONG, SIZES.set_axis([0, 1], axis=1)) == model.score(LONG, SIZES), "numbers are no names"
+    curves = [
+        SSMRegressor(**BRIEF).fit(LONG, SIZES, validation_data=(LONG, targets)).validation_curve_
+        for targets in (SIZES, SIZES[["width", "length"]])
+    ]
+    assert curves[0] == curves[1]
+    renamed = SIZES.rename(columns={"width": "depth"})
+    with pytest.raises(ValueError, match=r"`y` must have the columns \['length', 'width'\] as in fit, got \['length', 'depth'\]"):
+        model.score(LONG, renamed)
+    with pytest.raises(ValueError, match=r"`y` must have the columns \['length', 'width'\] as in fit"):
+        SSMRegressor(**BRIEF).fit(LONG, SIZES, validation_data=(LONG, renamed))
+
+
+def test_labels_of_nullable_types_keep_their_type():
+    large = pd.Series([2**53, 2**53 + 1, 5] * 4, index=CASES, dtype="Int64")  # float64 cannot tell the first two apart
+    model = SSMClassifier(**BRIEF).fit(LONG, large)
+    assert model.classes_.tolist() == [5, 2**53, 2**53 + 1]
+    assert model.classes_.dtype == np.int64
+    flags = pd.Series([True, False] * 6, index=CASES, dtype="boolean")
+    assert SSMClassifier(**BRIEF).fit(LONG, flags).classes_.dtype == bool
+    with pytest.raises(ValueError, match="`y` must have a label in each row, got 1 of 12 missing"):
+        SSMClassifier(**BRIEF).fit(LONG, large.mask(large == 5, pd.NA).mask(large.index != CASES[2], 1))

@@ -271,6 +271,8 @@ def class_labels(y: Any) -> np.ndarray:
     """Convert labels (n,) of a list, an array or a Series to numpy's types; ValueError for missing or mixed labels."""
     if isinstance(y, list) and len({(isinstance(label, str), isinstance(label, bytes)) for label in y}) > 1:
         y = np.array(y, dtype=object)  # NumPy would make text of numbers, bytes and NaN next to text
+    if isinstance(y, (pd.Series, pd.DataFrame)):
+        y = y.to_numpy()  # column_or_1d would make float64 of Int64 and boolean, in which large whole numbers may become equal
     labels = np.asarray(column_or_1d(y, warn=True))
     missing = np.asarray(pd.isna(labels))
     if missing.any():

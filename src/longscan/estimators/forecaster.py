@@ -649,6 +649,7 @@ class SSMForecaster(SavedEstimator):
             frame indexed by (case, time). For a long frame what `predict` returns.
         """
         check_is_fitted(self, "model_")
+        self._check_as_fitted()
         if self.calibration_ is None:
             raise ValueError("`quantiles` must be probabilities such as (0.1, 0.5, 0.9) when the forecaster is fitted, got None")
         history, forecasts, stamps = self._predict(y, times, times_ahead, covariates, covariates_ahead)
@@ -661,6 +662,7 @@ class SSMForecaster(SavedEstimator):
     ) -> tuple[History, np.ndarray, list[pd.Index | None]]:
         """Return series, their forecasts and quantiles (n, horizon, C, 1 + Q), and the time stamps of these."""
         check_is_fitted(self, "model_")
+        self._check_as_fitted()
         if y is None:
             y, times, covariates = self._last_fit_data
         history = self._read(y, times, covariates, fitting=False)
@@ -689,6 +691,7 @@ class SSMForecaster(SavedEstimator):
         one.
         """
         check_is_fitted(self, "model_")
+        self._check_as_fitted()
         series = self._read(y, times, covariates, fitting=False).collection
         if times is None:
             common_step(series)
@@ -736,6 +739,8 @@ class SSMForecaster(SavedEstimator):
             Steps of arrays are numbered from 0. `score_forecasts` returns its errors.
         """
         check_is_fitted(self, "model_")
+        if not refit:
+            self._check_as_fitted()
         stride = self.horizon if stride is None else checked_value(stride, PositiveInt, "stride")
         if y is None:
             y, times, covariates = self._last_fit_data
@@ -794,6 +799,14 @@ class SSMForecaster(SavedEstimator):
         known = None if fitting else FittedChannels(self.n_covariates_, self.covariate_names_)
         layout = cast("Any", self.layout)
         return read_covariates(given, series, stamps, lengths, layout=layout, known=known, argument=argument)
+
+    def _check_as_fitted(self) -> None:
+        """Raise ValueError if `horizon` or `quantiles` are no longer those with which the model was fitted."""
+        fitted: dict[str, Any] = {"horizon": self.model_.horizon, "quantiles": list(self.model_.quantiles) or None}
+        for name, value in fitted.items():
+            given = list(self.quantiles or ()) or None if name == "quantiles" else self.horizon
+            if given != value:
+                raise ValueError(f"`{name}` must be {value} as in fit, or fit must be called again, got {given}")
 
     def _presence_error(self, argument: str) -> ValueError:
         """Return the error for covariates that are missing although `fit` had some, or given although it had none."""

@@ -109,13 +109,26 @@ class SSMRegressor(RegressorMixin, SeriesEstimator):
         return torch.from_numpy(((columns - self.target_mean_) / self.target_scale_).astype(np.float32))
 
     def _validation_targets(self, collection: Collection, y: Any) -> Tensor:
-        """Return the standardised targets of validation data. Raises ValueError if they have another number of columns."""
-        targets = _read_targets(collection, y)
+        """Return the standardised targets of validation data. Raises ValueError if they have other columns than in fit."""
+        targets = self._read_named_targets(collection, y)
         columns = targets.reshape(len(targets), -1)
         if columns.shape[1] != len(self.target_mean_):
             needed = count_text(len(self.target_mean_), "column")
             raise ValueError(f"`y` must have {needed} as in fit, got {columns.shape[1]}")
         return self._standardise(columns)
+
+    def _read_named_targets(self, collection: Collection, y: Any) -> np.ndarray:
+        """Return targets (n,) or (n, K) with the columns in the order of fit, by their names if both frames have text as names.
+
+        Raises ValueError if the names are others than in fit.
+        """
+        if isinstance(y, pd.DataFrame) and self.target_names_ is not None and y.shape[1] == len(self.target_names_):
+            expected, given = pd.Index(self.target_names_), y.columns
+            if all(isinstance(name, str) for name in [*expected, *given]) and not given.equals(expected):
+                if not given.is_unique or set(given) != set(expected):
+                    raise ValueError(f"`y` must have the columns {expected.tolist()} as in fit, got {given.tolist()}")
+                y = y[expected]
+        return _read_targets(collection, y)
 
     def _losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
         return mse_loss(outputs, targets, reduction="none").mean(1)
@@ -136,9 +149,12 @@ class SSMRegressor(RegressorMixin, SeriesEstimator):
         return self._labelled(self._predictions(collection), collection, self.target_names_)
 
     def score(self, X: Any, y: Any, times: Any = None, sample_weight: Any = None) -> float:
-        """Return R^2, 1 for perfect predictions and 0 for the best constant; y and weights are aligned with X as in `fit`."""
+        """Return R^2, 1 for perfect predictions and 0 for the best constant; y and weights are aligned with X as in `fit`.
+
+        Columns of a frame y are matched with those of `fit` by their names.
+        """
         collection = self._read_new(X, times)
-        targets, weights = _read_targets(collection, y), read_weights(sample_weight, collection)
+        targets, weights = self._read_named_targets(collection, y), read_weights(sample_weight, collection)
         return float(r2_score(targets, self._predictions(collection), sample_weight=weights))
 
     def stream(self) -> SeriesStream:
