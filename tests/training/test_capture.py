@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import made_up
+from longscan.engine.graphed_step import WARMUP_CALLS, GraphedStep
 from longscan.layers import _cells
 from longscan.layers._cells import run_fused_valid_steps
 from longscan.models import STANDARD_BLOCKS, SequenceModel
@@ -63,6 +64,59 @@ def test_captured_training_equals_plain_training(settings: Settings, tmp_path: P
     torch.testing.assert_close(read_weights(captured), read_weights(plain), rtol=1e-4, atol=1e-6)
     assert result_row(captured)["replayed_updates_per_second"] > 0
     assert "replayed_updates_per_second" not in result_row(plain)
+
+
+def fail_to_capture(*_: object) -> None:
+    raise RuntimeError("operation not permitted when stream is capturing")
+
+
+@pytest.mark.parametrize("required", [True, False])
+def test_a_step_that_cannot_be_captured_runs_without_a_graph_unless_one_is_required(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, required: bool
+) -> None:
+    monkeypatch.setattr(GraphedStep, "_capture", fail_to_capture)
+    monkeypatch.setattr(GraphedStep, "_run_on_side_stream", lambda step, batch: step._step(batch))
+    monkeypatch.setattr("longscan.engine.graphed_step._end_capture_of_random_numbers", lambda _: None)
+    batch = Batch(torch.ones(2, 3), torch.ones(2))
+    step = GraphedStep(lambda batch: batch.inputs.sum().item(), torch.device("cpu"), required=required)
+    assert [step(batch) for _ in range(WARMUP_CALLS)] == [6.0] * WARMUP_CALLS
+    if required:
+        with pytest.raises(RuntimeError, match="not permitted"):
+            step(batch)
+        return
+    assert [step(batch), step(batch)] == [6.0, 6.0]
+    (record,) = caplog.records  # one warning, and one attempt
+    assert record.getMessage() == (
+        "steps run without a CUDA graph, because one could not be captured: operation not permitted when stream is capturing"
+    )
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_a_loss_that_reads_a_value_is_trained_without_a_graph(
+    settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The model has dropout, whose generator must go on after the capture that fails."""
+    task = type(settings.task)
+    loss = task.loss
+
+    def read_loss(self: Any, *args: Any) -> torch.Tensor:
+        value: torch.Tensor = loss(self, *args)
+        assert value.item() >= 0
+        return value
+
+    monkeypatch.setattr(task, "loss", read_loss)
+    plain, default = (replace(settings, training=replace(settings.training, capture=choice)) for choice in (False, None))
+    runs = [train(chosen, tmp_path / name) for name, chosen in (("plain", plain), ("default", default))]
+    torch.testing.assert_close(*map(read_weights, runs), rtol=1e-4, atol=1e-6)
+    assert "replayed_updates_per_second" not in result_row(runs[1])
+    with pytest.raises(RuntimeError):
+        train(settings, tmp_path / "required")
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_updates_are_captured_by_default(settings: Settings, tmp_path: Path) -> None:
+    default = train(replace(settings, training=replace(settings.training, capture=None)), tmp_path / "default")
+    assert result_row(default)["replayed_updates_per_second"] > 0
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -214,7 +268,8 @@ def test_a_training_set_that_is_too_large_for_the_device_is_not_built(
     size, built = task.training_set_bytes(), []
     monkeypatch.setattr(LraImage, "training_set", lambda *_: built.append(task))
     accelerator = SimpleNamespace(device=torch.device("cuda"), num_processes=1)
-    trainer: Any = SimpleNamespace(training=settings.training, accelerator=accelerator, task=task, settings=settings)
+    training = settings.training
+    trainer: Any = SimpleNamespace(training=training, captures=True, accelerator=accelerator, task=task, settings=settings)
     for module, find in (
         ("trainer", lambda: Trainer.find_training_set(trainer)),
         ("stacked", lambda: _Member.training_set(cast("Any", SimpleNamespace(trainer=trainer)))),

@@ -141,10 +141,10 @@ class Engine:
         self.optimizer.step()
         return norm
 
-    def capture(self, device: torch.device) -> None:
-        """Replay further steps as CUDA graphs. Graphs that were captured before are dropped."""
+    def capture(self, device: torch.device, *, required: bool = True) -> None:
+        """Replay further steps as CUDA graphs. Graphs that were captured before are dropped. required: as for `GraphedStep`."""
         make_capturable(self.optimizer, device)
-        self._gradient_step = GraphedStep(self.gradient_step, device)
+        self._gradient_step = GraphedStep(self.gradient_step, device, required=required)
 
     def seconds_per_replay(self) -> float | None:
         """Return the time of a captured step on the device, see `GraphedStep.seconds_per_replay`; None without one."""

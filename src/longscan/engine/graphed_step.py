@@ -1,6 +1,7 @@
 """Training steps captured as CUDA graphs. One replay replaces hundreds of small kernel launches."""
 
 import gc
+import logging
 from collections import Counter, deque
 from collections.abc import Callable
 from statistics import median
@@ -9,6 +10,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
+
+log = logging.getLogger("longscan")
 
 WARMUP_CALLS = 3  # calls before a capture, in which kernels are compiled and the optimiser creates its state
 MAX_GRAPHS = 4
@@ -32,10 +35,17 @@ class GraphedStep:
     A batch is a NamedTuple of tensors or None. The step must not read values back to the host, and must read everything that
     changes between calls (learning rates) from tensors. After four graphs, batches of other shapes run without a graph. Each call
     overwrites the tensors that the last call returned. The graphs share the memory of the largest one.
+
+    Args:
+        step: function of a batch that makes a step and returns tensors.
+        device: the CUDA device of the step.
+        required: whether a step that cannot be captured raises its error. Otherwise it, and all later ones, run without a graph,
+            and the logger `longscan` says so.
     """
 
-    def __init__(self, step: Callable[[Any], Any], device: torch.device) -> None:
-        self._step, self._device = step, device
+    def __init__(self, step: Callable[[Any], Any], device: torch.device, *, required: bool = True) -> None:
+        self._step, self._device, self._required = step, device, required
+        self._captures_more = True
         self._stream: torch.cuda.Stream | None = None
         self._n_calls: Counter[Any] = Counter()
         self._captures: dict[Any, Capture] = {}
@@ -49,9 +59,9 @@ class GraphedStep:
         key = shapes, _kernel_choice()
         if key not in self._captures:
             self._n_calls[key] += 1
-            if self._n_calls[key] <= WARMUP_CALLS or len(self._captures) == MAX_GRAPHS:
+            enough = not self._captures_more or len(self._captures) == MAX_GRAPHS
+            if enough or self._n_calls[key] <= WARMUP_CALLS or not self._add_capture(key, batch):
                 return self._run_on_side_stream(batch)
-            self._captures[key] = self._capture(batch)
         graph, static_batch, outputs = self._captures[key]
         for static, tensor in zip(static_batch, batch, strict=True):
             if tensor is not None:
@@ -103,6 +113,21 @@ class GraphedStep:
         current.wait_stream(self._stream)
         return outputs
 
+    def _add_capture(self, key: Any, batch: Any) -> bool:
+        """Capture the step and return whether this was possible; an error is raised if a graph is required."""
+        try:
+            self._captures[key] = self._capture(batch)
+        except RuntimeError as error:  # also of too little memory
+            if self._required:
+                raise
+            first: BaseException = error
+            while first.__context__ is not None:  # CUDA raises a second error at the end of a capture that failed
+                first = first.__context__
+            log.warning("steps run without a CUDA graph, because one could not be captured: %s", str(first).partition("\n")[0])
+            self._captures_more = False
+            _end_capture_of_random_numbers(self._device)
+        return self._captures_more
+
     def _capture(self, batch: Any) -> Capture:
         """Capture the step as a CUDA graph on a static copy of `batch`. The step is not executed.
 
@@ -118,6 +143,12 @@ class GraphedStep:
             outputs = self._step(static)
         self._pool = graph.pool()
         return Capture(graph, static, outputs)
+
+
+def _end_capture_of_random_numbers(device: torch.device) -> None:
+    """Make the generator of a device usable after a capture that failed, which leaves its state marked as captured."""
+    generator = torch.cuda.default_generators[torch.cuda.current_device() if device.index is None else device.index]
+    generator.graphsafe_set_state(generator.clone_state())
 
 
 def _kernel_choice() -> tuple[object, ...]:

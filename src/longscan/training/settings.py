@@ -277,12 +277,14 @@ class TrainingSettings(SettingsGroup):
     ] = 0
     prefetch: Annotated[NonNegativeInt, Doc("training batches that a thread makes in advance; does not change results")] = 2
     capture: Annotated[
-        bool,
+        bool | None,
         Doc(
             "on a CUDA device, capture an update as a CUDA graph and replay it, which makes small models several times faster; "
-            "batches of different lengths are padded to the longest so far. Other devices run the update as it is"
+            "batches of different lengths are padded to the longest so far. Other devices run the update as it is. None: with "
+            "one process, until an update cannot be captured; not with several processes, where an exchange inside a graph cannot "
+            "raise an error, nor with shard. false takes less memory, as a graph keeps that of an update for itself"
         ),
-    ] = False
+    ] = None
     shard: Annotated[
         bool,
         Doc(

@@ -201,7 +201,7 @@ class _Member:
     def training_set(self) -> Batch | None:
         """Return the training set if captured updates can take their examples from it on the GPU, else None."""
         training, settings = self.trainer.training, self.trainer.settings
-        if not training.capture or self.trainer.accelerator.device.type != "cuda":
+        if not self.trainer.captures or self.trainer.accelerator.device.type != "cuda":
             return None
         if training.curriculum.start or training.late_lengths.share:
             return None
@@ -299,8 +299,8 @@ class _StackedStep:
             trainer.score_validation = partial(self.validation_scores, trainer)
         self._scored_step, self._scores = -1, list[Scores]()
         self._step: Any = self.gradient_step
-        if first.training.capture and self.device.type == "cuda":
-            self._step = GraphedStep(self.gradient_step, self.device)
+        if first.captures and self.device.type == "cuda":
+            self._step = GraphedStep(self.gradient_step, self.device, required=bool(first.training.capture))
             for trainer in trainers:
                 trainer.seconds_per_replay = self._step.seconds_per_replay
 

@@ -330,19 +330,20 @@ class Trainer(Callback):
         norms = [module for model in models for module in model.modules() if isinstance(module, BatchNorm)]
         self._statistics = [buffer for norm in norms for buffer in norm.buffers()] if several else []
         clip: Any = partial(nn.utils.clip_grad_norm_, list(self.model.parameters()), training.clip or inf)
+        self.captures = not several and not training.shard if training.capture is None else training.capture
         self.engine = Engine(
             build_optimizer(self.model, training),
             self.compute_loss,
             learning_rate=training.learning_rate,
             clip_gradients=(lambda: clip().full_tensor()) if training.shard else clip,
-            backward=self._average_backward if training.capture and several else accelerator.backward,
+            backward=self._average_backward if self.captures and several else accelerator.backward,
             sum_over_processes=accelerator.reduce if several else None,
         )
-        if training.capture and accelerator.device.type == "cuda":
-            self.engine.capture(accelerator.device)
+        if self.captures and accelerator.device.type == "cuda":
+            self.engine.capture(accelerator.device, required=bool(training.capture))
         self.seconds_per_replay: Callable[[], float | None] = self.engine.seconds_per_replay
         self.score_validation: Callable[[], Scores] = partial(self.evaluate, "valid", self.model)
-        wrap = several and not training.shard and not training.capture
+        wrap = several and not training.shard and not self.captures
         self.wrapped_model: nn.Module = accelerator.prepare_model(self.model) if wrap else self.model
         self.run_log: RunLog | None = None
         self.result: dict[str, Any] = {}
@@ -422,7 +423,7 @@ class Trainer(Callback):
             self.engine.callbacks = [*([] if self.average is None else [self.average]), *logs, self, *callbacks]
             stack.enter_context(closing(batches))
             stack.callback(self.engine.release_graphs)
-            if training.capture and self.accelerator.num_processes > training.context:
+            if self.captures and self.accelerator.num_processes > training.context:
                 shares = (self.share(batch).as_tensors() for batch in batches)  # for `compute_loss`
                 batches = cast("Generator[Batch, None, None]", shares)
             self._start = time.perf_counter() - self._seconds_before
@@ -459,7 +460,7 @@ class Trainer(Callback):
         )
         with closing(batches):
             # A CUDA graph has fixed shapes. Padding that the model reads would change its output.
-            widens = training.capture and pin and self.settings.model.padding == "masked"
+            widens = self.captures and pin and self.settings.model.padding == "masked"
             yield from widen_batches(batches) if widens else batches
 
     def find_training_set(self) -> Batch | None:
@@ -468,7 +469,7 @@ class Trainer(Callback):
         Without it the host makes and copies each batch, for which small models wait.
         """
         training, device = self.training, self.accelerator.device
-        if not training.capture or device.type != "cuda" or self.accelerator.num_processes > 1:
+        if not self.captures or device.type != "cuda" or self.accelerator.num_processes > 1:
             return None
         if training.curriculum.start or training.late_lengths.share:
             return None
