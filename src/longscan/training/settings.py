@@ -281,8 +281,8 @@ class TrainingSettings(SettingsGroup):
         Doc(
             "on a CUDA device, capture an update as a CUDA graph and replay it, which makes small models several times faster; "
             "batches of different lengths are padded to the longest so far. Other devices run the update as it is. None: with "
-            "one process, until an update cannot be captured; not with several processes, where an exchange inside a graph cannot "
-            "raise an error, nor with shard. false takes less memory, as a graph keeps that of an update for itself"
+            "one process, until an update cannot be captured; not with several processes, where an exchange inside a graph "
+            "cannot raise an error, nor with shard. false takes less memory, as a graph keeps that of an update for itself"
         ),
     ] = None
     shard: Annotated[
