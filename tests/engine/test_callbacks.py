@@ -33,6 +33,17 @@ def test_curve_has_mean_loss_of_each_epoch(model: nn.Linear) -> None:
     assert losses.curve == [1.5, 6.5]
 
 
+def test_curve_has_mean_losses_of_steps_that_overwrite_the_loss(
+    model: nn.Linear, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Steps that are replayed as a CUDA graph write every loss to the same tensor."""
+    losses, loss = EpochLosses(2), torch.zeros(())
+    engine = make_engine(model, [losses])
+    monkeypatch.setattr(engine, "_gradient_step", lambda batch: (None, loss.copy_(batch), None))
+    engine.run(torch.tensor([1.0, 2.0, 5.0, 8.0]))
+    assert losses.curve == [1.5, 6.5]
+
+
 def test_curve_ends_before_the_epoch_with_nan_loss(model: nn.Linear) -> None:
     losses = EpochLosses(2)
     with pytest.raises(NonFiniteLossError, match="step 4"):

@@ -30,7 +30,7 @@ class EpochLosses(Callback):
 
     def on_step_end(self, engine: Engine, result: StepResult) -> None:
         """Store the loss; at the end of an epoch, append the mean to the curve."""
-        self._losses.append(result.loss)
+        self._losses.append(result.loss.clone())  # a step that is replayed as a CUDA graph overwrites the tensor
         if engine.step % self._steps_per_epoch == 0:
             engine.raise_if_not_finite()
             self._append_mean()
