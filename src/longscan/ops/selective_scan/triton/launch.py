@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from longscan.ops import _triton_launch as tables
-from longscan.ops._gpu import ceil_div, launch, on_device, programs_to_fill
+from longscan.ops._gpu import ceil_div, launch, on_device, power_of_two, programs_to_fill
 from longscan.ops._triton import state_passing_kernel
 from longscan.ops.selective_scan.triton.backward import (
     chunk_scan_bwd_kernel,
@@ -27,7 +27,7 @@ MIN_CHAIN_TILES = {"selective_scan_wide_backward": 4, "selective_scan_pairs_back
 # Entries of the launch table whose programs add to the same dB and dC, in order -> whether a memory fence orders the additions.
 # If not, a program waits until its atomic additions have returned.
 ORDERED_SUMS = {"selective_scan_wide_backward": True, "selective_scan_pairs_backward": False}
-SUM_PARTIALS = {"ROWS": 64, "BLOCK": 32}  # compile-time arguments of the kernels that add partial sums
+SUM_NUMBERS, SUM_ROWS = 2048, 64  # numbers of a tile of the kernels that add partial sums, and the most sums that are in it
 
 
 class Problem(NamedTuple):
@@ -280,17 +280,18 @@ def backward(
         )  # fmt: skip
         add = sum_slices if chain_length == 1 and p.blocks > 1 else sum_in_order
         dB, dC = add(p, split, pieces_per_launch, chain_length, B, C, like, scan)
+        tile = tile_of_sums(SUM_ROWS)  # of any number of rows and pieces, for which the kernel is the same
         launch(
-            sum_parameter_gradients_kernel, (ceil_div(sums.shape[2], SUM_PARTIALS["BLOCK"]), p.groups), sums, dA,
+            sum_parameter_gradients_kernel, (ceil_div(sums.shape[2], tile["BLOCK"]), p.groups), sums, dA,
             None if dt_bias is None else d_bias, None if D is None else dD, p.rows * pieces, p.size * p.components, p.channels,
-            constants=SUM_PARTIALS,
+            constants=tile,
         )  # fmt: skip
         total = u.new_empty(0) if dt_scale is None else torch.empty_like(dt_scale)
         if d_scale is not None:
-            steps = p.batch * p.length
+            steps, tile = p.batch * p.length, tile_of_sums(p.blocks)
             launch(
-                sum_partials_kernel, (ceil_div(steps, SUM_PARTIALS["BLOCK"]), 1), d_scale, total, None, p.blocks, 0, steps,
-                steps, steps, 0, constants=SUM_PARTIALS,
+                sum_partials_kernel, (ceil_div(steps, tile["BLOCK"]), 1), d_scale, total, None, p.blocks, 0, steps, steps, steps,
+                0, constants=tile,
             )  # fmt: skip
     return du, ddt, dA, dB, dC, dD, dz, d_bias, d_initial, total
 
@@ -316,13 +317,19 @@ def sum_in_order(
     return dB, dC
 
 
+def tile_of_sums(count: int) -> dict[str, int]:
+    """Return the tile of a kernel that adds `count` partial sums: its number of rows, each of another sum, and their numbers."""
+    rows = min(SUM_ROWS, power_of_two(count))
+    return {"ROWS": rows, "BLOCK": SUM_NUMBERS // rows}
+
+
 def launch_sum_partials(p: Problem, partials: Tensor, dB: Tensor, dC: Tensor, count: int, begin: int, steps: int) -> None:
     """Add `count` partial sums of dB and dC over the blocks, for the steps [begin, begin + steps)."""
     numbers = p.states * p.components
-    of_slice = p.batch * steps * numbers
+    of_slice, tile = p.batch * steps * numbers, tile_of_sums(count)
     launch(
-        sum_partials_kernel, (ceil_div(of_slice, SUM_PARTIALS["BLOCK"]), 2), partials, dB, dC, count, partials.shape[1], of_slice,
-        steps * numbers, p.length * numbers, begin * numbers, constants=SUM_PARTIALS,
+        sum_partials_kernel, (ceil_div(of_slice, tile["BLOCK"]), 2), partials, dB, dC, count, partials.shape[1], of_slice,
+        steps * numbers, p.length * numbers, begin * numbers, constants=tile,
     )  # fmt: skip
 
 
