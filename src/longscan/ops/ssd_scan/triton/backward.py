@@ -57,6 +57,32 @@ def chunk_state_bwd_kernel(
     tl.store(split_decay + offset, tl.full((PB, NB), 0.0, total_decay.dtype) + total_decay, mask=state_mask)
 
 
+@triton.jit
+def sequence_masks(flags, in_range, is_valid, sequence, restarts, j, state_mask):
+    """Return for the j-th last sequence of a chunk which steps belong to it, which of these are valid, and a mask of the state.
+
+    That mask is `state_mask` for the first sequence in time, which continues from the state before the chunk, otherwise False.
+    The other arguments are those of `sequence_flags` and its results.
+    """
+    in_sequence, valid, first_mask = in_range, is_valid, state_mask
+    if flags is not None:
+        in_sequence = in_range & (sequence == restarts - j)
+        valid = is_valid & in_sequence
+        first_mask = state_mask & (tl.zeros(state_mask.shape, tl.int32) + j == restarts)
+    return in_sequence, valid, first_mask
+
+
+@triton.jit
+def store_d_end_phase(d_end_phase, d_state, state, chunk, j, restarts, R):
+    """Store the gradient of a rotation of the first R pairs of the state before a chunk, unless that is the initial state.
+
+    d_state: the gradient of `state`, complete at the first sequence of the chunk in time, where j is `restarts`.
+    """
+    pair = tl.arange(0, d_state.shape[1] // 2)
+    mask = (pair < R) & (pair * 0 + chunk > 0) & (pair * 0 + j == restarts)
+    tl.store(d_end_phase + pair, d_rotation(d_state, state), mask=mask)
+
+
 @triton.jit(do_not_specialize=["length", "span", "rows", "row_states", "groups"])
 def chunk_scan_bwd_kernel(
     dy, x, dt, scale, own_scale, A, B, C, D, flags, d_last_states, chunk_states, dx, d_steps, dB, dC, d_initial, sums,
@@ -91,11 +117,7 @@ def chunk_scan_bwd_kernel(
         position = b * length + step
         in_range, is_valid, sequence, restarts = sequence_flags(flags, position, step, length, Q)
         for j in range(restarts + 1):
-            valid, in_sequence, first_mask = is_valid, in_range, state_mask
-            if flags is not None:
-                in_sequence = in_range & (sequence == restarts - j)
-                valid = is_valid & in_sequence
-                first_mask = state_mask & (state_offset * 0 + j == restarts)
+            in_sequence, valid, first_mask = sequence_masks(flags, in_range, is_valid, sequence, restarts, j, state_mask)
             dt_value, input_weight, decay, start_decay, end_decay, chunk_decay = chunk_decays(
                 dt, scale, A_head, valid, position, heads, Q
             )
@@ -153,10 +175,8 @@ def chunk_scan_bwd_kernel(
             if flags is not None:
                 d_state = tl.where(j < restarts, 0.0, d_state)
             if d_end_phase is not None:
-                pair = tl.arange(0, NB // 2)
-                offset = (((channel_block * batch + b) * chunks + chunk - 1) * heads + head) * R + pair
-                pair_mask = (pair < R) & (pair * 0 + chunk > 0) & (pair * 0 + j == restarts)
-                tl.store(d_end_phase + offset, d_rotation(d_state, state_before), mask=pair_mask)
+                end = ((channel_block * batch + b) * chunks + chunk - 1) * heads + head
+                store_d_end_phase(d_end_phase + end * R, d_state, state_before, chunk, j, restarts, R)
     offset = ((b * tl.num_programs(1) + tl.program_id(1)) * channel_blocks + channel_block) * heads + head
     tl.store(sums + offset, sum_A)
     tl.store(sums + batch * tl.num_programs(1) * channel_blocks * heads + offset, sum_D)
