@@ -4,8 +4,6 @@ A scan from the last step of a tile to the first gives the gradients of the stat
 step, `w_re`, `w_im` those of the state before it.
 """
 
-from typing import Any, NamedTuple
-
 import triton
 import triton.language as tl
 
@@ -41,16 +39,13 @@ from longscan.ops.selective_scan.triton.ordered_sums import dependency_token, po
 
 
 @triton.jit
-def load_next_restart(p_flags, first, left, T: tl.constexpr):
-    """Return which steps of a tile reversed in time, (T,), precede a step that restarts the state; None without flags.
-
-    first: the first step of the tile in (B L). left: number of steps from there to the end of the sequence.
-    """
+def load_next_restart(p_flags, first, tile, o_t, length):
+    """Return which steps of a tile reversed in time, (T,), precede a step that restarts the state; None without flags."""
     restart = None
     if p_flags is not None:
-        o_t = tl.arange(0, T)
+        T: tl.constexpr = o_t.shape[0]
         following = T - o_t
-        flag = tl.load(p_flags + first + following, mask=(o_t > 0) & (following < left), other=1)
+        flag = tl.load(p_flags + first + following, mask=(o_t > 0) & (tile * T + following < length), other=1)
         restart = flag == 2
     return restart
 
@@ -95,12 +90,12 @@ def scan_gradients(a_re, a_im, v_re, v_im, dh_re, dh_im, p_flags, restart, next_
 
 
 @triton.jit
-def load_output_gradients(p_dy, p_z, o, m, dtype: tl.constexpr, MATERIALIZE: tl.constexpr):
+def load_output_gradients(p_dy, p_z, o_td, m_td, dtype: tl.constexpr, MATERIALIZE: tl.constexpr):
     """Return the gradients of y and of y before the gate silu(z), and z, all (T, BD). If p_z is None, they are all that of y."""
-    b_dout = tl.load(p_dy + o.td, mask=m.td, other=0.0).to(dtype)
+    b_dout = tl.load(p_dy + o_td, mask=m_td, other=0.0).to(dtype)
     b_dy, b_z = b_dout, b_dout
     if p_z is not None:
-        b_z = tl.load(p_z + o.td, mask=m.td, other=0.0).to(dtype)
+        b_z = tl.load(p_z + o_td, mask=m_td, other=0.0).to(dtype)
         b_dy = b_dout * silu(b_z)
     return b_dout, materialize(b_dy, MATERIALIZE), b_z
 
@@ -135,18 +130,18 @@ def chunk_state_bwd_kernel(
     top = tl.reshape(o_t == 0, (T, 1, 1, 1, 1, 1))
     count = tl.minimum(span, tiles - i_p * span)
     for i in tl.range(count, num_stages=STAGES):
-        step = (i_p * span + count - 1 - i) * T
-        first = i_b * length + step
-        m = load_tile_masks(p_flags, first, step + o_t < length, o_t, o_d, o_n, channels, states * P)
-        o = tile_offsets(first, o_t, o_d, o_n, channels, states * P)
-        b_dt = load_step_sizes(p_dt, p_scale, o, m, bias, SOFTPLUS, MATERIALIZE).dt
-        _, b_dy, _ = load_output_gradients(p_dy, p_z, o, m, A_re.dtype, MATERIALIZE)
+        tile = i_p * span + count - 1 - i
+        first = i_b * length + tile * T
+        valid, restart, m_td, m_tn = load_tile_masks(p_flags, first, tile * T + o_t < length, o_t, o_d, o_n, channels, states * P)
+        o_td, o_tn = tile_offsets(first, o_t, o_d, o_n, channels, states * P)
+        _, _, _, b_dt = load_step_sizes(p_dt, p_scale, o_td, first, o_t, bias, valid, m_td, SOFTPLUS, MATERIALIZE)
+        _, b_dy, _ = load_output_gradients(p_dy, p_z, o_td, m_td, A_re.dtype, MATERIALIZE)
         expanded = expand_channels(stack_steps(b_dt, PAIR_FACTOR * b_dy), T, A_re)
         a_re, a_im = decay(pick(expanded, 0), A_re[None], A_im[None], COMPLEX)
-        b_C = load_states(p_C, o, m, A_re, COMPLEX)
+        b_C = load_states(p_C, o_tn, m_tn, A_re, COMPLEX)
         v_re, v_im = differentiate_outputs(pick(expanded, 1), b_C, COMPLEX)
-        next_restart = load_next_restart(p_flags, o.first, length - step, T)
-        _, _, w_re, w_im = scan_gradients(a_re, a_im, v_re, v_im, dh_re, dh_im, p_flags, m.restart, next_restart, COMPLEX)
+        next_restart = load_next_restart(p_flags, first, tile, o_t, length)
+        _, _, w_re, w_im = scan_gradients(a_re, a_im, v_re, v_im, dh_re, dh_im, p_flags, restart, next_restart, COMPLEX)
         dh_re = select_row(w_re, top)
         if COMPLEX:
             dh_im = select_row(w_im, top)
@@ -167,14 +162,14 @@ def recompute_tile_states(
     o_t = tl.arange(0, T)
     h_re, h_im = load_pair_parts(p_checkpoint, channels * states, m_pair, COMPLEX)
     for first in tl.range(begin, stop, T, num_stages=STAGES):
-        m = load_tile_masks(p_flags, first, first + o_t < stop, o_t, o_d, o_n, channels, states * P)
-        o = tile_offsets(first, o_t, o_d, o_n, channels, states * P)
-        b_u = tl.load(p_u + o.td, mask=m.td, other=0.0).to(A_re.dtype)
-        b_dt = load_step_sizes(p_dt, p_scale, o, m, bias, SOFTPLUS, MATERIALIZE).dt
+        valid, restart, m_td, m_tn = load_tile_masks(p_flags, first, first + o_t < stop, o_t, o_d, o_n, channels, states * P)
+        o_td, o_tn = tile_offsets(first, o_t, o_d, o_n, channels, states * P)
+        b_u = tl.load(p_u + o_td, mask=m_td, other=0.0).to(A_re.dtype)
+        _, _, _, b_dt = load_step_sizes(p_dt, p_scale, o_td, first, o_t, bias, valid, m_td, SOFTPLUS, MATERIALIZE)
         expanded = expand_channels(stack_steps(b_dt, b_dt * b_u), T, A_re)
         a_re, a_im = decay(pick(expanded, 0), A_re[None], A_im[None], COMPLEX)
-        b_B = load_states(p_B, o, m, A_re, COMPLEX)
-        x_re, x_im = tile_states(a_re, a_im, pick(expanded, 1), b_B, h_re, h_im, p_flags, m.restart, COMPLEX)
+        b_B = load_states(p_B, o_tn, m_tn, A_re, COMPLEX)
+        x_re, x_im = tile_states(a_re, a_im, pick(expanded, 1), b_B, h_re, h_im, p_flags, restart, COMPLEX)
         for part in tl.static_range(T // EVERY):
             p_out = p_own + ((first - begin) // EVERY + part) * (P * PAIRS)
             tl.store(p_out, h_re)
@@ -200,118 +195,72 @@ def delay_states(x_re, x_im, h_re, h_im, p_flags, restart, COMPLEX: tl.constexpr
     return before_re, before_im
 
 
-class StateTile(NamedTuple):
-    """Tiles of all pairs of a channel and a state, (T, CR, NR, CW, NL, CL).
-
-    Attributes:
-        dt, dy, input: the step sizes, the gradients of the outputs, and dt u.
-        a_re, a_im: factors of the states.
-        x_re, x_im: states after the steps.
-        h_re, h_im: states before the steps.
-    """
-
-    dt: Any
-    dy: Any
-    input: Any
-    a_re: Any
-    a_im: Any
-    x_re: Any
-    x_im: Any
-    h_re: Any
-    h_im: Any
-
-
 @triton.jit
-def recompute_states(
-    p_h, p_B, p_flags, o, m, b_dt, b_dy, b_u, A_re, A_im, m_pair, PAIR_FACTOR: tl.constexpr, COMPLEX: tl.constexpr
+def differentiate_states(
+    e_dt, e_dy, e_input, a_re, a_im, x_re, x_im, h_re, h_im, dh_re, dh_im, A_re, A_im, b_C, p_B, o_tn, m_tn, p_flags, restart,
+    next_restart, COMPLEX: tl.constexpr,
 ):  # fmt: skip
-    """Return the `StateTile` of a tile. p_h: the state before it, which `recompute_tile_states` has stored."""
-    stacked = stack_steps(stack_steps(b_dt, PAIR_FACTOR * b_dy), stack_steps(b_dt * b_u, b_u))
-    expanded = expand_channels(stacked, b_u.shape[0], A_re)
-    e_dt, e_dy, e_input = pick(expanded, 0), pick(expanded, 1), pick(expanded, 2)
-    a_re, a_im = decay(e_dt, A_re[None], A_im[None], COMPLEX)
-    h_re, h_im = load_pair_parts(p_h, A_re.numel, m_pair, COMPLEX)
-    b_B = load_states(p_B, o, m, A_re, COMPLEX)
-    x_re, x_im = tile_states(a_re, a_im, e_input, b_B, h_re, h_im, p_flags, m.restart, COMPLEX)
-    h_re, h_im = delay_states(x_re, x_im, h_re, h_im, p_flags, m.restart, COMPLEX)
-    return StateTile(e_dt, e_dy, e_input, a_re, a_im, x_re, x_im, h_re, h_im)
-
-
-@triton.jit
-def store_gate_gradients(
-    p_dz, o, m, s, b_C, b_u, b_dout, b_z, skip, PAIR_FACTOR: tl.constexpr, COMPLEX: tl.constexpr, NW: tl.constexpr
-):  # fmt: skip
-    """Store the gradients of z of a tile. s: its `StateTile`. b_dout: the gradients of y."""
-    b_y = read_states(s.x_re, s.x_im, b_C, b_u, skip, PAIR_FACTOR, COMPLEX, NW)
-    tl.store(p_dz + o.td, tl.where(m.td, b_dout * b_y * silu_derivative(b_z), 0.0), mask=m.out)
-
-
-@triton.jit
-def differentiate_states(s, dh_re, dh_im, A_re, A_im, b_C, p_B, p_flags, o, m, left, COMPLEX: tl.constexpr):
     """Scan the gradients of the states of a tile in reverse and return all that follow from them, not summed over other pairs.
 
-    s: the `StateTile`. dh: gradient of the state after the tile. left: number of steps from the tile's first one to the end of
-    the sequence. Returns the gradients of dt u, of dt through the factors, of B and of C, that of A summed over the steps, and
-    that of the state before the tile. Those of B and C are (2 T, ...) tiles for complex A, first the real parts.
+    e_dt, e_dy, e_input: dt, the gradients of the outputs and dt u, as tiles. a: factors; x: states after the steps; h: before
+    them; dh: gradient of the state after the tile. Returns the gradients of dt u, of dt through the factors, of B and of C, that
+    of A summed over the steps, and that of the state before the tile. Those of B and C are (2 T, ...) tiles for complex A, first
+    the real parts.
     """
-    T: tl.constexpr = s.a_re.shape[0]
-    next_restart = load_next_restart(p_flags, o.first, left, T)
-    v_re, v_im = differentiate_outputs(s.dy, b_C, COMPLEX)
-    g_re, g_im, w_re, w_im = scan_gradients(s.a_re, s.a_im, v_re, v_im, dh_re, dh_im, p_flags, m.restart, next_restart, COMPLEX)
-    b_B = load_states(p_B, o, m, A_re, COMPLEX)  # not before, so that it needs no registers during the scan
-    d_input, dB, dC = g_re * pick(b_B, 0), g_re * s.input, s.dy * s.x_re
+    T: tl.constexpr = a_re.shape[0]
+    v_re, v_im = differentiate_outputs(e_dy, b_C, COMPLEX)
+    g_re, g_im, w_re, w_im = scan_gradients(a_re, a_im, v_re, v_im, dh_re, dh_im, p_flags, restart, next_restart, COMPLEX)
+    b_B = load_states(p_B, o_tn, m_tn, A_re, COMPLEX)  # not before, so that it needs no registers during the scan
+    d_input, dB, dC = g_re * pick(b_B, 0), g_re * e_input, e_dy * x_re
     top = tl.reshape(tl.arange(0, T) == 0, (T, 1, 1, 1, 1, 1))
     dh_re = select_row(w_re, top)
     if COMPLEX:
         dh_im = select_row(w_im, top)
         d_input += g_im * pick(b_B, 1)
-        d_re, d_im = w_re * s.h_re + w_im * s.h_im, w_im * s.h_re - w_re * s.h_im  # gradients of dt A
+        d_re, d_im = w_re * h_re + w_im * h_im, w_im * h_re - w_re * h_im  # gradients of dt A
         d_step = d_re * A_re[None] + d_im * A_im[None]
-        dB, dC = stack_steps(dB, g_im * s.input), stack_steps(dC, -s.dy * s.x_im)
-        dA_im = tl.sum(d_im * s.dt, 0)
+        dB, dC = stack_steps(dB, g_im * e_input), stack_steps(dC, -e_dy * x_im)
+        dA_im = tl.sum(d_im * e_dt, 0)
     else:
-        d_re = w_re * s.h_re
+        d_re = w_re * h_re
         d_step = d_re * A_re[None]
         dA_im = dh_re
-    return d_input, d_step, dB, dC, tl.sum(d_re * s.dt, 0), dA_im, dh_re, dh_im
+    return d_input, d_step, dB, dC, tl.sum(d_re * e_dt, 0), dA_im, dh_re, dh_im
 
 
 @triton.jit
 def store_channel_gradients(
-    p_du, p_ddt, p_dscale, o_scale, left, o, m, steps, sums, b_u, b_dy, skip, SOFTPLUS: tl.constexpr
+    p_du, p_ddt, p_dscale, o_td, o_scale, m_t, m_td, m_out, sums, b_u, b_dt, b_dy, dt_raw, unscaled, scale, skip,
+    SOFTPLUS: tl.constexpr,
 ):  # fmt: skip
     """Store the gradients of u and dt, and a program's part of that of the scale. Return that of dt + bias.
 
-    o_scale: offset of the tile's first step in p_dscale. left: number of steps from there to the end of the sequence. sums:
-    gradients of dt u, and after them of dt through dt A, summed over the states, (2 T, BD).
+    sums: gradients of dt u, and after them of dt through dt A, summed over the states, (2 T, BD). dt_raw, scale, unscaled, b_dt:
+    as returned by `load_step_sizes`.
     """
     T: tl.constexpr = b_u.shape[0]
     b_dinput, b_ddt = tl.split(tl.permute(tl.reshape(sums, (2, T, b_u.shape[1])), (1, 2, 0)))
-    b_ddt = tl.where(m.td, b_dinput * b_u + b_ddt, 0.0)
-    tl.store(p_du + o.td, tl.where(m.td, skip[None, :] * b_dy + steps.dt * b_dinput, 0.0), mask=m.out)
+    b_ddt = tl.where(m_td, b_dinput * b_u + b_ddt, 0.0)
+    tl.store(p_du + o_td, tl.where(m_td, skip[None, :] * b_dy + b_dt * b_dinput, 0.0), mask=m_out)
     if p_dscale is not None:
-        o_t = tl.arange(0, T)
-        tl.store(p_dscale + o_scale + o_t, tl.sum(b_ddt * steps.unscaled, 1), mask=o_t < left)
-        b_ddt *= steps.scale
+        tl.store(p_dscale + o_scale, tl.sum(b_ddt * unscaled, 1), mask=m_t)
+        b_ddt *= scale
     if SOFTPLUS:
-        b_ddt *= sigmoid(steps.raw)
-    tl.store(p_ddt + o.td, b_ddt, mask=m.out)
+        b_ddt *= sigmoid(dt_raw)
+    tl.store(p_ddt + o_td, b_ddt, mask=m_out)
     return b_ddt
 
 
 @triton.jit
-def sum_state_gradients(dB, dC, p_flags, first, left, P: tl.constexpr):
-    """Return the sums over the channels of the gradients of B and C, (2 T, N P): first those of B. dB, dC: (P T, ...) tiles.
-
-    first: the first step of the tile in (B L). left: number of steps from there to the end of the sequence.
-    """
+def sum_state_gradients(dB, dC, p_flags, first, tile, length, P: tl.constexpr):
+    """Return the sums over the channels of the gradients of B and C, (2 T, N P): first those of B. dB, dC: (P T, ...) tiles."""
     T: tl.constexpr = dB.shape[0] // P
     BN: tl.constexpr = dB.shape[2] * dB.shape[4]
     sums = tl.reshape(sum_over_channels(stack_steps(dB, dC)), (2, P, T, BN))
     sums = tl.reshape(tl.permute(sums, (0, 2, 3, 1)), (2 * T, BN * P))
     if p_flags is not None:  # the state at an invalid step may be infinite, and its product with 0 NaN
         step = tl.arange(0, 2 * T) % T
-        flag = tl.load(p_flags + first + step, mask=step < left, other=1)
+        flag = tl.load(p_flags + first + step, mask=tile * T + step < length, other=1)
         sums = tl.where((flag != 1)[:, None], sums, 0.0)
     return sums
 
@@ -398,20 +347,6 @@ def store_parameter_gradients(
     tl.store(p_dchannels + channels, d_skip, mask=m_d)
 
 
-@triton.jit
-def number_program(p_counters, blocks, pieces, first_piece, ORDERED: tl.constexpr):
-    """Return the number of a program in its launch, its batch row, its block of channels and its piece of the steps.
-
-    ORDERED: programs are numbered in the order in which they start, so that a program waits only for running ones. A counter of
-    them follows those of the programs of all pieces.
-    """
-    program = tl.program_id(1) * tl.num_programs(0) + tl.program_id(0)
-    if ORDERED:
-        program = tl.atomic_add(p_counters + tl.num_programs(0) * pieces, 1)
-    i_b = (program % tl.num_programs(0) // blocks).to(tl.int64)
-    return program, i_b, program % blocks, first_piece + program // tl.num_programs(0)
-
-
 @triton.jit(do_not_specialize=["length", "pieces", "span", "rows", "group", "chain", "first_piece"])
 def chunk_scan_bwd_kernel(
     p_dy, p_u, p_dt, p_A, p_B, p_C, p_D, p_z, p_bias, p_scale, p_flags, p_checkpoints, p_tiles, p_dstates, p_maps, p_dinitial,
@@ -434,10 +369,14 @@ def chunk_scan_bwd_kernel(
     BD: tl.constexpr = SHAPE[0] * SHAPE[2] * SHAPE[4]
     BN: tl.constexpr = SHAPE[1] * SHAPE[3]
     blocks, tiles = tl.cdiv(channels, BD), tl.cdiv(length, T)
-    program, i_b, i_d, i_p = number_program(p_counters, blocks, pieces, first_piece, ORDERED)
+    program = tl.program_id(1) * tl.num_programs(0) + tl.program_id(0)
+    if ORDERED:  # programs are numbered in the order in which they start, so that a program waits only for running ones
+        program = tl.atomic_add(p_counters + tl.num_programs(0) * pieces, 1)
+    i_b, batch = (program % tl.num_programs(0) // blocks).to(tl.int64), tl.num_programs(0) // blocks
+    i_d, i_p = program % blocks, first_piece + program // tl.num_programs(0)
     o_t, o_d, o_n = tl.arange(0, T), i_d * BD + tl.arange(0, BD), tl.arange(0, BN * P)
     o_pair, m_pair = locate_pairs(i_d * BD, channels, states, SHAPE)
-    size, batch = channels * states, tl.num_programs(0) // blocks
+    size = channels * states
     o_checkpoint, o_own = i_d * BD + transposed_offsets(channels, SHAPE), transposed_offsets(BD, SHAPE)
     p_dinitial += i_b * size * P
     A_re, A_im = load_pair_parts(p_A + (i_b // rows) * size * P + o_pair * P, 1, m_pair, COMPLEX)
@@ -466,41 +405,56 @@ def chunk_scan_bwd_kernel(
         )  # fmt: skip
         tl.debug_barrier()  # a thread may read what another has stored
         for i in tl.range(count, num_stages=STAGES):
-            i_t = chunk + count - 1 - i
-            step, left = i_t * T, length - i_t * T
-            first = i_b * length + step
-            m = load_tile_masks(p_flags, first, step + o_t < length, o_t, o_d, o_n, channels, states * P)
-            o = tile_offsets(first, o_t, o_d, o_n, channels, states * P)
-            steps = load_step_sizes(p_dt, p_scale, o, m, bias, SOFTPLUS, MATERIALIZE)
-            b_dout, b_dy, b_z = load_output_gradients(p_dy, p_z, o, m, A_re.dtype, MATERIALIZE)
-            b_u = tl.load(p_u + o.td, mask=m.td, other=0.0).to(A_re.dtype)
+            tile = chunk + count - 1 - i
+            m_t, first = tile * T + o_t < length, i_b * length + tile * T
+            valid, restart, m_td, m_tn = load_tile_masks(p_flags, first, m_t, o_t, o_d, o_n, channels, states * P)
+            o_td, o_tn = tile_offsets(first, o_t, o_d, o_n, channels, states * P)
+            m_out = m_t[:, None] & (o_d < channels)[None, :]
+            dt_raw, scale, unscaled, b_dt = load_step_sizes(
+                p_dt, p_scale, o_td, first, o_t, bias, valid, m_td, SOFTPLUS, MATERIALIZE
+            )
+            b_dout, b_dy, b_z = load_output_gradients(p_dy, p_z, o_td, m_td, A_re.dtype, MATERIALIZE)
+            b_u = tl.load(p_u + o_td, mask=m_td, other=0.0).to(A_re.dtype)
             if ORDERED:
                 least = tl.where(is_first, 0, added + 1)
                 seen = poll(p_previous, least, PTX)
-            p_h = p_own + (i_t - chunk) * (P * BN * BD)
-            s = recompute_states(p_h, p_B, p_flags, o, m, steps.dt, b_dy, b_u, A_re, A_im, m_pair, PAIR_FACTOR, COMPLEX)
-            b_C = load_states(p_C, o, m, A_re, COMPLEX)
+            stacked = stack_steps(stack_steps(b_dt, PAIR_FACTOR * b_dy), stack_steps(b_dt * b_u, b_u))
+            expanded = expand_channels(stacked, T, A_re)
+            e_dt, e_dy, e_input = pick(expanded, 0), pick(expanded, 1), pick(expanded, 2)
+            a_re, a_im = decay(e_dt, A_re[None], A_im[None], COMPLEX)
+            h_re, h_im = load_pair_parts(p_own + (tile - chunk) * (P * BN * BD), BN * BD, m_pair, COMPLEX)
+            b_B = load_states(p_B, o_tn, m_tn, A_re, COMPLEX)
+            x_re, x_im = tile_states(a_re, a_im, e_input, b_B, h_re, h_im, p_flags, restart, COMPLEX)
+            h_re, h_im = delay_states(x_re, x_im, h_re, h_im, p_flags, restart, COMPLEX)
+            b_C = load_states(p_C, o_tn, m_tn, A_re, COMPLEX)
             if p_z is not None:
-                store_gate_gradients(p_dz, o, m, s, b_C, b_u, b_dout, b_z, skip, PAIR_FACTOR, COMPLEX, NW)
+                b_y = read_states(x_re, x_im, b_C, b_u, skip, PAIR_FACTOR, COMPLEX, NW)
+                tl.store(p_dz + o_td, tl.where(m_td, b_dout * b_y * silu_derivative(b_z), 0.0), mask=m_out)
+            next_restart = load_next_restart(p_flags, first, tile, o_t, length)
             d_input, d_step, dB, dC, d_re, d_im, dh_re, dh_im = differentiate_states(
-                s, dh_re, dh_im, A_re, A_im, b_C, p_B, p_flags, o, m, left, COMPLEX
-            )
+                e_dt, e_dy, e_input, a_re, a_im, x_re, x_im, h_re, h_im, dh_re, dh_im, A_re, A_im, b_C, p_B, o_tn, m_tn, p_flags,
+                restart, next_restart, COMPLEX,
+            )  # fmt: skip
             dA_re += d_re
             if COMPLEX:
                 dA_im += d_im
-            sums = sum_state_gradients(dB, dC, p_flags, o.first, left, P)
+            sums = sum_state_gradients(dB, dC, p_flags, first, tile, length, P)
             added += 1
             if ORDERED:
                 spin_wait(p_previous, seen, least, FENCED, PTX)
             sums_before = add_state_gradients(
-                p_dB, p_dC, sums, first_row + step, left, states * P, i_d % chain, T, ORDERED, FENCED
+                p_dB, p_dC, sums, first_row + tile * T, length - tile * T, states * P, i_d % chain, T, ORDERED, FENCED
             )
             sums = sum_over_states(stack_steps(d_input, d_step), NW)
             if ORDERED and FENCED:
                 signal(p_counters + program, added, True, PTX)  # late, so that the fence finds the additions completed
-            o_scale = (i_d.to(tl.int64) * batch + i_b) * length + step
-            b_ddt = store_channel_gradients(p_du, p_ddt, p_dscale, o_scale, left, o, m, steps, sums, b_u, b_dy, skip, SOFTPLUS)
-            d_bias, d_skip = d_bias + tl.sum(b_ddt, 0), d_skip + tl.sum(b_dy * b_u, 0)
+            o_scale = (i_d.to(tl.int64) * batch + i_b) * length + tile * T + o_t
+            b_ddt = store_channel_gradients(
+                p_du, p_ddt, p_dscale, o_td, o_scale, m_t, m_td, m_out, sums, b_u, b_dt, b_dy, dt_raw, unscaled, scale, skip,
+                SOFTPLUS,
+            )  # fmt: skip
+            d_bias += tl.sum(b_ddt, 0)
+            d_skip += tl.sum(b_dy * b_u, 0)
             if ORDERED and not FENCED:
                 token |= dependency_token(sums_before)
                 signal(p_counters + program, added | token, False, PTX)

@@ -58,14 +58,14 @@ def chunk_state_fwd_kernel(
     for i in tl.range(tl.minimum(span, tiles - begin), num_stages=STAGES):
         first = i_b * length + (begin + i) * T
         m_t = (begin + i) * T + o_t < length
-        m = load_tile_masks(p_flags, first, m_t, o_t, o_d, o_n, channels, states * P)
-        o = tile_offsets(first, o_t, o_d, o_n, channels, states * P)
-        b_u = tl.load(p_u + o.td, mask=m.td, other=0.0).to(A_re.dtype)
-        b_dt = load_step_sizes(p_dt, p_scale, o, m, bias, SOFTPLUS, MATERIALIZE).dt
+        valid, restart, m_td, m_tn = load_tile_masks(p_flags, first, m_t, o_t, o_d, o_n, channels, states * P)
+        o_td, o_tn = tile_offsets(first, o_t, o_d, o_n, channels, states * P)
+        b_u = tl.load(p_u + o_td, mask=m_td, other=0.0).to(A_re.dtype)
+        _, _, _, b_dt = load_step_sizes(p_dt, p_scale, o_td, first, o_t, bias, valid, m_td, SOFTPLUS, MATERIALIZE)
         expanded = expand_channels(stack_steps(b_dt, b_dt * b_u), T, A_re)
         a_re, a_im = decay(pick(expanded, 0), A_re[None], A_im[None], COMPLEX)
-        b_B = load_states(p_B, o, m, A_re, COMPLEX)
-        x_re, x_im = tile_states(a_re, a_im, pick(expanded, 1), b_B, h_re, h_im, p_flags, m.restart, COMPLEX)
+        b_B = load_states(p_B, o_tn, m_tn, A_re, COMPLEX)
+        x_re, x_im = tile_states(a_re, a_im, pick(expanded, 1), b_B, h_re, h_im, p_flags, restart, COMPLEX)
         h_re = select_row(x_re, last)
         if COMPLEX:
             h_im = select_row(x_im, last)
@@ -109,29 +109,29 @@ def chunk_scan_fwd_kernel(
     last = tl.reshape(o_t == T - 1, (T, 1, 1, 1, 1, 1))
     begin = i_p * span
     for i in tl.range(tl.minimum(span, tiles - begin), num_stages=STAGES):
-        i_t = begin + i
-        m_t, first = i_t * T + o_t < length, i_b * length + i_t * T
-        m = load_tile_masks(p_flags, first, m_t, o_t, o_d, o_n, channels, states * P)
-        o = tile_offsets(first, o_t, o_d, o_n, channels, states * P)
-        b_u = tl.load(p_u + o.td, mask=m.td, other=0.0).to(A_re.dtype)
-        b_dt = load_step_sizes(p_dt, p_scale, o, m, bias, SOFTPLUS, MATERIALIZE).dt
+        tile = begin + i
+        m_t, first = tile * T + o_t < length, i_b * length + tile * T
+        valid, restart, m_td, m_tn = load_tile_masks(p_flags, first, m_t, o_t, o_d, o_n, channels, states * P)
+        o_td, o_tn = tile_offsets(first, o_t, o_d, o_n, channels, states * P)
+        b_u = tl.load(p_u + o_td, mask=m_td, other=0.0).to(A_re.dtype)
+        _, _, _, b_dt = load_step_sizes(p_dt, p_scale, o_td, first, o_t, bias, valid, m_td, SOFTPLUS, MATERIALIZE)
         expanded = expand_channels(stack_steps(b_dt, b_dt * b_u), T, A_re)
         a_re, a_im = decay(pick(expanded, 0), A_re[None], A_im[None], COMPLEX)
-        b_B = load_states(p_B, o, m, A_re, COMPLEX)
-        x_re, x_im = tile_states(a_re, a_im, pick(expanded, 1), b_B, h_re, h_im, p_flags, m.restart, COMPLEX)
+        b_B = load_states(p_B, o_tn, m_tn, A_re, COMPLEX)
+        x_re, x_im = tile_states(a_re, a_im, pick(expanded, 1), b_B, h_re, h_im, p_flags, restart, COMPLEX)
         if p_checkpoints is not None:
-            o_out = (i_b * tl.cdiv(tiles, interval) + i_t // interval) * size * P + o_checkpoint
-            m_out = m_pair & (o_pair * 0 + i_t % interval == 0)
+            o_out = (i_b * tl.cdiv(tiles, interval) + tile // interval) * size * P + o_checkpoint
+            m_out = m_pair & (o_pair * 0 + tile % interval == 0)
             tl.store(p_checkpoints + o_out, h_re, mask=m_out)
             if COMPLEX:
                 tl.store(p_checkpoints + o_out + size, h_im, mask=m_out)
         h_re = select_row(x_re, last)
-        b_C = load_states(p_C, o, m, A_re, COMPLEX)
+        b_C = load_states(p_C, o_tn, m_tn, A_re, COMPLEX)
         if COMPLEX:
             h_im = select_row(x_im, last)
         b_y = read_states(x_re, x_im, b_C, b_u, skip, PAIR_FACTOR, COMPLEX, NW)
         if p_z is not None:
-            b_y *= silu(tl.load(p_z + o.td, mask=m.td, other=0.0).to(A_re.dtype))
-        tl.store(p_y + o.td, tl.where(m.td, b_y, 0.0), mask=m.out)
+            b_y *= silu(tl.load(p_z + o_td, mask=m_td, other=0.0).to(A_re.dtype))
+        tl.store(p_y + o_td, tl.where(m_td, b_y, 0.0), mask=m_t[:, None] & (o_d < channels)[None, :])
     if i_p == pieces - 1:
         store_pair_parts(p_final + i_b * size * P + o_pair * P, h_re, h_im, m_pair, COMPLEX)

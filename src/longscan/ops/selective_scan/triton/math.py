@@ -6,8 +6,6 @@ over warps. The rest, with all steps, is in the registers of a thread, so a scan
 Values of a channel alone are (T, BD) tiles, values of a state alone (T, BN) tiles. Complex numbers are two tensors.
 """
 
-from typing import Any, NamedTuple
-
 import triton
 import triton.language as tl
 
@@ -188,7 +186,7 @@ def materialize(x, MATERIALIZE: tl.constexpr):
 
 
 @triton.jit
-def load_states(p, o, m, like, COMPLEX: tl.constexpr):
+def load_states(p, offsets, mask, like, COMPLEX: tl.constexpr):
     """Load (T, BN) real numbers of the states as one tile, or (T, 2 BN) parts of complex ones as two stacked tiles.
 
     like: tensor of the shape of the pairs (CR, NR, CW, NL, CL), with the dtype of the result.
@@ -196,7 +194,7 @@ def load_states(p, o, m, like, COMPLEX: tl.constexpr):
     P: tl.constexpr = 2 if COMPLEX else 1
     NR: tl.constexpr = like.shape[1]
     NL: tl.constexpr = like.shape[3]
-    x = tl.load(p + o.tn, mask=m.tn, other=0.0).to(like.dtype)
+    x = tl.load(p + offsets, mask=mask, other=0.0).to(like.dtype)
     T: tl.constexpr = x.shape[0]
     x = tl.permute(tl.reshape(x, (T, NR * NL, P)), (2, 0, 1))
     x = tl.reshape(x[:, :, :, None], (P, T, 1, NR, 1, NL, 1))
@@ -232,81 +230,38 @@ def load_flags(p_flags, first, o_t, m_t):
     return valid, restart
 
 
-class Offsets(NamedTuple):
-    """Where the T steps of a tile are.
-
-    Attributes:
-        first: the first step in (B L).
-        td, tn: offsets of numbers of the program's channels, (T, BD), and of its states, (T, BN P).
-    """
-
-    first: Any
-    td: Any
-    tn: Any
-
-
-class Masks(NamedTuple):
-    """Which steps of a tile are valid and which restart the state, (T,), and which of its numbers exist.
-
-    Attributes:
-        valid, restart: masks of the steps.
-        td, tn: numbers of channels, (T, BD), and of states, (T, BN P), of valid steps.
-        out: numbers of channels at all steps of the sequence, also invalid ones, (T, BD).
-    """
-
-    valid: Any
-    restart: Any
-    td: Any
-    tn: Any
-    out: Any
-
-
-class StepSizes(NamedTuple):
-    """The step sizes of a tile, (T, BD), 0 at invalid steps, and what they are computed from.
-
-    Attributes:
-        raw: dt + bias.
-        scale: factors of the steps, (T, 1); 1 without them.
-        unscaled: the step sizes without these factors.
-        dt: the step sizes.
-    """
-
-    raw: Any
-    scale: Any
-    unscaled: Any
-    dt: Any
-
-
-# Separate from the masks: torch.compile takes all arguments of a function whose result is used as an address, as the flags would
-# be, for tensors that the kernel writes.
-@triton.jit
-def tile_offsets(first, o_t, o_d, o_n, channels, width):
-    """Return the `Offsets` of a tile, for the channels o_d and for `width` numbers of the states, o_n. first: its first step."""
-    o_td = first * channels + (o_t[:, None] * channels + o_d[None, :])
-    return Offsets(first, o_td, first * width + (o_t[:, None] * width + o_n[None, :]))
-
-
 @triton.jit
 def load_tile_masks(p_flags, first, m_t, o_t, o_d, o_n, channels, width):
-    """Return the `Masks` of a tile; arguments as of `tile_offsets`. m_t: which steps exist."""
+    """Return which steps of a tile are valid and which restart the state, and the masks of the numbers of valid steps.
+
+    The masks are for the channels o_d, (T, BD), and for `width` numbers of the states, o_n. first: the first step in (B L). m_t:
+    which steps exist.
+    """
     valid, restart = load_flags(p_flags, first, o_t, m_t)
-    m_d = (o_d < channels)[None, :]
-    return Masks(valid, restart, valid[:, None] & m_d, valid[:, None] & (o_n < width)[None, :], m_t[:, None] & m_d)
+    return valid, restart, valid[:, None] & (o_d < channels)[None, :], valid[:, None] & (o_n < width)[None, :]
 
 
 @triton.jit
-def load_step_sizes(p_dt, p_scale, o, m, bias, SOFTPLUS: tl.constexpr, MATERIALIZE: tl.constexpr):
-    """Return the `StepSizes` of a tile."""
-    dt_raw = tl.load(p_dt + o.td, mask=m.td, other=0.0).to(bias.dtype) + bias[None, :]
+def tile_offsets(first, o_t, o_d, o_n, channels, width):
+    """Return the offsets of a tile: of its channels, (T, BD), and of `width` numbers of the states. first: its first step."""
+    o_td = first * channels + (o_t[:, None] * channels + o_d[None, :])
+    return o_td, first * width + (o_t[:, None] * width + o_n[None, :])
+
+
+@triton.jit
+def load_step_sizes(
+    p_dt, p_scale, o_td, first, o_t, bias, valid, m_td, SOFTPLUS: tl.constexpr, MATERIALIZE: tl.constexpr
+):  # fmt: skip
+    """Return dt + bias, the scale, the step sizes before the scale, and the step sizes (T, BD), which are 0 at invalid steps."""
+    dt_raw = tl.load(p_dt + o_td, mask=m_td, other=0.0).to(bias.dtype) + bias[None, :]
     unscaled = dt_raw
     if SOFTPLUS:
         unscaled = softplus(dt_raw)
     dt, scale = unscaled, 1.0
     if p_scale is not None:
-        o_t = tl.arange(0, m.valid.shape[0])
-        scale = tl.load(p_scale + o.first + o_t, mask=m.valid, other=0.0).to(bias.dtype)[:, None]
+        scale = tl.load(p_scale + first + o_t, mask=valid, other=0.0).to(bias.dtype)[:, None]
         dt *= scale
-    return StepSizes(dt_raw, scale, unscaled, materialize(tl.where(m.td, dt, 0.0), MATERIALIZE))
+    return dt_raw, scale, unscaled, materialize(tl.where(m_td, dt, 0.0), MATERIALIZE)
 
 
 # ---------------------------------------------------------------------------------------------- sums
