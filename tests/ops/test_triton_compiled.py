@@ -1,6 +1,7 @@
 """Triton kernels in graphs of torch.compile, traced without a GPU: kernels are built up to Triton's own code, and not run."""
 
 import ast
+import builtins
 from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
@@ -289,6 +290,39 @@ def test_traced_backward_kernels_check_every_tensor(
             torch._dynamo.reset()
             with pytest.raises(Exception, match=rf"(Value|Type)Error: [^\n]*\b{name}\b"), torch.no_grad():
                 trace(second.overload, graphs)(*args[:i], wrong, *args[i + 1 :])
+
+
+def undefined_names(text: str) -> set[str]:
+    """Return the names that functions of a module read and that neither they, nor the module, nor Python define."""
+    tree = ast.parse(text)
+    known = {*dir(builtins), "tl", "triton"}
+    for statement in tree.body:
+        if isinstance(statement, ast.ImportFrom):
+            known |= {name.asname or name.name for name in statement.names}
+        known |= {statement.name} if isinstance(statement, ast.FunctionDef) else stored_names(statement)
+    undefined = set()
+    for function in tree.body:
+        if isinstance(function, ast.FunctionDef):
+            read = {x.id for x in ast.walk(function) if isinstance(x, ast.Name) and isinstance(x.ctx, ast.Load)}
+            undefined |= read - stored_names(function) - {x.arg for x in function.args.args} - known
+    return undefined
+
+
+def stored_names(node: ast.AST) -> set[str]:
+    return {x.id for x in ast.walk(node) if isinstance(x, ast.Name) and isinstance(x.ctx, ast.Store)}
+
+
+@pytest.mark.parametrize("op", _native_op.TRACED_OPS)
+def test_text_of_kernels_in_compiled_graphs_defines_all_names(op: str) -> None:
+    """Inductor copies the text of a kernel and of the functions that it calls into a module, but not that of classes."""
+    from torch._inductor.codegen.wrapper import user_defined_triton_kernel_transitive_closure_source_code
+    from triton.runtime import JITFunction
+
+    launch = vars(import_module(f"longscan.ops.{op}.triton.launch"))
+    kernels = {name: x for name, x in launch.items() if isinstance(x, JITFunction)}
+    assert kernels
+    for name, kernel in kernels.items():
+        assert not undefined_names(user_defined_triton_kernel_transitive_closure_source_code(kernel)), name
 
 
 def test_kernels_call_no_method_of_an_integer_argument() -> None:
