@@ -401,6 +401,14 @@ def test_options_of_a_file_need_one(capsys):
     assert "`FILE` must be a file or folder that exists, got 'nowhere.csv'" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("command", ["train", "show"])
+def test_a_file_and_a_task_that_reads_none_are_an_error(command, table, tmp_path, capsys):
+    argv = [command, str(table), "--label", "kind", *COLUMNS, "--out", str(tmp_path / "out.png")]
+    assert main([*argv, "--task", "parity"]) == 2
+    needed = "`--task` must be left out with a FILE, or one of series_classes, series_values and series_forecast, got 'parity'"
+    assert needed in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("options", "setting"),
     [

@@ -1,7 +1,11 @@
 """A user's files of all layouts, and bad files, each with an error of one line that names what is wrong."""
 
+import bz2
 import gzip
+import io
+import lzma
 import re
+import zipfile
 from dataclasses import replace
 from pathlib import Path
 
@@ -224,7 +228,7 @@ BAD: dict[str, tuple[str, dict[str, object], str]] = {
     "column without a name": (GOOD.replace("y,", ",", 1), {}, "`channels` must be the columns to read, as column 4"),
     "no channels": ("unit,kind\n" + "u1,a\n" * 4, {}, "must have at least one column of values, got only unit, kind"),
     "too many values in a row": (GOOD.replace("u1,0,", "u1,0,7,"), {}, "cannot be read: Expected 5 fields in line 7, saw 6"),
-    "bytes": ("unit,x,kind\n\0\1\2,\n", {}, "must have a value in each row, got none in line 2"),
+    "bytes": ("unit,x,kind\n\0\1\2,\n", {}, "must be UTF-8 text, got zero bytes"),
     "wide: id twice": (wide("unit,kind,t1,t2,t3", "u1,a,1,2,3", "u1,b,2,3,4"), {}, "got 'u1' twice in column 'unit'"),
     "wide: no values": (wide("unit,kind,t1,t2,t3", "u1,a,1,2,3", "u2,b,,,"), {}, "must have values, got none in line 3"),
     "wide: two channels": (wide("unit,kind,x1,x2,y1,y2", "u1,a,1,2,3,4"), {}, "`channels` must be the names before the"),
@@ -851,3 +855,46 @@ def test_labels_and_groups_of_a_file_to_predict_may_be_empty(tmp_path: Path, lay
     assert batches[0].inputs.shape == (3, 6, 1)
     for batch in batches[1:]:
         assert torch.equal(batch.inputs, batches[0].inputs)
+
+
+@pytest.mark.parametrize("suffix", ["", ".gz", ".bz2", ".xz", ".zip"])
+@pytest.mark.parametrize("place", ["number", "text", "last"])
+def test_zero_bytes_in_a_text_file_are_an_error(tmp_path, place, suffix):
+    text = {
+        "number": GOOD[:-20] + GOOD[-20:].replace(",", ",1\0"),
+        "text": GOOD.replace("a\n", "a\0b\n"),
+        "last": GOOD + "\0" * 5,
+    }[place]
+    assert "\0" in text
+    path = tmp_path / f"mine.csv{suffix}"
+    path.write_bytes(compressed(text.encode(), suffix))
+    with pytest.raises(ValueError, match=r"mine.csv.* must be UTF-8 text, got zero bytes$"):
+        SeriesClasses(path=str(path), **PLAIN).size("train")
+    path.write_bytes(compressed(GOOD.encode(), suffix))
+    assert SeriesClasses(path=str(path), **PLAIN).size("train") > 0
+
+
+@pytest.mark.parametrize("suffix", [".gz", ".bz2", ".xz", ".zip"])
+@pytest.mark.parametrize("damage", ["cut", "changed", "not compressed"])
+def test_damaged_compressed_files_are_an_error_that_names_the_file(tmp_path, damage, suffix):
+    random = np.random.default_rng(0)
+    content = compressed((GOOD + "".join(f"z,{number},0,a\n" for number in random.random(3000))).encode(), suffix)
+    middle = len(content) // 2
+    content = {
+        "cut": content[:middle],
+        "changed": content[:middle] + bytes(byte ^ 0x5A for byte in content[middle : middle + 200]) + content[middle + 200 :],
+        "not compressed": GOOD.encode(),
+    }[damage]
+    path = tmp_path / f"mine.csv{suffix}"
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match=rf"mine.csv{suffix} cannot be read: "):
+        SeriesClasses(path=str(path), **PLAIN).size("train")
+
+
+def compressed(content: bytes, suffix: str) -> bytes:
+    if suffix == ".zip":
+        archive = io.BytesIO()
+        with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as file:
+            file.writestr("mine.csv", content)
+        return archive.getvalue()
+    return {"": bytes, ".gz": gzip.compress, ".bz2": bz2.compress, ".xz": lzma.compress}[suffix](content)

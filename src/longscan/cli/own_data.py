@@ -94,6 +94,9 @@ def _read_settings(file: str, options: Mapping[str, Any], label_kind: str | None
     is_forecast = "target" in options or "horizon" in options
     name = "series_forecast" if is_forecast else KINDS[label_kind or "class"]
     plain = read_arguments(argv, {"task": {"name": name, "path": str(Path(file).resolve()), **options}})
+    if plain["task"]["name"] not in (*KINDS.values(), "series_forecast"):
+        needed = f"left out with a FILE, or one of {', '.join(KINDS.values())} and series_forecast"
+        raise setting_error("--task", plain["task"]["name"], needed)
     if not is_forecast and label_kind is None and plain["task"]["name"] == name:
         with errors_as_lines():
             plain["task"]["name"] = KINDS[_find_kind(plain["task"])]

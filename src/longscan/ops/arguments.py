@@ -22,8 +22,10 @@ def check_tensor(name: str, value: object, shape: tuple[int, ...] | None, like: 
     if value.layout is not torch.strided or value.is_nested:
         found = "a nested tensor" if value.is_nested else f"layout {value.layout}"
         raise TypeError(f"`{name}` must be dense, of layout torch.strided, got {found}")
-    if shape is not None and value.shape != shape and (
-        value.ndim != len(shape) or any(size not in (-1, found) for size, found in zip(shape, value.shape, strict=True))
+    if (
+        shape is not None
+        and value.shape != shape
+        and (value.ndim != len(shape) or any(size not in (-1, found) for size, found in zip(shape, value.shape, strict=True)))
     ):
         raise ValueError(f"`{name}` must be of shape {_spell(shape)}, got {tuple(value.shape)}")
     if like is not None and value.device != like.device:

@@ -4,10 +4,14 @@ pandas reads CSV files (also compressed ones) and pyarrow reads Parquet. Columns
 times) are read as text, so that 007 stays 007.
 """
 
+import zipfile
+import zlib
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from difflib import get_close_matches
+from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import IO, TYPE_CHECKING, Any, NamedTuple
 from unicodedata import normalize
 
 import numpy as np
@@ -20,6 +24,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 ROWS = 250_000  # number of rows that are read together
+BYTES = 2**20  # number of bytes that are read together
 HEADER_ROWS = 1000  # number of rows in which the words of the first line are looked for, to tell names from values
 MIN_UNORDERED = 4  # smallest number of fractions without an order that are values; three are often in order by chance
 CSV = (".csv", ".tsv", ".txt")
@@ -97,7 +102,7 @@ def _first_lines(path: Path, dialect: Dialect, count: int) -> "pd.DataFrame":
         )  # fmt: skip
     except pd.errors.EmptyDataError:
         raise ValueError(f"{path} must contain a line with the names of the columns, got an empty file") from None
-    except (ValueError, OSError, EOFError) as error:
+    except _reading_errors(path) as error:
         raise _unreadable(path, error) from None
 
 
@@ -180,6 +185,7 @@ def read_frames(path: Path, columns: Sequence[str], texts: Sequence[str], dialec
                 raise _unreadable(path, error) from None
         return
     names = column_names(path, dialect)
+    _check_no_zero_bytes(path)
     try:
         # Without usecols, with which pandas accepts rows that are too long.
         reader = pd.read_csv(
@@ -192,8 +198,44 @@ def read_frames(path: Path, columns: Sequence[str], texts: Sequence[str], dialec
                 yield frame[list(columns)].assign(**{name: frame[name].str.strip().str.normalize("NFC") for name in texts})
     except pd.errors.EmptyDataError:
         return
-    except (ValueError, OSError, EOFError) as error:
+    except _reading_errors(path) as error:
         raise _unreadable(path, error) from None
+
+
+def _check_no_zero_bytes(path: Path) -> None:
+    """Raise ValueError for a text file with zero bytes, before which pandas ends the value: it would read 12, 0, 34 as 12.
+
+    Computers that lose power leave them in files that are being written.
+    """
+    try:
+        with _open_bytes(path) as file:
+            found = any(b"\0" in block for block in iter(lambda: file.read(BYTES), b""))
+    except _reading_errors(path) as error:
+        raise _unreadable(path, error) from None
+    if found:
+        raise ValueError(f"{path} must be UTF-8 text, got zero bytes")
+
+
+@contextmanager
+def _open_bytes(path: Path) -> Iterator[IO[bytes]]:
+    """Open a text file, or the first file in a zip file, for reading its bytes without their compression."""
+    suffix = path.suffix.lower()
+    if suffix == ".zip":
+        with zipfile.ZipFile(path) as archive, archive.open(archive.namelist()[0]) as file:
+            yield file
+    elif suffix in COMPRESSED:
+        module = import_module({".gz": "gzip", ".bz2": "bz2", ".xz": "lzma"}[suffix])  # some builds of Python lack a module
+        with module.open(path) as file:
+            yield file
+    else:
+        with path.open("rb") as file:
+            yield file
+
+
+def _reading_errors(path: Path) -> tuple[type[Exception], ...]:
+    """Return the errors that reading a text file may raise, also one that is damaged or not compressed as its name says."""
+    errors: tuple[type[Exception], ...] = (ValueError, OSError, EOFError, zlib.error, zipfile.BadZipFile)
+    return (*errors, import_module("lzma").LZMAError) if path.suffix.lower() == ".xz" else errors
 
 
 def _as_text(column: "pd.Series") -> "pd.Series":
