@@ -307,10 +307,16 @@ class Kinds(set[tuple[Any, ...]]):
 
     Integers that are 1, multiples of 16 or others have separate kernels, unless a kernel excludes them, and addresses that are
     multiples of 16 or others. The matrix products of unitary_scan have two kernels, EVEN and not, which are compiled together.
+
+    Attributes:
+        n_launches: number of launches so far.
     """
+
+    n_launches = 0
 
     def add_launch(self, kernel: Any, _: tuple[int, ...], *args: Any, constants: dict[str, Any]) -> None:
         """Add the kernel of a launch; the arguments are those of `_gpu.launch`."""
+        self.n_launches += 1
         tensors = tuple([x if x is None else (x.dtype, x.data_ptr() % 16 == 0) for x in args if type(x) is not int])
         specialised = [not parameter.do_not_specialize for parameter in kernel.params][len(tensors) :]
         integers = [(x == 1, x % 16 == 0) for x, special in zip(args[len(tensors) :], specialised, strict=False) if special]
@@ -332,6 +338,27 @@ def op_call(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(import_module(f"longscan.ops.{call.op}.triton.launch"), "launch", kinds.add_launch)
     monkeypatch.setattr(_gpu, "launch", kinds.add_launch)
     return call, kinds
+
+
+@pytest.mark.skipif(_gpu.INTERPRETED, reason="kernels of Triton's interpreter are not compiled")
+@pytest.mark.parametrize(
+    ("op_call", "length", "dtype", "number"),
+    [
+        ("UNITARY", 1024, "float32", 7),
+        ("UNITARY", 8192, "float32", 31),  # three for each of 9 slices of the steps
+        ("SELECTIVE", 1024, "float32", 5),
+        ("SELECTIVE", 1024, "bfloat16", 6),  # the sums of dB and dC are rounded
+        ("SELECTIVE_COMPLEX", 1024, "float32", 8),  # states are passed by kernels, and rows have two chains
+    ],
+    indirect=["op_call"],
+)
+def test_number_of_launches_of_a_forward_and_backward_pass(
+    op_call: tuple[Any, Kinds], length: int, dtype: str, number: int
+) -> None:
+    call, kinds = op_call
+    leaves = [x.requires_grad_() for x in call.inputs({"B": 16, "L": length, "D": 32, "N": 64}, dtype)]
+    torch.autograd.grad(call.call(*leaves, backend="triton").sum(), leaves)
+    assert kinds.n_launches == number
 
 
 @pytest.mark.skipif(_gpu.INTERPRETED, reason="kernels of Triton's interpreter are not compiled")
