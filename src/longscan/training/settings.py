@@ -282,7 +282,8 @@ class TrainingSettings(SettingsGroup):
             "on a CUDA device, capture an update as a CUDA graph and replay it, which makes small models several times faster; "
             "batches of different lengths are padded to the longest so far. Other devices run the update as it is. None: with "
             "one process, until an update cannot be captured; not with several processes, where an exchange inside a graph "
-            "cannot raise an error, nor with shard. false takes less memory, as a graph keeps that of an update for itself"
+            "cannot raise an error, nor with shard. false takes less memory, as a graph keeps that of an update for itself. It "
+            "is also for models and tasks of your own in which Python decides something anew in each update, which a graph repeats"
         ),
     ] = None
     shard: Annotated[
