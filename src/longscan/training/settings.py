@@ -283,7 +283,7 @@ class TrainingSettings(SettingsGroup):
             "batches of different lengths are padded to the longest so far. Other devices run the update as it is. None: with "
             "one process, until an update cannot be captured; not with several processes, where an exchange inside a graph "
             "cannot raise an error, nor with shard. false takes less memory, as a graph keeps that of an update for itself. It "
-            "is also for models and tasks of your own in which Python decides something anew in each update, which a graph repeats"
+            "is also for models and tasks of your own whose Python code decides something in each update, which a graph repeats"
         ),
     ] = None
     shard: Annotated[
