@@ -183,6 +183,14 @@ def test_missing_values_of_a_new_file_name_the_option_of_predict(run, table, tmp
     assert main(["predict", run, str(path), "--missing", "fill"]) == 0
 
 
+def test_rows_of_a_new_file_out_of_order_are_to_be_sorted_in_the_file(run, table, tmp_path, capsys):
+    header, *rows = table.read_text().splitlines()
+    path = tmp_path / "new.csv"
+    path.write_text("\n".join([header, *rows[::-1]]) + "\n")
+    assert main(["predict", run, str(path)]) == 2
+    assert capsys.readouterr().err.endswith("; sort the rows of the file\n"), "`predict` has no option for it"
+
+
 def test_labels_and_layout_that_are_missing_name_the_options(table, tmp_path, capsys):
     assert main(["train", str(table), "--id", "unit", "--time", "second"]) == 2
     error = capsys.readouterr().err

@@ -576,9 +576,9 @@ def _choose_clock(
         hint = clock_change_hint(sorted_clock.stamps[again], clock.form)
         raise ValueError(f"{path}: each time of a series must occur once in column {column!r}, got {stamp} twice in {name}{hint}")
     if options.order == "refuse":
+        hint = "sort the rows of the file" if options.fixed else "`order='sort'` sorts them"  # a trained model keeps its settings
         raise ValueError(
-            f"{path}: the rows of a series must be in the order of column {column!r}, got {stamp} after {before} in {name}; "
-            "`order='sort'` sorts them"
+            f"{path}: the rows of a series must be in the order of column {column!r}, got {stamp} after {before} in {name}; {hint}"
         )
     return sorted_clock, by_time if order is None else order[by_time]
 
