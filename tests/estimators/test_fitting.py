@@ -295,7 +295,7 @@ class ContinuingModel(nn.Module):
 
     def __init__(self, horizon):
         super().__init__()
-        self.weight, self.horizon, self.calls = nn.Parameter(torch.zeros(1)), horizon, []
+        self.weight, self.horizon, self.quantiles, self.calls = nn.Parameter(torch.zeros(1)), horizon, (), []
 
     def forward(self, past, *, elapsed, elapsed_ahead):
         self.calls.append((past, elapsed, elapsed_ahead))

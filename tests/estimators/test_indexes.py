@@ -249,3 +249,36 @@ def test_labels_of_nullable_types_keep_their_type():
     assert SSMClassifier(**BRIEF).fit(LONG, flags).classes_.dtype == bool
     with pytest.raises(ValueError, match="`y` must have a label in each row, got 1 of 12 missing"):
         SSMClassifier(**BRIEF).fit(LONG, large.mask(large == 5, pd.NA).mask(large.index != CASES[2], 1))
+
+
+def test_channels_with_numbers_as_names_are_matched_by_them():
+    sensors = [pd.DataFrame(series, columns=[205, 101]) for series in DATA]
+    model = SSMClassifier(**BRIEF).fit(sensors, KINDS.to_numpy())
+    assert model.channel_names_ == (205, 101)
+    expected = model.predict_proba(sensors)
+    np.testing.assert_array_equal(model.predict_proba([frame[[101, 205]] for frame in sensors]), expected)
+    np.testing.assert_array_equal(model.predict_proba(DATA), expected)
+    mixed = [frame[[101, 205]] if number else frame for number, frame in enumerate(sensors)]
+    np.testing.assert_array_equal(SSMClassifier(**BRIEF).fit(mixed, KINDS.to_numpy()).predict_proba(sensors), expected)
+    with pytest.raises(ValueError, match="must have the channels 205, 101, got columns without 205 and with 300"):
+        model.predict([frame.rename(columns={205: 300}) for frame in sensors])
+
+
+@pytest.mark.parametrize("names", [["load", "sun"], [205, 101], [0, 1]])
+def test_forecasts_of_frames_with_and_without_names_have_their_columns(names, tmp_path):
+    values = np.stack([LOAD, 100 - LOAD], 1)
+    named, plain = pd.DataFrame(values, columns=names), pd.DataFrame(values)
+    model = SSMForecaster(**AHEAD, quantiles=(0.1, 0.9)).fit(named)
+    model.save(tmp_path / "model.safetensors")
+    forecast = model.predict()
+    for other in (model, SSMForecaster.load(tmp_path / "model.safetensors")):
+        reordered = other.predict(named[names[::-1]])
+        assert reordered.columns.tolist() == names[::-1]
+        pd.testing.assert_frame_equal(reordered[names], forecast)
+    pd.testing.assert_frame_equal(model.predict(plain), forecast.set_axis([0, 1], axis=1))
+    first, second = model.predict_quantiles([named, plain])
+    np.testing.assert_array_equal(first, second)
+    assert [frame.columns.get_level_values(0).unique().tolist() for frame in (first, second)] == [names, [0, 1]]
+    cases = pd.concat({"a": plain, "b": plain})
+    np.testing.assert_array_equal(model.predict(cases).loc["a"], forecast)
+    assert model.backtest(plain, stride=30)["channel"].unique().tolist() == [0, 1]

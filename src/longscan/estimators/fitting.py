@@ -37,6 +37,7 @@ from longscan.engine import Callback, EarlyStopping, Engine, EpochLosses, NonFin
 from longscan.estimators.clock import check_unit, gap_ratio, has_seconds
 from longscan.estimators.features import SHAPE_KINDS, STATES, FeatureModel, StateFeatures, calibrated_features, rows_at_once
 from longscan.estimators.reading import (
+    ChannelNames,
     FittedChannels,
     Layout,
     align_times,
@@ -298,7 +299,7 @@ class SeriesEstimator(SavedEstimator):
     model_: SequenceModel | FeatureModel
     validation_curve_: list[dict[str, float]] | None
     n_channels_: int
-    channel_names_: tuple[str, ...] | None
+    channel_names_: ChannelNames | None
     has_times_: bool
     _times_are_seconds: bool | None = None  # of the times of fit; None without, and in files of earlier versions
     _kinds: tuple[str, ...] = SHAPE_KINDS  # of the features

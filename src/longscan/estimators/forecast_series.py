@@ -107,7 +107,8 @@ def quantile_frames(
         if isinstance(one, (pd.Series, pd.DataFrame)) and form != "indexed":
             index = in_zone(index, one)
         single = isinstance(one, pd.Series) or (not isinstance(one, pd.DataFrame) and np.ndim(one) == 1)
-        columns = names if single else pd.MultiIndex.from_product([channel_labels(history), names], names=["channel", "quantile"])
+        labels = _frame_labels(one, collection.channel_names) if isinstance(one, pd.DataFrame) else channel_labels(history)
+        columns = names if single else pd.MultiIndex.from_product([labels, names], names=["channel", "quantile"])
         frame = pd.DataFrame(part.reshape(len(part), -1), index, columns)
         frames.append(frame[list(one.columns)] if isinstance(one, pd.DataFrame) else frame)
     if form == "indexed":
@@ -122,13 +123,19 @@ def quantile_column(quantile: float) -> str:
 
 def channel_labels(history: History) -> list[Any]:
     """Return the name of each channel: that of a column or of a Series, otherwise its number."""
-    first = history.given[0] if history.form == "list" else history.given
-    if history.collection.channel_names is not None:
-        return list(history.collection.channel_names)
+    first, names = history.given[0] if history.form == "list" else history.given, history.collection.channel_names
     if isinstance(first, pd.DataFrame):
-        return list(first.columns)
+        return _frame_labels(first, names)
+    if names is not None:
+        return list(names)
     named = isinstance(first, pd.Series) and (first.name is not None or history.form == "indexed")
     return [first.name] if named else list(range(history.collection.channels))
+
+
+def _frame_labels(frame: pd.DataFrame, names: Sequence[str | int] | None) -> list[Any]:
+    """Return the labels of channels in the order of `names`: columns of a frame, which for one without names is their order."""
+    columns = list(frame.columns)
+    return columns if names is None or set(columns) != set(names) else list(names)
 
 
 def last_known(collection: Collection, cutoffs: np.ndarray) -> pd.Index:
@@ -162,11 +169,11 @@ def truncate(collection: Collection, moment: Any) -> Collection:
     )
 
 
-def _as_part(given: Any, forecast: np.ndarray, stamps: pd.Index | None, names: Sequence[str] | None) -> Any:
+def _as_part(given: Any, forecast: np.ndarray, stamps: pd.Index | None, names: Sequence[str | int] | None) -> Any:
     """Return the forecast (horizon, C) of one series in its form: a Series, a frame with its columns, or an array."""
     given = given if isinstance(given, (pd.Series, pd.DataFrame)) else np.asarray(given)
     if isinstance(given, pd.DataFrame):
-        frame = pd.DataFrame(forecast, in_zone(stamps, given), given.columns if names is None else list(names))
+        frame = pd.DataFrame(forecast, in_zone(stamps, given), _frame_labels(given, names))
         return frame[list(given.columns)]
     if isinstance(given, pd.Series):
         return pd.Series(forecast[:, 0], in_zone(stamps, given), name=given.name)

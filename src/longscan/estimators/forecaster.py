@@ -813,7 +813,7 @@ class SSMForecaster(SavedEstimator):
         if not self.n_covariates_:
             return ValueError(f"`{argument}` must be None, as fit had no covariates, got some")
         names = self.covariate_names_ or (f"{self.n_covariates_} without names",)
-        return ValueError(f"`{argument}` must be given, as fit had covariates ({', '.join(names)}), got None")
+        return ValueError(f"`{argument}` must be given, as fit had covariates ({', '.join(map(str, names))}), got None")
 
     def _forecast_from(self, series: Collection, ends: np.ndarray) -> np.ndarray:
         """Return forecasts and quantiles (n, horizon, C, 1 + Q) from steps within the series. ends: as in `_forecast`."""

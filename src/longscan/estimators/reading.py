@@ -23,6 +23,7 @@ from longscan.estimators.clock import as_clock, check_increasing
 from longscan.estimators.series import Collection, pad_arrays
 
 Layout = Literal["nlc", "ncl"]
+ChannelNames = tuple[str | int, ...]  # columns of frames: text or whole numbers
 MAX_LISTED_LABELS = 5  # largest number of labels in an error
 
 
@@ -30,7 +31,7 @@ class FittedChannels(NamedTuple):
     """The number of channels and their names in the series of `fit`, which later series must match."""
 
     channels: int
-    names: tuple[str, ...] | None
+    names: ChannelNames | None
 
 
 def convert_input(X: Any, argument: str = "X") -> Any:
@@ -376,20 +377,38 @@ def _dtype_error(source: str, dtype: Any) -> ValueError:
     return ValueError(f"{source} must contain only real numbers, got dtype {dtype}{advice}")
 
 
-def _has_names(part: Any) -> bool:
-    return isinstance(part, pd.DataFrame) and all(isinstance(name, str) for name in part.columns)
+def _column_names(part: Any) -> ChannelNames | None:
+    """Return the columns of a frame if these are text, or whole numbers such as those of sensors; None for any other."""
+    if not isinstance(part, pd.DataFrame):
+        return None
+    names = tuple(part.columns)
+    is_text = all(isinstance(name, str) for name in names)
+    return names if is_text or pd.api.types.is_integer_dtype(part.columns.dtype) else None
 
 
-def _channel_names(parts: list[Any], known: FittedChannels | None) -> tuple[str, ...] | None:
-    """Return the names of the channels: those of `fit`, else the columns of the first frame with text columns."""
+def _are_positions(names: ChannelNames) -> bool:
+    """Return whether names are the positions of the channels, 0, 1, ..., in any order, as of a frame without names."""
+    return set(names) == set(range(len(names)))
+
+
+def _channel_names(parts: list[Any], known: FittedChannels | None) -> ChannelNames | None:
+    """Return the names of the channels: those of `fit`, else the columns of the first frame with names.
+
+    Frames whose columns are 0, 1, ... in this order have no names. In another order these are positions, and are sorted.
+    """
     if known is not None and known.names is not None:
         return known.names
-    return next((tuple(part.columns) for part in parts if _has_names(part)), None)
+    for part in parts:
+        names = _column_names(part)
+        if names is not None and names != tuple(range(len(names))):
+            return tuple(range(len(names))) if _are_positions(names) else names
+    return None
 
 
-def _reorder_channels(source: str, part: Any, array: np.ndarray, names: tuple[str, ...]) -> np.ndarray:
-    """Return the channels of a frame in the order of `names`; arrays and frames without text columns are unchanged."""
-    if not _has_names(part):
+def _reorder_channels(source: str, part: Any, array: np.ndarray, names: ChannelNames) -> np.ndarray:
+    """Return the channels of a frame in the order of `names`; arrays and frames without names are unchanged."""
+    given = _column_names(part)
+    if given is None or given == tuple(range(len(given))):
         return array
     columns = pd.Index(part.columns)
     if not columns.is_unique:

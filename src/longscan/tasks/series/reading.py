@@ -578,7 +578,8 @@ def _choose_clock(
     if options.order == "refuse":
         hint = "sort the rows of the file" if options.fixed else "`order='sort'` sorts them"  # a trained model keeps its settings
         raise ValueError(
-            f"{path}: the rows of a series must be in the order of column {column!r}, got {stamp} after {before} in {name}; {hint}"
+            f"{path}: the rows of a series must be in the order of column {column!r}, got {stamp} after {before} in {name}; "
+            f"{hint}"
         )
     return sorted_clock, by_time if order is None else order[by_time]
 
