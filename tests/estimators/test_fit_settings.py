@@ -1,5 +1,6 @@
 """The settings of `fit` that concern weights, validation, time, threads and output, over all estimators that have them."""
 
+from contextlib import contextmanager
 from itertools import pairwise
 
 import numpy as np
@@ -485,3 +486,56 @@ def test_a_forecaster_whose_settings_were_changed_after_fit_raises(name, value):
     assert len(model.backtest(series, start=52, stride=100, refit=True)) == model.horizon, "a backtest with refit fits again"
     model.set_params(horizon=3, quantiles=[0.1, 0.9])
     pd.testing.assert_frame_equal(model.predict_quantiles(), expected)
+
+
+@contextmanager
+def default_dtype(dtype):
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+TORCH_SETTINGS = {
+    "float64 by default": lambda: default_dtype(torch.float64),
+    "another default device": lambda: torch.device("meta"),
+    "no gradients": torch.no_grad,
+    "inference mode": torch.inference_mode,
+    "autocast": lambda: torch.autocast("cpu", torch.bfloat16),
+}
+
+
+def fit_and_predict(name, folder):
+    """Return predictions of an estimator in a dictionary, also after `save` and `load` and from a stream."""
+    X, y = make_series()
+    if name == "forecaster":
+        model = SSMForecaster(**BRIEF, horizon=3, window=8, quantiles=(0.1, 0.9)).fit(X.reshape(-1, 2))
+        found = {"forecast": model.predict(), "quantiles": model.predict_quantiles(), "score": model.score(X.reshape(-1, 2))}
+    else:
+        kind, is_stack = (SSMClassifier if "classifier" in name else SSMRegressor), "stack" in name
+        model = kind(**BRIEF) if is_stack else kind(random_state=0, device="cpu")
+        model.fit(X, y, validation_data=(X, y))
+        found = {"outputs": outputs_of(model, X), "score": model.score(X, y), "curve": model.validation_curve_[0]["loss"]}
+        if is_stack:
+            stream = model.stream()
+            stream.update(X[0])
+            found["stream"] = stream.update(X[1])
+    model.save(folder / name)
+    loaded = type(model).load(folder / name)
+    return found | {"loaded": loaded.predict() if name == "forecaster" else outputs_of(loaded, X)}
+
+
+@pytest.mark.parametrize("setting", TORCH_SETTINGS)
+@pytest.mark.parametrize("name", ["classifier", "classifier stack", "regressor", "regressor stack", "forecaster"])
+def test_results_do_not_depend_on_settings_of_torch(name, setting, tmp_path):
+    expected = fit_and_predict(name, tmp_path)
+    with TORCH_SETTINGS[setting]():
+        before = [torch.get_default_dtype(), torch.is_grad_enabled(), torch.is_inference_mode_enabled()]
+        found = fit_and_predict(name, tmp_path)
+        assert before == [torch.get_default_dtype(), torch.is_grad_enabled(), torch.is_inference_mode_enabled()]
+        assert torch.is_autocast_enabled("cpu") == (setting == "autocast")
+        assert torch.get_default_device().type == ("meta" if setting == "another default device" else "cpu")
+    for key, value in expected.items():
+        np.testing.assert_array_equal(found[key], value, err_msg=key)

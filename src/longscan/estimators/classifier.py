@@ -31,6 +31,7 @@ from longscan.estimators.reading import Layout, align_targets
 from longscan.estimators.ridge import RidgeFit, fit_scores, lowers_cross_entropy
 from longscan.estimators.series import Collection
 from longscan.estimators.streams import ClassifierStream
+from longscan.estimators.torch_defaults import torch_defaults
 
 
 class SSMClassifier(ClassifierMixin, SeriesEstimator):
@@ -140,6 +141,7 @@ class SSMClassifier(ClassifierMixin, SeriesEstimator):
         )
         self.class_weight = class_weight
 
+    @torch_defaults()
     def fit(
         self, X: Any, y: Any, times: Any = None, *, sample_weight: Any = None, validation_data: tuple[Any, ...] | None = None
     ) -> Self:
@@ -238,6 +240,7 @@ class SSMClassifier(ClassifierMixin, SeriesEstimator):
             raise ValueError(f"`y` must have labels that are {needed} as in fit, got {got}, such as {labels.tolist()[0]!r}")
         return float(np.average(self._predicted(self._outputs(collection)) == labels, weights=weights))
 
+    @torch_defaults()
     def stream(self) -> ClassifierStream:
         """Return a series without steps yet, which is classified after each piece that it is given.
 

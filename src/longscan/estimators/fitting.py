@@ -54,6 +54,7 @@ from longscan.estimators.ridge import RidgeFit
 from longscan.estimators.saving import SavedEstimator
 from longscan.estimators.series import Collection, StandardisedSeries, check_predictions
 from longscan.estimators.threads import choose_threads, limited_threads
+from longscan.estimators.torch_defaults import torch_defaults
 from longscan.layers._settings import declared_types
 from longscan.models import SequenceModel, optimizer_groups
 
@@ -572,6 +573,7 @@ class SeriesEstimator(SavedEstimator):
         """Return the number of series of a batch for series of `length` steps at most."""
         return self._stack_settings().batch_size if self._has_stack() else rows_at_once(length)
 
+    @torch_defaults()
     def _outputs(self, collection: Collection) -> np.ndarray:
         """Return the model's outputs (n, d_output) in float64. Raises ValueError if one is not finite."""
         series = collection.standardise(self.mean_, self.scale_, self.time_unit_, "X")

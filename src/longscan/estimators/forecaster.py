@@ -61,6 +61,7 @@ from longscan.estimators.saving import SavedEstimator
 from longscan.estimators.series import Collection, StandardisedSeries, check_predictions, cut_windows
 from longscan.estimators.shifts import OLDEST, ShiftLimits, find_shifts, measure_errors, remove_shifts
 from longscan.estimators.threads import choose_threads, limited_threads
+from longscan.estimators.torch_defaults import torch_defaults
 from longscan.models import Forecaster
 
 PATIENCE = 3  # number of epochs without an improvement after which training ends
@@ -260,6 +261,7 @@ class SSMForecaster(SavedEstimator):
         self._last_fit_data = copy_input(y, "y"), copy_input(times, "times"), copy_input(covariates, "covariates")
         return self
 
+    @torch_defaults()
     def _fit_collection(self, collection: Collection, *, regular: bool) -> None:
         """Fit to the series of a collection. regular: whether their steps must be equal."""
         start = monotonic()
@@ -837,6 +839,7 @@ class SSMForecaster(SavedEstimator):
         zeros, ones = np.zeros(series.channels), np.ones(series.channels)
         return replace(filled, values=own * filled.valid[..., None]).standardise(zeros, ones, self.time_unit_, "y"), mean, scale
 
+    @torch_defaults()
     def _forecast(
         self, collection: Collection, ends: np.ndarray, gaps: np.ndarray | None, ahead: np.ndarray | None
     ) -> np.ndarray:

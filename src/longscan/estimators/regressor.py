@@ -19,6 +19,7 @@ from longscan.estimators.reading import align_targets, check_no_text
 from longscan.estimators.ridge import RidgeFit, fit_values
 from longscan.estimators.series import Collection, check_predictions, mean_and_deviation
 from longscan.estimators.streams import SeriesStream
+from longscan.estimators.torch_defaults import torch_defaults
 
 GAIN = 0.125  # smallest relative gain in the leave-one-out error for which nonlinear features are used
 
@@ -75,6 +76,7 @@ class SSMRegressor(RegressorMixin, SeriesEstimator):
         tags.target_tags.multi_output = True
         return tags
 
+    @torch_defaults()
     def fit(
         self, X: Any, y: Any, times: Any = None, *, sample_weight: Any = None, validation_data: tuple[Any, ...] | None = None
     ) -> Self:
@@ -157,6 +159,7 @@ class SSMRegressor(RegressorMixin, SeriesEstimator):
         targets, weights = self._read_named_targets(collection, y), read_weights(sample_weight, collection)
         return float(r2_score(targets, self._predictions(collection), sample_weight=weights))
 
+    @torch_defaults()
     def stream(self) -> SeriesStream:
         """Return a series without steps yet, whose targets are predicted after each piece that it is given.
 

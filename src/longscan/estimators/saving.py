@@ -28,6 +28,7 @@ from longscan.estimators.limits import Limits
 from longscan.estimators.quantiles import Calibration
 from longscan.estimators.readout import StateReadout
 from longscan.estimators.shifts import ShiftLimits
+from longscan.estimators.torch_defaults import torch_defaults
 from longscan.models import Forecaster, SequenceModel
 from longscan.models.base import PretrainedModel
 from longscan.models.saving import save_tensors, tensor_checksum
@@ -71,6 +72,7 @@ class SavedEstimator(BaseEstimator):
         _write(Path(path), json.dumps(content), tensors)
 
     @classmethod
+    @torch_defaults()
     def load(cls, path: str | os.PathLike[str], *, device: str | None = None) -> Self:
         """Read an estimator that `save` wrote.
 

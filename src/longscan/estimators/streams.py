@@ -11,6 +11,7 @@ from longscan.estimators.clock import as_clock, check_unit, to_seconds
 from longscan.estimators.reading import FittedChannels, convert_input, read_collection, times_keyword_error, times_presence_error
 from longscan.estimators.series import check_predictions
 from longscan.estimators.threads import choose_threads, limited_threads
+from longscan.estimators.torch_defaults import torch_defaults
 
 MAX_PIECE = 4096  # steps that are processed together, so that a long piece needs no more memory
 
@@ -32,6 +33,7 @@ class SeriesStream:
         self._outputs = np.empty(0)
         self.n_steps = 0
 
+    @torch_defaults()
     def update(self, steps: Any, times: Any = None) -> Any:
         """Read further steps and return the prediction for all steps so far. After an error the stream is as before the call.
 
