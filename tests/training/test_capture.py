@@ -76,16 +76,19 @@ def test_a_step_that_cannot_be_captured_runs_without_a_graph_unless_one_is_requi
 ) -> None:
     monkeypatch.setattr(GraphedStep, "_capture", fail_to_capture)
     monkeypatch.setattr(GraphedStep, "_run_on_side_stream", lambda step, batch: step._step(batch))
-    monkeypatch.setattr("longscan.engine.graphed_step._end_capture_of_random_numbers", lambda _: None)
+    ended: list[torch.device] = []
+    monkeypatch.setattr("longscan.engine.graphed_step._end_capture_of_random_numbers", ended.append)
     batch = Batch(torch.ones(2, 3), torch.ones(2))
     step = GraphedStep(lambda batch: batch.inputs.sum().item(), torch.device("cpu"), required=required)
     assert [step(batch) for _ in range(WARMUP_CALLS)] == [6.0] * WARMUP_CALLS
     if required:
         with pytest.raises(RuntimeError, match="not permitted"):
             step(batch)
+        assert len(ended) == 1  # other programs of the process go on with the generator
         return
     assert [step(batch), step(batch)] == [6.0, 6.0]
     (record,) = caplog.records  # one warning, and one attempt
+    assert len(ended) == 1
     assert record.getMessage() == (
         "steps run without a CUDA graph, because one could not be captured: operation not permitted when stream is capturing"
     )

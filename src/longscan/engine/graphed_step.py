@@ -118,6 +118,7 @@ class GraphedStep:
         try:
             self._captures[key] = self._capture(batch)
         except RuntimeError as error:  # also of too little memory
+            _end_capture_of_random_numbers(self._device)
             if self._required:
                 raise
             first: BaseException = error
@@ -125,7 +126,6 @@ class GraphedStep:
                 first = first.__context__
             log.warning("steps run without a CUDA graph, because one could not be captured: %s", str(first).partition("\n")[0])
             self._captures_more = False
-            _end_capture_of_random_numbers(self._device)
         return self._captures_more
 
     def _capture(self, batch: Any) -> Capture:

@@ -19,7 +19,7 @@ from longscan.ops.selective_scan.triton.backward import (
 from longscan.ops.selective_scan.triton.forward import chunk_scan_fwd_kernel, chunk_state_fwd_kernel
 
 MANY_STATES = 32  # number of real states of a channel above which tiles have other sizes
-MAX_PASSED_PIECES = 16  # largest number of pieces whose maps the programs of the scans apply themselves, if A is real
+MAX_PASSED_PIECES = 64  # largest number of pieces whose maps the programs of the scans apply themselves, if A is real
 CHECKPOINT_STEPS = 64  # smallest number of steps between two checkpoints
 MIN_RECOMPUTE_STEPS = {1: 16, 2: 4}  # number of components of A -> smallest tile of `recompute_tile_states`, in steps
 # Entries of the launch table -> smallest number of tiles of a piece for each program of a chain.
@@ -326,7 +326,7 @@ def tile_of_sums(count: int) -> dict[str, int]:
 def launch_sum_partials(p: Problem, partials: Tensor, dB: Tensor, dC: Tensor, count: int, begin: int, steps: int) -> None:
     """Add `count` partial sums of dB and dC over the blocks, for the steps [begin, begin + steps)."""
     numbers = p.states * p.components
-    of_slice, tile = p.batch * steps * numbers, tile_of_sums(count)
+    of_slice, tile = p.batch * steps * numbers, tile_of_sums(p.blocks)  # not of `count`, which depends on the length
     launch(
         sum_partials_kernel, (ceil_div(of_slice, tile["BLOCK"]), 2), partials, dB, dC, count, partials.shape[1], of_slice,
         steps * numbers, p.length * numbers, begin * numbers, constants=tile,
