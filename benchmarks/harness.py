@@ -61,8 +61,12 @@ class Implementation:
 def differentiable(
     function: Callable[..., Tensor], inputs: Sequence[Tensor], *, infers: bool = True, trains: bool = True, **fields: Any
 ) -> Implementation:
-    """Return the implementation that calls `function(*inputs)` and takes gradients of all inputs, parameters among them."""
+    """Return the implementation that calls `function(*inputs)` and takes gradients of all inputs, parameters among them.
+
+    The gradient of the output, ones, is made in the first call, so that times and peaks of later calls do not contain it.
+    """
     leaves = [x if isinstance(x, nn.Parameter) else x.detach().requires_grad_() for x in inputs]
+    ones: list[Tensor] = []
 
     def forward() -> list[Tensor]:
         with torch.no_grad():
@@ -70,7 +74,9 @@ def differentiable(
 
     def train() -> list[Tensor]:
         y = function(*leaves)
-        return [y.detach(), *torch.autograd.grad(y, leaves, torch.ones_like(y))]
+        if not ones:
+            ones.append(torch.ones_like(y))
+        return [y.detach(), *torch.autograd.grad(y, leaves, ones)]
 
     return Implementation(forward if infers else None, train if trains else None, train if trains else forward, leaves, fields)
 
