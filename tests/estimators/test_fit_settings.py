@@ -1,5 +1,6 @@
 """The settings of `fit` that concern weights, validation, time, threads and output, over all estimators that have them."""
 
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from itertools import pairwise
 
@@ -507,21 +508,27 @@ TORCH_SETTINGS = {
 }
 
 
-def fit_and_predict(name, folder):
-    """Return predictions of an estimator in a dictionary, also after `save` and `load` and from a stream."""
+def fitted(name):
+    """Return an estimator of this name, fitted to the series of `make_series`."""
     X, y = make_series()
     if name == "forecaster":
-        model = SSMForecaster(**BRIEF, horizon=3, window=8, quantiles=(0.1, 0.9)).fit(X.reshape(-1, 2))
+        return SSMForecaster(**BRIEF, horizon=3, window=8, quantiles=(0.1, 0.9)).fit(X.reshape(-1, 2))
+    kind = SSMClassifier if "classifier" in name else SSMRegressor
+    settings = BRIEF if "stack" in name else {"random_state": 0, "device": "cpu"}
+    return kind(**settings).fit(X, y, validation_data=(X, y))
+
+
+def fit_and_predict(name, folder):
+    """Return predictions of an estimator in a dictionary, also after `save` and `load` and from a stream."""
+    (X, y), model = make_series(), fitted(name)
+    if name == "forecaster":
         found = {"forecast": model.predict(), "quantiles": model.predict_quantiles(), "score": model.score(X.reshape(-1, 2))}
     else:
-        kind, is_stack = (SSMClassifier if "classifier" in name else SSMRegressor), "stack" in name
-        model = kind(**BRIEF) if is_stack else kind(random_state=0, device="cpu")
-        model.fit(X, y, validation_data=(X, y))
         found = {"outputs": outputs_of(model, X), "score": model.score(X, y), "curve": model.validation_curve_[0]["loss"]}
-        if is_stack:
-            stream = model.stream()
-            stream.update(X[0])
-            found["stream"] = stream.update(X[1])
+    if "stack" in name:
+        stream = model.stream()
+        stream.update(X[0])
+        found["stream"] = stream.update(X[1])
     model.save(folder / name)
     loaded = type(model).load(folder / name)
     return found | {"loaded": loaded.predict() if name == "forecaster" else outputs_of(loaded, X)}
@@ -539,3 +546,15 @@ def test_results_do_not_depend_on_settings_of_torch(name, setting, tmp_path):
         assert torch.get_default_device().type == ("meta" if setting == "another default device" else "cpu")
     for key, value in expected.items():
         np.testing.assert_array_equal(found[key], value, err_msg=key)
+
+
+@pytest.mark.parametrize("name", ["classifier", "classifier stack", "regressor", "regressor stack", "forecaster"])
+def test_fits_in_several_threads_are_those_of_one_thread(name):
+    X, _ = make_series()
+    predict = (lambda model: model.predict()) if name == "forecaster" else (lambda model: outputs_of(model, X))
+    expected, before = predict(fitted(name)), torch.get_rng_state()
+    with ThreadPoolExecutor(4) as pool:
+        models = list(pool.map(lambda _: fitted(name), range(8)))
+    assert torch.equal(torch.get_rng_state(), before)
+    for model in models:
+        np.testing.assert_array_equal(predict(model), expected)

@@ -384,7 +384,10 @@ class FeatureModel(nn.Module):
         size = self.features.n_features
         self.register_buffer("mean", torch.zeros(size))
         self.register_buffer("scale", torch.ones(size))
-        self.head = nn.Linear(size, d_output)
+        # First on "meta", which draws no numbers from torch's random generator: all threads have the same one.
+        self.head = nn.Linear(size, d_output, device="meta").to_empty(device="cpu")
+        nn.init.zeros_(self.head.weight)
+        nn.init.zeros_(self.head.bias)
 
     @classmethod
     def from_regression(cls, features: StateFeatures, fit: RidgeFit) -> Self:

@@ -3,6 +3,7 @@
 import copy
 import logging
 import math
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, nullcontext
 from dataclasses import replace
@@ -65,6 +66,7 @@ Spec = str | Sequence[Mapping[str, Any]]
 BlockOptions = Mapping[str, Mapping[str, Any]]
 
 _log = logging.getLogger("longscan")
+_generator_lock = threading.RLock()
 
 
 class StackSettings(NamedTuple):
@@ -95,8 +97,11 @@ Verbose = Annotated[bool | int, Rule(lambda value: value in (0, 1), "True, False
 
 @contextmanager
 def seeded(seed: int) -> Any:
-    """Set torch's random generator to a seed for the length of a `with` block, and restore it afterwards."""
-    with torch.random.fork_rng(devices=[]):
+    """Set torch's random generator to a seed for the length of a `with` block, and restore it afterwards.
+
+    Other threads that enter such a block wait until this one has left it, because all threads have the same generator.
+    """
+    with _generator_lock, torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         yield
 
@@ -461,9 +466,11 @@ class SeriesEstimator(SavedEstimator):
         held = None if validation is None else validation.collection.standardise(self.mean_, self.scale_, self.time_unit_, "X")
         device = find_device(self.device)
         seconds = None if self.minutes is None else 60 * self.minutes - (monotonic() - start)
-        with seeded(int(random.randint(2**31 - 1))), self._threads(collection):
+        seed = int(random.randint(2**31 - 1))
+        with self._threads(collection):
             if self._has_stack():
-                self._train(series, examples, held, validation, d_output, device, random, seconds)
+                with seeded(seed):
+                    self._train(series, examples, held, validation, d_output, device, random, seconds)
             else:
                 self._fit_features(series, examples, held, validation, device, random, seconds)
 
