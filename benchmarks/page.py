@@ -126,8 +126,11 @@ def swept_axis(group: Sequence[Record]) -> str | None:
 
 
 def drawn_value(row: Record, label: str) -> float:
-    """Return the quantity of a row that is drawn on the axis `label`, 0 if it was not measured."""
-    return next((row[name] for name in DRAWN[label] if row.get(name)), 0.0)
+    """Return the quantity of a row that is drawn on the axis `label`, 0 if it was not measured.
+
+    Peaks of memory below what could be measured, which may be negative, are 0, too: they have no place on a logarithmic axis.
+    """
+    return max(next((row[name] for name in DRAWN[label] if row.get(name)), 0.0), 0.0)
 
 
 def draw(rows: Sequence[Record], path: Path) -> None:

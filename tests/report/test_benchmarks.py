@@ -94,6 +94,13 @@ def test_systems_are_measured_and_plotted(monkeypatch, tmp_path):
     assert (out / "systems.md").read_text("utf-8") == text
 
 
+@pytest.mark.parametrize("lengths", [[8], [8, 16, 32]])
+def test_a_peak_below_what_can_be_measured_is_not_drawn(tmp_path, lengths):
+    row = {"op": "toy", "peer": None, "backend": "cpu", "dtype": "float32", "forward_ms": 1.0, "peak_mib": -0.1}
+    page.draw([row | {"shape": {"B": 2, "L": length}} for length in lengths], tmp_path / "toy.png")  # a warning is an error
+    assert (tmp_path / "toy.png").stat().st_size > 1000
+
+
 @pytest.mark.slow
 def test_op_is_compared_with_its_peers(monkeypatch, tmp_path):
     assert run(monkeypatch, tmp_path / "bench", "--only", "aussm") == 0
