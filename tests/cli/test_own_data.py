@@ -5,6 +5,7 @@ import json
 import re
 import subprocess
 import sys
+from contextlib import nullcontext
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
@@ -434,3 +435,18 @@ def test_help_of_a_file_has_every_setting_of_its_task(tmp_path, capsys, options,
     assert "--training.lr" in text
     assert main(["train", str(tmp_path / "none.csv"), *options, "--help"]) == 2
     assert "FILE" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("setting", ["dtype", "device", "autocast"])
+def test_answers_of_a_run_do_not_depend_on_settings_of_torch(setting, run, table):
+    expected, scores = Run(run).predict(table), Run(run).evaluate()
+    dtype = torch.get_default_dtype()
+    contexts = {"device": torch.device("meta"), "autocast": torch.autocast("cpu", torch.bfloat16)}
+    try:
+        torch.set_default_dtype(torch.float64 if setting == "dtype" else dtype)
+        with contexts.get(setting, nullcontext()):
+            assert Run(run).predict(table) == expected
+            assert Run(run).evaluate() == scores
+            assert {(p.dtype, p.device.type) for p in Run(run).model().parameters()} == {(torch.float32, "cpu")}
+    finally:
+        torch.set_default_dtype(dtype)

@@ -13,6 +13,7 @@ from sklearn.utils.validation import column_or_1d
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
+from longscan._torch_defaults import torch_defaults
 from longscan._types import FractionBelowOne, NonNegativeFloat, PositiveFloat, PositiveInt
 from longscan.engine import Callback
 from longscan.estimators.features import StateFeatures
@@ -31,7 +32,6 @@ from longscan.estimators.reading import Layout, align_targets
 from longscan.estimators.ridge import RidgeFit, fit_scores, lowers_cross_entropy
 from longscan.estimators.series import Collection
 from longscan.estimators.streams import ClassifierStream
-from longscan.estimators.torch_defaults import torch_defaults
 
 
 class SSMClassifier(ClassifierMixin, SeriesEstimator):

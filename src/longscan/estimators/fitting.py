@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from longscan._devices import find_device
 from longscan._errors import count_text
 from longscan._float32 import check_whole
+from longscan._torch_defaults import torch_defaults
 from longscan._types import (
     FractionBelowOne,
     NonNegativeFloat,
@@ -55,7 +56,6 @@ from longscan.estimators.ridge import RidgeFit
 from longscan.estimators.saving import SavedEstimator
 from longscan.estimators.series import Collection, StandardisedSeries, check_predictions
 from longscan.estimators.threads import choose_threads, limited_threads
-from longscan.estimators.torch_defaults import torch_defaults
 from longscan.layers._settings import declared_types
 from longscan.models import SequenceModel, optimizer_groups
 

@@ -19,6 +19,7 @@ from torch.nn.functional import l1_loss
 
 from longscan._devices import find_device
 from longscan._errors import names_argument
+from longscan._torch_defaults import torch_defaults
 from longscan._types import NonNegativeFloat, PositiveFloat, PositiveInt, Probability, checked_value
 from longscan.engine import Callback
 from longscan.estimators.backtesting import build_frame, find_cutoffs
@@ -61,7 +62,6 @@ from longscan.estimators.saving import SavedEstimator
 from longscan.estimators.series import Collection, StandardisedSeries, check_predictions, cut_windows
 from longscan.estimators.shifts import OLDEST, ShiftLimits, find_shifts, measure_errors, remove_shifts
 from longscan.estimators.threads import choose_threads, limited_threads
-from longscan.estimators.torch_defaults import torch_defaults
 from longscan.models import Forecaster
 
 PATIENCE = 3  # number of epochs without an improvement after which training ends

@@ -13,13 +13,13 @@ from torch.nn.functional import mse_loss
 
 from longscan._errors import count_text
 from longscan._float32 import check_whole
+from longscan._torch_defaults import torch_defaults
 from longscan.estimators.features import KINDS, LINEAR_KINDS, SHAPE_KINDS, StateFeatures
 from longscan.estimators.fitting import Examples, SeriesEstimator, read_weights
 from longscan.estimators.reading import align_targets, check_no_text
 from longscan.estimators.ridge import RidgeFit, fit_values
 from longscan.estimators.series import Collection, check_predictions, mean_and_deviation
 from longscan.estimators.streams import SeriesStream
-from longscan.estimators.torch_defaults import torch_defaults
 
 GAIN = 0.125  # smallest relative gain in the leave-one-out error for which nonlinear features are used
 

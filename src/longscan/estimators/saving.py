@@ -22,13 +22,13 @@ from torch import Tensor
 
 from longscan import __version__
 from longscan._devices import find_device
+from longscan._torch_defaults import torch_defaults
 from longscan.estimators.covariates import CovariateEffect
 from longscan.estimators.features import FeatureModel
 from longscan.estimators.limits import Limits
 from longscan.estimators.quantiles import Calibration
 from longscan.estimators.readout import StateReadout
 from longscan.estimators.shifts import ShiftLimits
-from longscan.estimators.torch_defaults import torch_defaults
 from longscan.models import Forecaster, SequenceModel
 from longscan.models.base import PretrainedModel
 from longscan.models.saving import save_tensors, tensor_checksum

@@ -7,11 +7,11 @@ import numpy as np
 import pandas as pd
 import torch
 
+from longscan._torch_defaults import torch_defaults
 from longscan.estimators.clock import as_clock, check_unit, to_seconds
 from longscan.estimators.reading import FittedChannels, convert_input, read_collection, times_keyword_error, times_presence_error
 from longscan.estimators.series import check_predictions
 from longscan.estimators.threads import choose_threads, limited_threads
-from longscan.estimators.torch_defaults import torch_defaults
 
 MAX_PIECE = 4096  # steps that are processed together, so that a long piece needs no more memory
 

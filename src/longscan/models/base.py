@@ -83,6 +83,8 @@ class PretrainedModel(Marked):
     def from_pretrained(cls, folder: str | Path, *, backend: str | None = None) -> Self:
         """Read a model that `save_pretrained` wrote, on the CPU and in the saved dtypes.
 
+        Like a new model it is in training mode, in which dropout is random: call `eval()` before predictions.
+
         backend: backend of its ops, in place of the saved one; None for the saved one.
 
         Raises FileNotFoundError naming a missing file, NotADirectoryError for a file in place of the folder, ValueError naming a

@@ -26,6 +26,7 @@ import longscan
 from longscan._errors import SettingError, one_line, setting_error, with_options
 from longscan._files import try_writing
 from longscan._specs import SPEC_VERSION, format_names, upgrade_record
+from longscan._torch_defaults import torch_defaults
 from longscan.blocks import BidirectionalBlock
 from longscan.models import LanguageModel, SequenceModel, SiameseModel, make_bidirectional
 from longscan.models.saving import CONFIG, WEIGHTS, read_model
@@ -232,6 +233,7 @@ class Run:
             raise SettingError(f"{self.folder} has no checkpoint {which!r}{others}")
         return folder
 
+    @torch_defaults()
     def model(self, which: str = "selected") -> TrainedModel:
         """Return the model of a checkpoint, on the CPU, in evaluation mode.
 
@@ -257,6 +259,7 @@ class Run:
             log.warning(f"{self.folder}: its model runs on the backend 'auto', not {backend!r} ({error})")
             return automatic
 
+    @torch_defaults()
     def evaluate(self, split: Split = "test", which: str = "selected") -> Scores:
         """Return loss and metrics of a checkpoint on a split, on the CPU, over as many batches as training used."""
         settings = self.settings
@@ -268,6 +271,7 @@ class Run:
             self.model(which), settings.task, split, batch_size=training.batch_size, seed=settings.data_seed, max_batches=limit
         )
 
+    @torch_defaults()
     @torch.no_grad()
     def predict(
         self,

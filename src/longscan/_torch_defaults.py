@@ -1,6 +1,6 @@
-"""The settings of torch that hold for a whole program, such as the default dtype, and their values in `fit` and `predict`.
+"""The settings of torch that hold for a whole program, such as the default dtype, and their values in estimators and runs.
 
-A program sets them for its own models. The results of an estimator do not depend on them.
+A program sets them for its own models. The results of estimators, and of the models of runs, do not depend on them.
 """
 
 from collections.abc import Iterator
