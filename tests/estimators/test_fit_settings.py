@@ -9,6 +9,7 @@ import pandas as pd
 import pytest
 import torch
 from sklearn.base import clone
+from sklearn.exceptions import NotFittedError
 from sklearn.model_selection import cross_val_score
 
 from longscan.engine import Callback
@@ -558,3 +559,29 @@ def test_fits_in_several_threads_are_those_of_one_thread(name):
     assert torch.equal(torch.get_rng_state(), before)
     for model in models:
         np.testing.assert_array_equal(predict(model), expected)
+
+
+class Interruption(Callback):
+    """Stops the training as Ctrl-C does."""
+
+    def on_step_end(self, engine, result):
+        raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("name", ["classifier", "classifier stack", "regressor", "regressor stack", "forecaster"])
+def test_an_estimator_whose_later_fit_fails_is_not_fitted(name):
+    (X, y), model = make_series(), fitted(name)
+    data = (X.reshape(-1, 2),) if name == "forecaster" else (X,)
+    wrong = (X[:1, :2],) if name == "forecaster" else (100 * X, np.full(12, np.nan))
+    predict = model.predict if name == "forecaster" else lambda: model.predict(X)
+    predict()
+    with pytest.raises(ValueError, match="`y`"):
+        model.fit(*wrong)
+    with pytest.raises(NotFittedError):
+        predict()
+    if "stack" in name:
+        model.fit(*data, y).set_params(callbacks=[Interruption()])
+        with pytest.raises(KeyboardInterrupt):
+            model.fit(100 * X, np.where(y, 0, 7))
+        with pytest.raises(NotFittedError):
+            predict()

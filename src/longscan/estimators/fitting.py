@@ -357,6 +357,8 @@ class SeriesEstimator(SavedEstimator):
     def _read(self, X: Any, times: Any, *, fitting: bool) -> Collection:
         """Return X and times as a collection. Raises ValueError if they are none, or have other channels than in `fit`."""
         check_settings(self)
+        if fitting:
+            self.__dict__.pop("model_", None)  # if this fit fails, attributes of it would belong to a model of an earlier one
         X = convert_input(X)
         known = None if fitting else FittedChannels(self.n_channels_, self.channel_names_)
         if is_table(X):

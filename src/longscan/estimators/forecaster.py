@@ -257,6 +257,7 @@ class SSMForecaster(SavedEstimator):
         covariates.
         """
         check_settings(self)
+        self.__dict__.pop("model_", None)  # if this fit fails, attributes of it would belong to a model of an earlier one
         self._fit_collection(self._read(y, times, covariates, fitting=True).collection, regular=times is None)
         self._last_fit_data = copy_input(y, "y"), copy_input(times, "times"), copy_input(covariates, "covariates")
         return self
