@@ -891,6 +891,17 @@ def test_damaged_compressed_files_are_an_error_that_names_the_file(tmp_path, dam
         SeriesClasses(path=str(path), **PLAIN).size("train")
 
 
+@pytest.mark.parametrize(("names", "is_named"), [(("True", "TRUE"), True), (("True", "b"), False)])
+def test_summary_names_classes_that_differ_only_in_case(tmp_path, names, is_named):
+    rows = [[*row[:-1], names["ab".index(str(row[-1]))]] for row in long_rows()]
+    path = tmp_path / "mine.csv"
+    path.write_text(text_of(rows))
+    task = SeriesClasses(path=str(path), **PLAIN)
+    text = f"{names[1]!r} and {names[0]!r} are two classes, which differ only in upper and lower case"
+    assert (("suspect", text) in task.summary()) == is_named
+    assert task.num_classes == 2
+
+
 def compressed(content: bytes, suffix: str) -> bytes:
     if suffix == ".zip":
         archive = io.BytesIO()

@@ -339,11 +339,15 @@ class SeriesClasses(LabelledSeries, ClassificationTask):
         shown = [f"{name} {count:,}" for name, count in list(zip(self.classes, counts, strict=True))[:SHOWN]]
         more = f", and {count_text(self.num_classes - SHOWN, 'other')}" if self.num_classes > SHOWN else ""
         classes = ("classes", f"{self.num_classes} in {self.label or 'the labels'}: {', '.join(shown)}{more}")
-        copies = _copies_of_labels(self._data)
-        if not copies:
-            return [classes]
-        text = f"{', '.join(copies)}: one value for each class, as in a copy of the label; `--channels` leaves columns out"
-        return [classes, ("suspect", text)]
+        rows = [classes]
+        for one, other in pairwise(sorted(self.classes, key=str.casefold)):
+            if one.casefold() == other.casefold():
+                rows.append(("suspect", f"{one!r} and {other!r} are two classes, which differ only in upper and lower case"))
+                break
+        if copies := _copies_of_labels(self._data):
+            text = f"{', '.join(copies)}: one value for each class, as in a copy of the label; `--channels` leaves columns out"
+            rows.append(("suspect", text))
+        return rows
 
 
 def _copies_of_labels(data: LabelledData) -> list[str]:
