@@ -33,9 +33,7 @@ def test_curve_has_mean_loss_of_each_epoch(model: nn.Linear) -> None:
     assert losses.curve == [1.5, 6.5]
 
 
-def test_curve_has_mean_losses_of_steps_that_overwrite_the_loss(
-    model: nn.Linear, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_curve_has_mean_losses_of_steps_that_overwrite_the_loss(model: nn.Linear, monkeypatch: pytest.MonkeyPatch) -> None:
     """Steps that are replayed as a CUDA graph write every loss to the same tensor."""
     losses, loss = EpochLosses(2), torch.zeros(())
     engine = make_engine(model, [losses])

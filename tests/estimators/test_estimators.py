@@ -311,7 +311,7 @@ def test_learning_rate_warms_up_and_decays_as_a_cosine():
     handle = register_optimizer_step_pre_hook(lambda optimizer, *_: rates.append(optimizer.param_groups[0]["lr"]))
     try:
         minimise(
-            model, lambda rows: model(torch.ones(len(rows), 1)).mean(), lambda random: random.permutation(10),
+            model, torch.from_numpy, lambda rows: model(torch.ones(len(rows), 1)).mean(), lambda random: random.permutation(10),
             epochs=4, batch_size=2, lr=0.01, weight_decay=0.0, random=np.random.RandomState(0),
         )  # fmt: skip
     finally:

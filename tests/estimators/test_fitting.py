@@ -38,7 +38,7 @@ def updates():
 
 def call_minimise(model, loss_of, epoch, **options):
     options = {"epochs": 3, "batch_size": 2, "lr": 0.01, "weight_decay": 0.0, "random": np.random.RandomState(0)} | options
-    return minimise(model, loss_of, epoch, **options)
+    return minimise(model, lambda rows: rows, loss_of, epoch, **options)
 
 
 def test_each_epoch_has_its_own_order():
@@ -137,8 +137,8 @@ def test_negative_rate_raises(name):
 def test_estimator_passes_its_settings_and_loss_to_minimise(monkeypatch):
     recorded = {}
 
-    def record_arguments(model, loss_of, epoch, **options):
-        recorded.update(options, model=model, loss=loss_of(np.array([2, 0])).item())
+    def record_arguments(model, batch_of, loss_of, epoch, **options):
+        recorded.update(options, model=model, loss=loss_of(batch_of(np.array([2, 0]))).item())
         recorded["orders"] = [sorted(epoch(np.random.RandomState(seed)).tolist()) for seed in range(2)]
         recorded["differ"] = epoch(np.random.RandomState(0)).tolist() != epoch(np.random.RandomState(1)).tolist()
         return [0.5]
@@ -308,8 +308,8 @@ def minimise_arguments(monkeypatch):
     """Replace `minimise` and the model of SSMForecaster by stubs, without a linear forecast; return their arguments."""
     recorded = {}
 
-    def stub(model, loss_of, epoch, **options):
-        recorded.update(options, loss_of=loss_of, epoch=epoch)
+    def stub(model, batch_of, loss_of, epoch, **options):
+        recorded.update(options, loss_of=lambda numbers: loss_of(batch_of(numbers)), epoch=epoch)
         return [0.0]
 
     monkeypatch.setattr(forecaster, "minimise", stub)

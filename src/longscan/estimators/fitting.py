@@ -146,7 +146,8 @@ class ValidationCurve(Callback):
 
 def minimise(
     model: nn.Module,
-    loss_of: Callable[[np.ndarray], Tensor],
+    batch_of: Callable[[np.ndarray], Any],
+    loss_of: Callable[[Any], Tensor],
     epoch: Callable[[np.random.RandomState], np.ndarray],
     *,
     epochs: int,
@@ -167,7 +168,8 @@ def minimise(
 
     Args:
         model: the model; it is in evaluation mode afterwards.
-        loss_of: function of the indices of some examples that returns their mean loss.
+        batch_of: function that returns the tensors of the examples with some indices, on the device of the model.
+        loss_of: function of these that returns the mean loss of the examples. It computes on the device alone.
         epoch: function that returns the indices of the examples of an epoch in the order of training.
         epochs: largest number of epochs.
         batch_size: number of examples of an update.
@@ -211,7 +213,7 @@ def minimise(
     bar = _progress_bar(epochs * steps_per_epoch, limit) if verbose else None
     engine = Engine(
         optimizer,
-        lambda rows: (loss_of(rows), None),
+        lambda batch: (loss_of(batch), None),
         learning_rate=partial(_learning_rate, largest=lr, steps=steps, limit=limit),
         clip_gradients=partial(nn.utils.clip_grad_norm_, list(model.parameters()), CLIP),
         callbacks=[*own, *callbacks] if bar is None else [*own, bar, *callbacks],
@@ -219,7 +221,7 @@ def minimise(
     model.train()
     try:
         with nullcontext() if bar is None else closing(bar):
-            engine.run(_batches(orders, batch_size))
+            engine.run(map(batch_of, _batches(orders, batch_size)))
     except NonFiniteLossError as error:
         failed = f"with which the loss became infinite or not a number in epoch {len(losses.curve) + 1} of {epochs}"
         raise ValueError(f"`lr` must be smaller, or the data without extreme values, got {lr}, {failed}") from error
@@ -260,6 +262,16 @@ class Examples(NamedTuple):
         """Return some of the examples. rows: (m,), their indices."""
         weights = None if self.weights is None else self.weights[rows]
         return Examples(self.collection.select(rows), self.targets[rows], weights)
+
+
+class LabelledBatch(NamedTuple):
+    """Tensors of some series with their targets on one device: those of `SeriesBatch`, the targets, and the weights or None."""
+
+    values: Tensor
+    valid: Tensor | None
+    elapsed: Tensor | None
+    targets: Tensor
+    weights: Tensor | None
 
 
 def _choose_rows(targets: np.ndarray, count: int, random: np.random.RandomState) -> np.ndarray:
@@ -538,12 +550,13 @@ class SeriesEstimator(SavedEstimator):
             head="affine",
         ).to(device)
 
-        def loss_of(rows: np.ndarray) -> Tensor:
-            inputs, valid, elapsed = series.batch(rows, device)
-            losses = self._losses(model(inputs, valid=valid, elapsed=elapsed), examples.targets[rows].to(device))
-            if examples.weights is not None:
-                losses = losses * torch.from_numpy(examples.weights[rows]).to(losses)
-            return losses.mean()
+        def batch_of(rows: np.ndarray) -> LabelledBatch:
+            weights = None if examples.weights is None else torch.from_numpy(examples.weights[rows]).to(device, torch.float32)
+            return LabelledBatch(*series.batch(rows, device), examples.targets[rows].to(device), weights)
+
+        def loss_of(batch: LabelledBatch) -> Tensor:
+            losses = self._losses(model(batch.values, valid=batch.valid, elapsed=batch.elapsed), batch.targets)
+            return (losses if batch.weights is None else losses * batch.weights).mean()
 
         def evaluate() -> dict[str, float]:
             return self._validation_errors(model, cast("Any", held), cast("Any", validation))
@@ -551,6 +564,7 @@ class SeriesEstimator(SavedEstimator):
         curve = ValidationCurve()
         self.loss_curve_ = minimise(
             model,
+            batch_of,
             loss_of,
             lambda random: random.permutation(len(collection)),
             epochs=stack.epochs,

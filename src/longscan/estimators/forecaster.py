@@ -5,6 +5,7 @@ import logging
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from time import monotonic
 from typing import Any, NamedTuple, Self, cast
 
@@ -59,7 +60,7 @@ from longscan.estimators.quantiles import Calibration, calibrate, pinball_loss
 from longscan.estimators.reading import FittedChannels, Layout, copy_input, times_presence_error
 from longscan.estimators.readout import MAX_CHANNELS, ReadoutChoice, StateReadout, choose_readout, fit_readout
 from longscan.estimators.saving import SavedEstimator
-from longscan.estimators.series import Collection, StandardisedSeries, check_predictions, cut_windows
+from longscan.estimators.series import Collection, SeriesBatch, StandardisedSeries, check_predictions, cut_windows
 from longscan.estimators.shifts import OLDEST, ShiftLimits, find_shifts, measure_errors, remove_shifts
 from longscan.estimators.threads import choose_threads, limited_threads
 from longscan.models import Forecaster
@@ -532,14 +533,15 @@ class SSMForecaster(SavedEstimator):
         shown = Windows.between(np.zeros_like(series.lengths), series.lengths - length)
         # An epoch shows every part of the series a few times, not every window.
         count = min(math.ceil(shown.total / max(1, self.horizon // 4)), EPOCH_WINDOWS)
-        n_threads = choose_threads(self.n_jobs, self.batch_size * self.window_ * self.d_model)
+        n_threads, device = choose_threads(self.n_jobs, self.batch_size * self.window_ * self.d_model), find_device(self.device)
         with seeded(int(random.randint(2**31 - 1))), limited_threads(n_threads):
-            model = self._build_model(linear).to(find_device(self.device))
+            model = self._build_model(linear).to(device)
             if evaluate is not None and seconds is None:  # with a limit, `minimise` evaluates the model to measure the time
                 evaluate(model)
             losses = minimise(
                 model,
-                lambda numbers: self._loss(model, series.windows(shown.starts(numbers), length)),
+                lambda numbers: series.windows(shown.starts(numbers), length).batch(np.arange(len(numbers)), device),
+                partial(self._loss, model),
                 lambda random: random.choice(shown.total, count, replace=False),
                 epochs=epochs,
                 schedule_epochs=self.epochs if schedule_epochs is None else schedule_epochs,
@@ -579,9 +581,9 @@ class SSMForecaster(SavedEstimator):
             model.set_linear(*(torch.from_numpy(part).float() for part in linear[:3]))
         return model
 
-    def _loss(self, model: Forecaster, windows: StandardisedSeries) -> Tensor:
+    def _loss(self, model: Forecaster, windows: SeriesBatch) -> Tensor:
         """Return the mean loss of a model on windows of `window_` and `horizon` steps, in units of their standard deviations."""
-        values, _, elapsed = windows.batch(np.arange(len(windows.lengths)), next(model.parameters()).device)
+        values, _, elapsed = windows
         past, future = values[:, : self.window_], values[:, self.window_ :]
         before, ahead = (None, None) if elapsed is None else (elapsed[:, : self.window_], elapsed[:, self.window_ :])
         unit = past.std(1, keepdim=True, correction=0) + SMALLEST_UNIT

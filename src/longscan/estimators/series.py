@@ -175,6 +175,20 @@ class Collection:
         return replace(self, times=padded, clocks=tuple(clocks))
 
 
+class SeriesBatch(NamedTuple):
+    """Tensors of some series on one device.
+
+    Attributes:
+        values: (b, L, C), padded with zeros after the end of shorter series.
+        valid: (b, L) boolean, False after the end of a series; None without padding.
+        elapsed: (b, L), the time since the step before; None without times.
+    """
+
+    values: Tensor
+    valid: Tensor | None
+    elapsed: Tensor | None
+
+
 class StandardisedSeries(NamedTuple):
     """Series as a model reads them: values (n, L, C) float32, 0 in the padding; lengths (n,); gaps (n, L) float32 or None."""
 
@@ -182,15 +196,15 @@ class StandardisedSeries(NamedTuple):
     lengths: np.ndarray
     gaps: np.ndarray | None
 
-    def batch(self, rows: np.ndarray, device: torch.device) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """Return tensors of some series: values, valid (None without padding), elapsed (None without times)."""
+    def batch(self, rows: np.ndarray, device: torch.device) -> SeriesBatch:
+        """Return the tensors of some series on a device."""
         longest = max(1, int(self.lengths[rows].max(initial=1)))
         valid = np.arange(longest) < self.lengths[rows, None]
         mask = None if valid.all() else torch.from_numpy(valid).to(device)
         elapsed = None if self.gaps is None else torch.from_numpy(self.gaps[rows, :longest]).to(device)
         if elapsed is not None:
             elapsed[:, 0] = 1.0  # the time before the first step is unknown
-        return torch.from_numpy(self.values[rows, :longest]).to(device), mask, elapsed
+        return SeriesBatch(torch.from_numpy(self.values[rows, :longest]).to(device), mask, elapsed)
 
     def select(self, rows: np.ndarray) -> "StandardisedSeries":
         """Return some of the series. rows: (m,), their indices."""
