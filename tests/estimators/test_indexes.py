@@ -228,6 +228,10 @@ def test_columns_of_targets_are_matched_by_name():
     model = SSMRegressor(**BRIEF, output="numpy").fit(LONG, SIZES)
     assert model.score(LONG, SIZES[["width", "length"]]) == model.score(LONG, SIZES)
     assert model.score(LONG, SIZES.set_axis([0, 1], axis=1)) == model.score(LONG, SIZES), "numbers are no names"
+    numbered = SSMRegressor(**BRIEF, output="numpy").fit(LONG, SIZES.set_axis([205, 101], axis=1))
+    assert numbered.score(LONG, SIZES.set_axis([205, 101], axis=1)[[101, 205]]) == model.score(LONG, SIZES)
+    plain = SSMRegressor(**BRIEF, output="numpy").fit(LONG, SIZES.set_axis([0, 1], axis=1))
+    assert plain.score(LONG, SIZES) == plain.score(LONG, SIZES.set_axis([0, 1], axis=1)[[1, 0]]) == model.score(LONG, SIZES)
     curves = [
         SSMRegressor(**BRIEF).fit(LONG, SIZES, validation_data=(LONG, targets)).validation_curve_
         for targets in (SIZES, SIZES[["width", "length"]])

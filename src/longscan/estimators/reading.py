@@ -377,13 +377,17 @@ def _dtype_error(source: str, dtype: Any) -> ValueError:
     return ValueError(f"{source} must contain only real numbers, got dtype {dtype}{advice}")
 
 
-def _column_names(part: Any) -> ChannelNames | None:
-    """Return the columns of a frame if these are text, or whole numbers such as those of sensors; None for any other."""
+def column_names(part: Any) -> ChannelNames | None:
+    """Return the columns of a frame if these are text, or whole numbers such as those of sensors; None for any other.
+
+    The columns 0, 1, ... in this order are no names.
+    """
     if not isinstance(part, pd.DataFrame):
         return None
     names = tuple(part.columns)
-    is_text = all(isinstance(name, str) for name in names)
-    return names if is_text or pd.api.types.is_integer_dtype(part.columns.dtype) else None
+    if all(isinstance(name, str) for name in names):
+        return names
+    return names if pd.api.types.is_integer_dtype(part.columns.dtype) and names != tuple(range(len(names))) else None
 
 
 def _are_positions(names: ChannelNames) -> bool:
@@ -394,21 +398,20 @@ def _are_positions(names: ChannelNames) -> bool:
 def _channel_names(parts: list[Any], known: FittedChannels | None) -> ChannelNames | None:
     """Return the names of the channels: those of `fit`, else the columns of the first frame with names.
 
-    Frames whose columns are 0, 1, ... in this order have no names. In another order these are positions, and are sorted.
+    Columns 0, 1, ... in another order are positions, and are sorted.
     """
     if known is not None and known.names is not None:
         return known.names
     for part in parts:
-        names = _column_names(part)
-        if names is not None and names != tuple(range(len(names))):
+        names = column_names(part)
+        if names is not None:
             return tuple(range(len(names))) if _are_positions(names) else names
     return None
 
 
 def _reorder_channels(source: str, part: Any, array: np.ndarray, names: ChannelNames) -> np.ndarray:
     """Return the channels of a frame in the order of `names`; arrays and frames without names are unchanged."""
-    given = _column_names(part)
-    if given is None or given == tuple(range(len(given))):
+    if column_names(part) is None:
         return array
     columns = pd.Index(part.columns)
     if not columns.is_unique:

@@ -16,7 +16,7 @@ from longscan._float32 import check_whole
 from longscan._torch_defaults import torch_defaults
 from longscan.estimators.features import KINDS, LINEAR_KINDS, SHAPE_KINDS, StateFeatures
 from longscan.estimators.fitting import Examples, SeriesEstimator, read_weights
-from longscan.estimators.reading import align_targets, check_no_text
+from longscan.estimators.reading import align_targets, check_no_text, column_names
 from longscan.estimators.ridge import RidgeFit, fit_values
 from longscan.estimators.series import Collection, check_predictions, mean_and_deviation
 from longscan.estimators.streams import SeriesStream
@@ -120,16 +120,16 @@ class SSMRegressor(RegressorMixin, SeriesEstimator):
         return self._standardise(columns)
 
     def _read_named_targets(self, collection: Collection, y: Any) -> np.ndarray:
-        """Return targets (n,) or (n, K) with the columns in the order of fit, by their names if both frames have text as names.
+        """Return targets (n,) or (n, K) with the columns in the order of fit, by their names if both frames have names.
 
         Raises ValueError if the names are others than in fit.
         """
-        if isinstance(y, pd.DataFrame) and self.target_names_ is not None and y.shape[1] == len(self.target_names_):
-            expected, given = pd.Index(self.target_names_), y.columns
-            if all(isinstance(name, str) for name in [*expected, *given]) and not given.equals(expected):
-                if not given.is_unique or set(given) != set(expected):
-                    raise ValueError(f"`y` must have the columns {expected.tolist()} as in fit, got {given.tolist()}")
-                y = y[expected]
+        given, expected = column_names(y), self.target_names_
+        if given is not None and expected is not None and given != expected and len(given) == len(expected):
+            if sorted(map(repr, given)) == sorted(map(repr, expected)):
+                y = y[list(expected)]
+            elif expected != tuple(range(len(expected))):  # these are no names
+                raise ValueError(f"`y` must have the columns {list(expected)} as in fit, got {list(given)}")
         return _read_targets(collection, y)
 
     def _losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
