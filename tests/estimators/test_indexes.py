@@ -255,17 +255,18 @@ def test_labels_of_nullable_types_keep_their_type():
         SSMClassifier(**BRIEF).fit(LONG, large.mask(large == 5, pd.NA).mask(large.index != CASES[2], 1))
 
 
-def test_channels_with_numbers_as_names_are_matched_by_them():
-    sensors = [pd.DataFrame(series, columns=[205, 101]) for series in DATA]
+@pytest.mark.parametrize("names", [[205, 101], [2.5, 0.5], ["level", 101]])
+def test_channels_with_numbers_as_names_are_matched_by_them(names):
+    sensors = [pd.DataFrame(series, columns=names) for series in DATA]
     model = SSMClassifier(**BRIEF).fit(sensors, KINDS.to_numpy())
-    assert model.channel_names_ == (205, 101)
+    assert model.channel_names_ == tuple(names)
     expected = model.predict_proba(sensors)
-    np.testing.assert_array_equal(model.predict_proba([frame[[101, 205]] for frame in sensors]), expected)
+    np.testing.assert_array_equal(model.predict_proba([frame[names[::-1]] for frame in sensors]), expected)
     np.testing.assert_array_equal(model.predict_proba(DATA), expected)
-    mixed = [frame[[101, 205]] if number else frame for number, frame in enumerate(sensors)]
+    mixed = [frame[names[::-1]] if number else frame for number, frame in enumerate(sensors)]
     np.testing.assert_array_equal(SSMClassifier(**BRIEF).fit(mixed, KINDS.to_numpy()).predict_proba(sensors), expected)
-    with pytest.raises(ValueError, match="must have the channels 205, 101, got columns without 205 and with 300"):
-        model.predict([frame.rename(columns={205: 300}) for frame in sensors])
+    with pytest.raises(ValueError, match=f"must have the channels .*, got columns without {names[0]!r} and with 300"):
+        model.predict([frame.rename(columns={names[0]: 300}) for frame in sensors])
 
 
 @pytest.mark.parametrize("names", [["load", "sun"], [205, 101], [0, 1]])

@@ -132,7 +132,7 @@ def channel_labels(history: History) -> list[Any]:
     return [first.name] if named else list(range(history.collection.channels))
 
 
-def _frame_labels(frame: pd.DataFrame, names: Sequence[str | int] | None) -> list[Any]:
+def _frame_labels(frame: pd.DataFrame, names: Sequence[str | float] | None) -> list[Any]:
     """Return the labels of channels in the order of `names`: columns of a frame, which for one without names is their order."""
     columns = list(frame.columns)
     return columns if names is None or set(columns) != set(names) else list(names)
@@ -169,7 +169,7 @@ def truncate(collection: Collection, moment: Any) -> Collection:
     )
 
 
-def _as_part(given: Any, forecast: np.ndarray, stamps: pd.Index | None, names: Sequence[str | int] | None) -> Any:
+def _as_part(given: Any, forecast: np.ndarray, stamps: pd.Index | None, names: Sequence[str | float] | None) -> Any:
     """Return the forecast (horizon, C) of one series in its form: a Series, a frame with its columns, or an array."""
     given = given if isinstance(given, (pd.Series, pd.DataFrame)) else np.asarray(given)
     if isinstance(given, pd.DataFrame):

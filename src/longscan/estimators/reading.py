@@ -23,7 +23,7 @@ from longscan.estimators.clock import as_clock, check_increasing
 from longscan.estimators.series import Collection, pad_arrays
 
 Layout = Literal["nlc", "ncl"]
-ChannelNames = tuple[str | int, ...]  # columns of frames: text or whole numbers
+ChannelNames = tuple[str | float, ...]  # columns of frames: text or numbers
 MAX_LISTED_LABELS = 5  # largest number of labels in an error
 
 
@@ -378,16 +378,15 @@ def _dtype_error(source: str, dtype: Any) -> ValueError:
 
 
 def column_names(part: Any) -> ChannelNames | None:
-    """Return the columns of a frame if these are text, or whole numbers such as those of sensors; None for any other.
+    """Return the columns of a frame if these are text or numbers, such as those of sensors; None for any other.
 
     The columns 0, 1, ... in this order are no names.
     """
     if not isinstance(part, pd.DataFrame):
         return None
     names = tuple(part.columns)
-    if all(isinstance(name, str) for name in names):
-        return names
-    return names if pd.api.types.is_integer_dtype(part.columns.dtype) and names != tuple(range(len(names))) else None
+    known = all(isinstance(name, (str, int, float)) and not isinstance(name, bool) for name in names)
+    return names if known and not part.columns.hasnans and names != tuple(range(len(names))) else None
 
 
 def _are_positions(names: ChannelNames) -> bool:

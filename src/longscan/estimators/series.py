@@ -29,11 +29,11 @@ class Collection:
     lengths: np.ndarray
     times: np.ndarray | None = None
     cases: pd.Index | None = None
-    channel_names: tuple[str | int, ...] | None = None
+    channel_names: tuple[str | float, ...] | None = None
     is_long: bool = False
     clocks: tuple[pd.Index, ...] | None = None
     covariates: np.ndarray | None = None
-    covariate_names: tuple[str | int, ...] | None = None
+    covariate_names: tuple[str | float, ...] | None = None
 
     def __len__(self) -> int:
         return len(self.values)
