@@ -35,7 +35,7 @@ from longscan.ops.selective_scan.triton.math import (
     tile_states,
     transposed_offsets,
 )
-from longscan.ops.selective_scan.triton.ordered_sums import dependency_token, poll, signal, spin_wait
+from longscan.ops.selective_scan.triton.ordered_sums import dependency_token, poll, previous_counter, signal, spin_wait
 
 
 @triton.jit
@@ -134,7 +134,7 @@ def chunk_state_bwd_kernel(
         first = i_b * length + tile * T
         valid, restart, m_td, m_tn = load_tile_masks(p_flags, first, tile * T + o_t < length, o_t, o_d, o_n, channels, states * P)
         o_td, o_tn = tile_offsets(first, o_t, o_d, o_n, channels, states * P)
-        _, _, _, b_dt = load_step_sizes(p_dt, p_scale, o_td, first, o_t, bias, valid, m_td, SOFTPLUS, MATERIALIZE)
+        b_dt, _ = load_step_sizes(p_dt, p_scale, o_td, first, o_t, bias, valid, m_td, SOFTPLUS, MATERIALIZE)
         _, b_dy, _ = load_output_gradients(p_dy, p_z, o_td, m_td, A_re.dtype, MATERIALIZE)
         expanded = expand_channels(stack_steps(b_dt, PAIR_FACTOR * b_dy), T, A_re)
         a_re, a_im = decay(pick(expanded, 0), A_re[None], A_im[None], COMPLEX)
@@ -165,7 +165,7 @@ def recompute_tile_states(
         valid, restart, m_td, m_tn = load_tile_masks(p_flags, first, first + o_t < stop, o_t, o_d, o_n, channels, states * P)
         o_td, o_tn = tile_offsets(first, o_t, o_d, o_n, channels, states * P)
         b_u = tl.load(p_u + o_td, mask=m_td, other=0.0).to(A_re.dtype)
-        _, _, _, b_dt = load_step_sizes(p_dt, p_scale, o_td, first, o_t, bias, valid, m_td, SOFTPLUS, MATERIALIZE)
+        b_dt, _ = load_step_sizes(p_dt, p_scale, o_td, first, o_t, bias, valid, m_td, SOFTPLUS, MATERIALIZE)
         expanded = expand_channels(stack_steps(b_dt, b_dt * b_u), T, A_re)
         a_re, a_im = decay(pick(expanded, 0), A_re[None], A_im[None], COMPLEX)
         b_B = load_states(p_B, o_tn, m_tn, A_re, COMPLEX)
@@ -197,15 +197,15 @@ def delay_states(x_re, x_im, h_re, h_im, p_flags, restart, COMPLEX: tl.constexpr
 
 @triton.jit
 def differentiate_states(
-    e_dt, e_dy, e_input, a_re, a_im, x_re, x_im, h_re, h_im, dh_re, dh_im, A_re, A_im, b_C, p_B, o_tn, m_tn, p_flags, restart,
-    next_restart, COMPLEX: tl.constexpr,
+    e_dt, e_dy, e_input, a_re, a_im, x_re, x_im, h_re, h_im, dh_re, dh_im, dA_re, dA_im, A_re, A_im, b_C, p_B, o_tn, m_tn,
+    p_flags, restart, next_restart, COMPLEX: tl.constexpr,
 ):  # fmt: skip
     """Scan the gradients of the states of a tile in reverse and return all that follow from them, not summed over other pairs.
 
     e_dt, e_dy, e_input: dt, the gradients of the outputs and dt u, as tiles. a: factors; x: states after the steps; h: before
-    them; dh: gradient of the state after the tile. Returns the gradients of dt u, of dt through the factors, of B and of C, that
-    of A summed over the steps, and that of the state before the tile. Those of B and C are (2 T, ...) tiles for complex A, first
-    the real parts.
+    them; dh: gradient of the state after the tile; dA: that of A by the later tiles. Returns the gradients of dt u, of dt through
+    the factors, of B and of C, dA with the terms of this tile, and the gradient of the state before the tile. Those of B and C
+    are (2 T, ...) tiles for complex A, first the real parts.
     """
     T: tl.constexpr = a_re.shape[0]
     v_re, v_im = differentiate_outputs(e_dy, b_C, COMPLEX)
@@ -220,24 +220,36 @@ def differentiate_states(
         d_re, d_im = w_re * h_re + w_im * h_im, w_im * h_re - w_re * h_im  # gradients of dt A
         d_step = d_re * A_re[None] + d_im * A_im[None]
         dB, dC = stack_steps(dB, g_im * e_input), stack_steps(dC, -e_dy * x_im)
-        dA_im = tl.sum(d_im * e_dt, 0)
+        d_im = tl.sum(d_im * e_dt, 0)
     else:
         d_re = w_re * h_re
         d_step = d_re * A_re[None]
-        dA_im = dh_re
-    return d_input, d_step, dB, dC, tl.sum(d_re * e_dt, 0), dA_im, dh_re, dh_im
+    dA_re += tl.sum(d_re * e_dt, 0)
+    if COMPLEX:
+        dA_im += d_im
+    return d_input, d_step, dB, dC, dA_re, dA_im, dh_re, dh_im
+
+
+@triton.jit
+def store_gate_gradients(
+    p_dz, o_td, m_td, m_out, x_re, x_im, b_C, b_u, b_dout, b_z, skip, PAIR_FACTOR: tl.constexpr, COMPLEX: tl.constexpr,
+    NW: tl.constexpr,
+):  # fmt: skip
+    """Store the gradients of z of a tile. x: the states after its steps. b_dout: the gradients of y."""
+    b_y = read_states(x_re, x_im, b_C, b_u, skip, PAIR_FACTOR, COMPLEX, NW)
+    tl.store(p_dz + o_td, tl.where(m_td, b_dout * b_y * silu_derivative(b_z), 0.0), mask=m_out)
 
 
 @triton.jit
 def store_channel_gradients(
-    p_du, p_ddt, p_dscale, o_td, o_scale, m_t, m_td, m_out, sums, b_u, b_dt, b_dy, dt_raw, unscaled, scale, skip,
-    SOFTPLUS: tl.constexpr,
+    p_du, p_ddt, p_dscale, o_td, o_scale, m_t, m_td, m_out, sums, b_u, b_dt, dt_parts, b_dy, skip, SOFTPLUS: tl.constexpr
 ):  # fmt: skip
     """Store the gradients of u and dt, and a program's part of that of the scale. Return that of dt + bias.
 
-    sums: gradients of dt u, and after them of dt through dt A, summed over the states, (2 T, BD). dt_raw, scale, unscaled, b_dt:
-    as returned by `load_step_sizes`.
+    sums: gradients of dt u, and after them of dt through dt A, summed over the states, (2 T, BD). b_dt, dt_parts: as returned by
+    `load_step_sizes`.
     """
+    dt_raw, scale, unscaled = dt_parts
     T: tl.constexpr = b_u.shape[0]
     b_dinput, b_ddt = tl.split(tl.permute(tl.reshape(sums, (2, T, b_u.shape[1])), (1, 2, 0)))
     b_ddt = tl.where(m_td, b_dinput * b_u + b_ddt, 0.0)
@@ -330,11 +342,13 @@ def first_sum_row(i_chain, first_step, steps, length, ORDERED: tl.constexpr):
 
 @triton.jit
 def store_parameter_gradients(
-    p_dA, p_dchannels, dA_re, dA_im, d_bias, d_skip, i_p, pieces, channels, m_pair, o_d, SEQUENTIAL: tl.constexpr,
+    p_sums, i_b, i_p, pieces, size, channels, o_pair, m_pair, o_d, dA_re, dA_im, d_bias, d_skip, SEQUENTIAL: tl.constexpr,
     COMPLEX: tl.constexpr,
 ):  # fmt: skip
     """Store the sums of a piece for the gradients of A, the bias and D; if SEQUENTIAL, add those of the pieces after it first."""
-    m_d = o_d < channels
+    P: tl.constexpr = 2 if COMPLEX else 1
+    p_sums += (i_b if SEQUENTIAL else i_b * pieces + i_p) * (size * P + 2 * channels)
+    p_dA, p_dchannels, m_d = p_sums + o_pair * P, p_sums + size * P + o_d, o_d < channels
     if SEQUENTIAL:
         later = pieces - 1 - i_p
         later_re, later_im = load_pair_parts(p_dA, 1, where_positive(m_pair, later), COMPLEX)
@@ -347,14 +361,28 @@ def store_parameter_gradients(
     tl.store(p_dchannels + channels, d_skip, mask=m_d)
 
 
+@triton.jit
+def number_program(p_counters, blocks, pieces, first_piece):
+    """Return the number of a program in its launch, its batch row and the number of rows, its block of channels, and its piece.
+
+    With counters, programs are numbered in the order in which they start, so that a program waits only for running ones. The
+    counter for that follows those of the programs of all pieces.
+    """
+    program = tl.program_id(1) * tl.num_programs(0) + tl.program_id(0)
+    if p_counters is not None:
+        program = tl.atomic_add(p_counters + tl.num_programs(0) * pieces, 1)
+    i_b, batch = (program % tl.num_programs(0) // blocks).to(tl.int64), tl.num_programs(0) // blocks
+    return program, i_b, batch, program % blocks, first_piece + program // tl.num_programs(0)
+
+
 @triton.jit(do_not_specialize=["length", "pieces", "span", "rows", "group", "chain", "first_piece"])
 def chunk_scan_bwd_kernel(
     p_dy, p_u, p_dt, p_A, p_B, p_C, p_D, p_z, p_bias, p_scale, p_flags, p_checkpoints, p_tiles, p_dstates, p_maps, p_dinitial,
     p_du, p_ddt, p_dz, p_dscale, p_dB, p_dC, p_sums, p_counters, length, channels, states, pieces, span, rows, group, chain,
     first_piece,
-    PAIR_FACTOR: tl.constexpr, SOFTPLUS: tl.constexpr, COMPLEX: tl.constexpr, SEQUENTIAL: tl.constexpr, ORDERED: tl.constexpr,
-    FENCED: tl.constexpr, PTX: tl.constexpr, RECOMPUTE: tl.constexpr, T: tl.constexpr, SHAPE: tl.constexpr, NW: tl.constexpr,
-    MATERIALIZE: tl.constexpr, STAGES: tl.constexpr,
+    PAIR_FACTOR: tl.constexpr, SOFTPLUS: tl.constexpr, COMPLEX: tl.constexpr, SEQUENTIAL: tl.constexpr, FENCED: tl.constexpr,
+    PTX: tl.constexpr, RECOMPUTE: tl.constexpr, T: tl.constexpr, SHAPE: tl.constexpr, NW: tl.constexpr, MATERIALIZE: tl.constexpr,
+    STAGES: tl.constexpr,
 ):  # fmt: skip
     """Compute the gradients of a piece of `span` tiles, from its last tile to its first. README.md has the table of buffers.
 
@@ -362,22 +390,18 @@ def chunk_scan_bwd_kernel(
     p_dinitial and adds to the same p_sums. p_dstates: if SEQUENTIAL, the gradient of the final state; if p_maps is given, the
     same, or None for zero; otherwise the gradients of the states before and after all pieces. p_maps: the maps of the pieces,
     which a program applies to the gradient of the final state; or None. RECOMPUTE: tile size of `recompute_tile_states`.
-    ORDERED: whether chains of `chain` programs add to the same dB and dC, in order (ordered_sums.py); otherwise each program
-    stores separate partial sums for a slice of the steps.
+    p_counters: counters of chains of `chain` programs, which add to the same dB and dC in order (ordered_sums.py); if it is None,
+    each program stores separate partial sums for a slice of the steps.
     """
     P: tl.constexpr = 2 if COMPLEX else 1
     BD: tl.constexpr = SHAPE[0] * SHAPE[2] * SHAPE[4]
     BN: tl.constexpr = SHAPE[1] * SHAPE[3]
+    ORDERED: tl.constexpr = p_counters is not None
     blocks, tiles = tl.cdiv(channels, BD), tl.cdiv(length, T)
-    program = tl.program_id(1) * tl.num_programs(0) + tl.program_id(0)
-    if ORDERED:  # programs are numbered in the order in which they start, so that a program waits only for running ones
-        program = tl.atomic_add(p_counters + tl.num_programs(0) * pieces, 1)
-    i_b, batch = (program % tl.num_programs(0) // blocks).to(tl.int64), tl.num_programs(0) // blocks
-    i_d, i_p = program % blocks, first_piece + program // tl.num_programs(0)
+    program, i_b, batch, i_d, i_p = number_program(p_counters, blocks, pieces, first_piece)
     o_t, o_d, o_n = tl.arange(0, T), i_d * BD + tl.arange(0, BD), tl.arange(0, BN * P)
     o_pair, m_pair = locate_pairs(i_d * BD, channels, states, SHAPE)
-    size = channels * states
-    o_checkpoint, o_own = i_d * BD + transposed_offsets(channels, SHAPE), transposed_offsets(BD, SHAPE)
+    size, o_checkpoint, o_own = channels * states, i_d * BD + transposed_offsets(channels, SHAPE), transposed_offsets(BD, SHAPE)
     p_dinitial += i_b * size * P
     A_re, A_im = load_pair_parts(p_A + (i_b // rows) * size * P + o_pair * P, 1, m_pair, COMPLEX)
     dA_re, dA_im = A_re * 0.0, A_re * 0.0
@@ -387,12 +411,10 @@ def chunk_scan_bwd_kernel(
     bias = load_channels(p_bias, i_b // rows, channels, o_d, A_re.dtype)
     skip = load_channels(p_D, i_b // rows, channels, o_d, A_re.dtype)
     d_bias, d_skip = tl.zeros((BD,), A_re.dtype), tl.zeros((BD,), A_re.dtype)
-    begin = i_p * span
-    chunks = tl.cdiv(tl.minimum(span, tiles - begin), group)
+    begin, chunks = i_p * span, tl.cdiv(tl.minimum(span, tiles - i_p * span), group)
     added, token, is_first, i_chain = 0, 0, i_d % chain == 0, i_d // chain * batch + i_b
     first_row = first_sum_row(i_chain, first_piece * span * T, tl.num_programs(1) * span * T, length, ORDERED)
-    if ORDERED:
-        p_previous = p_counters + tl.where(is_first, program, program - 1)
+    p_previous = previous_counter(p_counters, program, is_first)
     for j in range(chunks):
         chunk = begin + (chunks - 1 - j) * group
         count = tl.minimum(group, tl.minimum(begin + span, tiles) - chunk)
@@ -410,14 +432,10 @@ def chunk_scan_bwd_kernel(
             valid, restart, m_td, m_tn = load_tile_masks(p_flags, first, m_t, o_t, o_d, o_n, channels, states * P)
             o_td, o_tn = tile_offsets(first, o_t, o_d, o_n, channels, states * P)
             m_out = m_t[:, None] & (o_d < channels)[None, :]
-            dt_raw, scale, unscaled, b_dt = load_step_sizes(
-                p_dt, p_scale, o_td, first, o_t, bias, valid, m_td, SOFTPLUS, MATERIALIZE
-            )
+            b_dt, dt_parts = load_step_sizes(p_dt, p_scale, o_td, first, o_t, bias, valid, m_td, SOFTPLUS, MATERIALIZE)
             b_dout, b_dy, b_z = load_output_gradients(p_dy, p_z, o_td, m_td, A_re.dtype, MATERIALIZE)
             b_u = tl.load(p_u + o_td, mask=m_td, other=0.0).to(A_re.dtype)
-            if ORDERED:
-                least = tl.where(is_first, 0, added + 1)
-                seen = poll(p_previous, least, PTX)
+            seen, least = poll(p_previous, is_first, added, PTX)
             stacked = stack_steps(stack_steps(b_dt, PAIR_FACTOR * b_dy), stack_steps(b_dt * b_u, b_u))
             expanded = expand_channels(stacked, T, A_re)
             e_dt, e_dy, e_input = pick(expanded, 0), pick(expanded, 1), pick(expanded, 2)
@@ -428,20 +446,15 @@ def chunk_scan_bwd_kernel(
             h_re, h_im = delay_states(x_re, x_im, h_re, h_im, p_flags, restart, COMPLEX)
             b_C = load_states(p_C, o_tn, m_tn, A_re, COMPLEX)
             if p_z is not None:
-                b_y = read_states(x_re, x_im, b_C, b_u, skip, PAIR_FACTOR, COMPLEX, NW)
-                tl.store(p_dz + o_td, tl.where(m_td, b_dout * b_y * silu_derivative(b_z), 0.0), mask=m_out)
+                store_gate_gradients(p_dz, o_td, m_td, m_out, x_re, x_im, b_C, b_u, b_dout, b_z, skip, PAIR_FACTOR, COMPLEX, NW)
             next_restart = load_next_restart(p_flags, first, tile, o_t, length)
-            d_input, d_step, dB, dC, d_re, d_im, dh_re, dh_im = differentiate_states(
-                e_dt, e_dy, e_input, a_re, a_im, x_re, x_im, h_re, h_im, dh_re, dh_im, A_re, A_im, b_C, p_B, o_tn, m_tn, p_flags,
-                restart, next_restart, COMPLEX,
+            d_input, d_step, dB, dC, dA_re, dA_im, dh_re, dh_im = differentiate_states(
+                e_dt, e_dy, e_input, a_re, a_im, x_re, x_im, h_re, h_im, dh_re, dh_im, dA_re, dA_im, A_re, A_im, b_C, p_B, o_tn,
+                m_tn, p_flags, restart, next_restart, COMPLEX,
             )  # fmt: skip
-            dA_re += d_re
-            if COMPLEX:
-                dA_im += d_im
             sums = sum_state_gradients(dB, dC, p_flags, first, tile, length, P)
             added += 1
-            if ORDERED:
-                spin_wait(p_previous, seen, least, FENCED, PTX)
+            spin_wait(p_previous, seen, least, FENCED, PTX)
             sums_before = add_state_gradients(
                 p_dB, p_dC, sums, first_row + tile * T, length - tile * T, states * P, i_d % chain, T, ORDERED, FENCED
             )
@@ -450,20 +463,16 @@ def chunk_scan_bwd_kernel(
                 signal(p_counters + program, added, True, PTX)  # late, so that the fence finds the additions completed
             o_scale = (i_d.to(tl.int64) * batch + i_b) * length + tile * T + o_t
             b_ddt = store_channel_gradients(
-                p_du, p_ddt, p_dscale, o_td, o_scale, m_t, m_td, m_out, sums, b_u, b_dt, b_dy, dt_raw, unscaled, scale, skip,
-                SOFTPLUS,
-            )  # fmt: skip
-            d_bias += tl.sum(b_ddt, 0)
-            d_skip += tl.sum(b_dy * b_u, 0)
+                p_du, p_ddt, p_dscale, o_td, o_scale, m_t, m_td, m_out, sums, b_u, b_dt, dt_parts, b_dy, skip, SOFTPLUS
+            )
+            d_bias, d_skip = d_bias + tl.sum(b_ddt, 0), d_skip + tl.sum(b_dy * b_u, 0)
             if ORDERED and not FENCED:
                 token |= dependency_token(sums_before)
                 signal(p_counters + program, added | token, False, PTX)
         tl.debug_barrier()  # before the states of the next chunk overwrite these
-    p_sums += (i_b if SEQUENTIAL else i_b * pieces + i_p) * (size * P + 2 * channels)
     store_parameter_gradients(
-        p_sums + o_pair * P, p_sums + size * P + o_d, dA_re, dA_im, d_bias, d_skip, i_p, pieces, channels, m_pair, o_d,
-        SEQUENTIAL, COMPLEX,
-    )  # fmt: skip
+        p_sums, i_b, i_p, pieces, size, channels, o_pair, m_pair, o_d, dA_re, dA_im, d_bias, d_skip, SEQUENTIAL, COMPLEX
+    )
     m_first = m_pair & (o_pair * 0 + (0 if SEQUENTIAL else i_p) == 0)
     store_pair_parts(p_dinitial + o_pair * P, dh_re, dh_im, m_first, COMPLEX)
 

@@ -393,8 +393,7 @@ def launch_scan(
         chunk_scan_bwd_kernel, (p.programs, stop - first), *tensors, dB, dC, *sums, p.length, p.channels, p.states, split.splits,
         split.span * split.T // T, p.rows, split.T // T, chain_length, first,
         constants={
-            "PAIR_FACTOR": factor_of_pair, "SEQUENTIAL": not split.parallel, "ORDERED": chain_length > 1,
-            "FENCED": ORDERED_SUMS.get(p.entry, False), "PTX": p.ptx, "RECOMPUTE": recompute, "NW": p.state_warps,
-            **p.constants,
+            "PAIR_FACTOR": factor_of_pair, "SEQUENTIAL": not split.parallel, "FENCED": ORDERED_SUMS.get(p.entry, False),
+            "PTX": p.ptx, "RECOMPUTE": recompute, "NW": p.state_warps, **p.constants,
         },
     )  # fmt: skip

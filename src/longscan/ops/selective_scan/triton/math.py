@@ -252,7 +252,10 @@ def tile_offsets(first, o_t, o_d, o_n, channels, width):
 def load_step_sizes(
     p_dt, p_scale, o_td, first, o_t, bias, valid, m_td, SOFTPLUS: tl.constexpr, MATERIALIZE: tl.constexpr
 ):  # fmt: skip
-    """Return dt + bias, the scale, the step sizes before the scale, and the step sizes (T, BD), which are 0 at invalid steps."""
+    """Return the step sizes (T, BD), which are 0 at invalid steps, and the tuple of all from which they follow.
+
+    The tuple has dt + bias, the scale, and the step sizes before they are multiplied by the scale.
+    """
     dt_raw = tl.load(p_dt + o_td, mask=m_td, other=0.0).to(bias.dtype) + bias[None, :]
     unscaled = dt_raw
     if SOFTPLUS:
@@ -261,7 +264,7 @@ def load_step_sizes(
     if p_scale is not None:
         scale = tl.load(p_scale + first + o_t, mask=valid, other=0.0).to(bias.dtype)[:, None]
         dt *= scale
-    return dt_raw, scale, unscaled, materialize(tl.where(m_td, dt, 0.0), MATERIALIZE)
+    return materialize(tl.where(m_td, dt, 0.0), MATERIALIZE), (dt_raw, scale, unscaled)
 
 
 # ---------------------------------------------------------------------------------------------- sums

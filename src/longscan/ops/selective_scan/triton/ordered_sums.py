@@ -15,6 +15,18 @@ from longscan.ops.selective_scan.triton.math import as_integers
 
 
 @triton.jit
+def previous_counter(p_counters, program, is_first):
+    """Return a pointer to the counter of the program before this one in its chain; None without counters.
+
+    is_first: whether the program is the first one of its chain. Its own counter stands for that of the missing one.
+    """
+    counter = None
+    if p_counters is not None:
+        counter = p_counters + tl.where(is_first, program, program - 1)
+    return counter
+
+
+@triton.jit
 def signal(counter, count, FENCED: tl.constexpr, PTX: tl.constexpr):
     """Store `count` in the counter unless it is 0. FENCED: with release semantics, after all earlier stores of this program."""
     if PTX and FENCED:
@@ -44,12 +56,17 @@ def signal(counter, count, FENCED: tl.constexpr, PTX: tl.constexpr):
 
 
 @triton.jit
-def poll(counter, least, PTX: tl.constexpr):
-    """Return the present value of the counter. The load is asynchronous: the first use of the value waits for it.
+def poll(counter, is_first, added, PTX: tl.constexpr):
+    """Return the present value of the counter of the program before, and the least value at which a program may add a tile.
 
-    With PTX nothing is loaded, and 0 returned, if `least` is 0.
+    The load is asynchronous: the first use of the value waits for it. added: number of tiles that the program has added. With PTX
+    nothing is loaded, and 0 returned, by the first program of a chain (`is_first`), which waits for none. Without counters both
+    are 0.
     """
-    if PTX:
+    seen, least = 0, 0
+    if counter is not None:
+        least = tl.where(is_first, 0, added + 1)
+    if counter is not None and PTX:
         code: tl.constexpr = """{
             .reg .pred due;
             mov.s32 $0, 0;
@@ -58,15 +75,15 @@ def poll(counter, least, PTX: tl.constexpr):
         }"""
         args = [counter.to(tl.int64), least]
         seen = tl.inline_asm_elementwise(code, "=&r,l,r", args, dtype=tl.int32, is_pure=False, pack=1)
-    else:
+    elif counter is not None:
         seen = tl.atomic_add(counter, 0)
-    return seen
+    return seen, least
 
 
 @triton.jit
 def spin_wait(counter, seen, least, FENCED: tl.constexpr, PTX: tl.constexpr):
-    """Wait until the counter, whose last known value is `seen`, is at least `least`."""
-    if PTX:
+    """Wait until the counter, whose last known value is `seen`, is at least `least`; not without a counter (None)."""
+    if counter is not None and PTX:
         code: tl.constexpr = """{
             .reg .pred late;
             mov.s32 $0, $2;
@@ -76,7 +93,7 @@ def spin_wait(counter, seen, least, FENCED: tl.constexpr, PTX: tl.constexpr):
         }""".replace("HOW", "acquire" if FENCED else "relaxed")
         args = [counter.to(tl.int64), seen, least]
         tl.inline_asm_elementwise(code, "=&r,l,r,r", args, dtype=tl.int32, is_pure=False, pack=1)
-    else:
+    elif counter is not None:
         while seen < least:
             seen = tl.atomic_add(counter, 0)
 
