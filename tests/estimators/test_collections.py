@@ -388,6 +388,19 @@ def test_batches_are_standardised_values_masks_and_elapsed_times():
     assert timed.standardise(mean, scale, 1.0, "X").batch(np.array([], int), device)[0].shape == (0, 1, 1)
 
 
+def test_batches_of_few_lengths_are_padded_to_halves_of_the_longest_series():
+    lengths, device = [13, 8, 7, 4, 3, 2, 1, 0], torch.device("cpu")
+    collection = pad_arrays([np.arange(float(length))[:, None] for length in lengths])
+    series = collection.with_times([np.arange(length) for length in lengths]).standardise(np.zeros(1), np.ones(1), 1.0, "X")
+    for row, (length, padded) in enumerate(zip(lengths, [13, 13, 7, 4, 4, 2, 1, 1], strict=True)):
+        values, valid, elapsed = series.batch(np.array([row]), device, few_lengths=True)
+        assert values[0, :, 0].tolist() == [*range(length)] + [0] * (padded - length)
+        assert valid.tolist() == [[True] * length + [False] * (padded - length)], "there is always a mask"
+        assert elapsed.tolist() == [[1] * max(1, length) + [0] * (padded - max(1, length))]
+    whole = series.select(np.array([0, 0]))
+    assert whole.batch(np.arange(2), device, few_lengths=True).valid is None
+
+
 @pytest.mark.parametrize(
     "X",
     [

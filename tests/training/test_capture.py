@@ -1,15 +1,19 @@
 """Training steps captured as a CUDA graph give the results of plain steps, or raise if they cannot be captured."""
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+import numpy as np
 import pytest
 import torch
 
 import made_up
+from longscan.engine import Engine
 from longscan.engine.graphed_step import WARMUP_CALLS, GraphedStep
+from longscan.estimators import SSMClassifier, SSMForecaster, SSMRegressor
 from longscan.layers import _cells
 from longscan.layers._cells import run_fused_valid_steps
 from longscan.models import STANDARD_BLOCKS, SequenceModel
@@ -288,3 +292,103 @@ def test_captured_updates_take_pictures_from_the_device(settings: Settings, tmp_
     captured = train(settings, tmp_path / "captured")
     plain = train(replace(settings, training=replace(settings.training, capture=False)), tmp_path / "plain")
     torch.testing.assert_close(read_weights(captured), read_weights(plain), rtol=1e-4, atol=1e-6)
+
+
+SERIES = np.random.default_rng(0).normal(size=(22, 40, 2)).cumsum(1)
+FIT = {"d_model": 8, "d_state": 2, "epochs": 8, "batch_size": 8, "lr": 0.01, "random_state": 0}
+DROPOUT = {"mamba": {"dropout": 0.1}}
+
+
+def fit_estimator(case: str, device: str = "cuda") -> Any:
+    """Return a fitted estimator whose blocks have dropout. The last batch of an epoch is smaller than the others."""
+    if case == "classifier":
+        return SSMClassifier("mamba", block_options=DROPOUT, device=device, **FIT).fit(SERIES, np.arange(22) % 2)
+    if case == "regressor":
+        return SSMRegressor("mamba", block_options=DROPOUT, device=device, **FIT).fit(
+            SERIES, SERIES[:, :, 0].mean(1), sample_weight=np.arange(1.0, 23.0)
+        )
+    # The window is too long for a linear forecast, so that the blocks are trained for all epochs.
+    model = SSMForecaster(4, 60, "mamba", block_options=DROPOUT, device=device, **FIT)
+    return model.set_params(quantiles=(0.1, 0.9) if case == "quantiles" else None).fit(SERIES[:2].reshape(80, 2))
+
+
+def record_replays(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
+    """Return a list to which each training adds the number of its graphs and of their replays when it frees them."""
+    recorded: list[tuple[int, int]] = []
+    release = GraphedStep.release
+
+    def record_and_release(step: GraphedStep) -> None:
+        recorded.append((len(step._captures), step._n_replays))
+        release(step)
+
+    monkeypatch.setattr(GraphedStep, "release", record_and_release)
+    return recorded
+
+
+def capture_failures(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [message for message in caplog.messages if "CUDA graph" in message]
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("case", ["classifier", "regressor", "forecaster", "quantiles"])
+def test_captured_fits_of_estimators_have_the_losses_of_plain_fits(
+    case: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Each shape of a batch has its own graph; three updates of a shape are made before."""
+    replays = record_replays(monkeypatch)
+    captured = fit_estimator(case)
+    assert capture_failures(caplog) == []
+    assert len(replays) == (2 if case == "quantiles" else 1), "quantiles need another one, with a part held back"
+    assert replays[-1] == (2, 8 * 3 - 2 * WARMUP_CALLS), "eight epochs of three updates"
+    monkeypatch.setattr(Engine, "capture", lambda *_, **__: None)
+    n_trainings = len(replays)
+    plain = fit_estimator(case)
+    assert len(replays) == n_trainings
+    np.testing.assert_allclose(captured.loss_curve_, plain.loss_curve_, rtol=1e-3)
+    predict = "predict_proba" if case == "classifier" else "predict"
+    data = SERIES if case in ("classifier", "regressor") else SERIES[:2].reshape(80, 2)
+    np.testing.assert_allclose(getattr(captured, predict)(data), getattr(plain, predict)(data), rtol=0.02, atol=0.02)
+
+
+def fit_lengths(device: str) -> SSMRegressor:
+    """Return a regressor of series of 8 to 40 steps with times, which stores the weights of the best epoch."""
+    lengths = [40, 30, *range(8, 22), *range(8, 14)]
+    X = [row[:length] for row, length in zip(SERIES, lengths, strict=True)]
+    times = [np.arange(length) ** 1.1 for length in lengths]
+    model = SSMRegressor("mamba", validation_fraction=0.2, device=device, **FIT)
+    return model.set_params(batch_size=4, epochs=12, patience=12).fit(X, [row[:, 0].mean() for row in X], times)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_captured_fit_to_series_of_different_lengths_has_the_losses_of_plain_fits(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """On a GPU the series are padded to few lengths. On a CPU each batch is padded to its longest series."""
+    replays = record_replays(monkeypatch)
+    captured = fit_lengths("cuda")
+    assert capture_failures(caplog) == []
+    ((graphs, count),) = replays
+    assert graphs > 1
+    assert count > 12
+    monkeypatch.setattr(Engine, "capture", lambda *_, **__: None)
+    plain = fit_lengths("cuda")
+    np.testing.assert_allclose(captured.loss_curve_, plain.loss_curve_, rtol=1e-3)
+    curves = [[row["loss"] for row in model.validation_curve_ or ()] for model in (captured, plain)]
+    assert len(curves[0]) == 12
+    np.testing.assert_allclose(*curves, rtol=1e-2)
+    np.testing.assert_allclose(fit_lengths("cpu").loss_curve_, plain.loss_curve_, rtol=1e-2)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_captured_fits_in_two_threads_have_the_losses_of_fits_alone(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    cases = ["classifier", "regressor"]
+    alone = [fit_estimator(case).loss_curve_ for case in cases]
+    replays = record_replays(monkeypatch)
+    with ThreadPoolExecutor(2) as threads:
+        together = list(threads.map(fit_estimator, cases))
+    assert capture_failures(caplog) == []
+    assert [graphs for graphs, _ in replays] == [2, 2]
+    for model, expected in zip(together, alone, strict=True):
+        np.testing.assert_allclose(model.loss_curve_, expected, rtol=1e-3)

@@ -151,8 +151,9 @@ class Engine:
         return self._gradient_step.seconds_per_replay() if isinstance(self._gradient_step, GraphedStep) else None
 
     def release_graphs(self) -> None:
-        """Free the captured graphs, after the last step."""
+        """Free the captured graphs after the last step, and the gradients, which would keep memory of the graphs allocated."""
         if isinstance(self._gradient_step, GraphedStep):
+            self.optimizer.zero_grad()
             self._gradient_step.release()
 
     def raise_if_not_finite(self) -> None:

@@ -99,7 +99,8 @@ Verbose = Annotated[bool | int, Rule(lambda value: value in (0, 1), "True, False
 def seeded(seed: int) -> Any:
     """Set torch's random generator to a seed for the length of a `with` block, and restore it afterwards.
 
-    Other threads that enter such a block wait until this one has left it, because all threads have the same generator.
+    Other threads that enter such a block wait until this one has left it, because all threads have the same generator. The stacks
+    of estimators are trained in such blocks, so that a process captures one CUDA graph at a time, as CUDA requires.
     """
     with _generator_lock, torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -164,11 +165,12 @@ def minimise(
 ) -> list[float]:
     """Fit a model by AdamW with a linear warm-up, a cosine to 0 and gradients clipped at norm 1; return each epoch's mean loss.
 
-    Each epoch logs a row to the callbacks, with split "train" and, with `evaluate`, one with split "valid".
+    Each epoch logs a row to the callbacks, with split "train" and, with `evaluate`, one with split "valid". On a CUDA device the
+    updates on batches of one shape are replayed as a CUDA graph, unless one cannot be captured.
 
     Args:
         model: the model; it is in evaluation mode afterwards.
-        batch_of: function that returns the tensors of the examples with some indices, on the device of the model.
+        batch_of: function that returns the tensors of the examples with some indices, a NamedTuple on the device of the model.
         loss_of: function of these that returns the mean loss of the examples. It computes on the device alone.
         epoch: function that returns the indices of the examples of an epoch in the order of training.
         epochs: largest number of epochs.
@@ -218,6 +220,9 @@ def minimise(
         clip_gradients=partial(nn.utils.clip_grad_norm_, list(model.parameters()), CLIP),
         callbacks=[*own, *callbacks] if bar is None else [*own, bar, *callbacks],
     )
+    device = next(model.parameters()).device
+    if replays_updates(device):
+        engine.capture(device, required=False)
     model.train()
     try:
         with nullcontext() if bar is None else closing(bar):
@@ -225,8 +230,15 @@ def minimise(
     except NonFiniteLossError as error:
         failed = f"with which the loss became infinite or not a number in epoch {len(losses.curve) + 1} of {epochs}"
         raise ValueError(f"`lr` must be smaller, or the data without extreme values, got {lr}, {failed}") from error
+    finally:
+        engine.release_graphs()
     model.eval()
     return losses.curve
+
+
+def replays_updates(device: torch.device) -> bool:
+    """Return whether `minimise` replays updates on a device as CUDA graphs, which have fixed shapes."""
+    return device.type == "cuda"
 
 
 def _batches(orders: Iterable[np.ndarray], batch_size: int) -> Iterator[np.ndarray]:
@@ -552,7 +564,8 @@ class SeriesEstimator(SavedEstimator):
 
         def batch_of(rows: np.ndarray) -> LabelledBatch:
             weights = None if examples.weights is None else torch.from_numpy(examples.weights[rows]).to(device, torch.float32)
-            return LabelledBatch(*series.batch(rows, device), examples.targets[rows].to(device), weights)
+            tensors = series.batch(rows, device, few_lengths=replays_updates(device))
+            return LabelledBatch(*tensors, examples.targets[rows].to(device), weights)
 
         def loss_of(batch: LabelledBatch) -> Tensor:
             losses = self._losses(model(batch.values, valid=batch.valid, elapsed=batch.elapsed), batch.targets)

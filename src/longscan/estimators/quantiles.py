@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
+import torch
 from scipy.stats import norm, t
 from torch import Tensor
 
@@ -31,7 +32,7 @@ class Calibration(NamedTuple):
 
 def pinball_loss(predicted: Tensor, true: Tensor, quantiles: Sequence[float]) -> Tensor:
     """Return the mean over the quantiles of the pinball loss. predicted: (..., Q); true: (...)."""
-    levels = predicted.new_tensor(list(quantiles))
+    levels = torch.stack([predicted.new_full((), level) for level in quantiles])  # a CUDA graph cannot copy them from the host
     error = true.unsqueeze(-1) - predicted
     return (levels * error).maximum((levels - 1) * error).mean()
 

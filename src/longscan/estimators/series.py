@@ -196,15 +196,21 @@ class StandardisedSeries(NamedTuple):
     lengths: np.ndarray
     gaps: np.ndarray | None
 
-    def batch(self, rows: np.ndarray, device: torch.device) -> SeriesBatch:
-        """Return the tensors of some series on a device."""
-        longest = max(1, int(self.lengths[rows].max(initial=1)))
-        valid = np.arange(longest) < self.lengths[rows, None]
-        mask = None if valid.all() else torch.from_numpy(valid).to(device)
-        elapsed = None if self.gaps is None else torch.from_numpy(self.gaps[rows, :longest]).to(device)
+    def batch(self, rows: np.ndarray, device: torch.device, *, few_lengths: bool = False) -> SeriesBatch:
+        """Return the tensors of some series on a device, padded to the longest of them.
+
+        few_lengths: whether they are padded to L, L / 2, L / 4, ..., rounded up, so that batches have few shapes. There is a mask
+        then unless no series has padding.
+        """
+        length, compared = max(1, int(self.lengths[rows].max(initial=1))), self.lengths[rows]
+        if few_lengths:
+            length, compared = _halved_length(self.values.shape[1], length), self.lengths
+        has_padding = bool((compared < length).any())
+        mask = torch.from_numpy(np.arange(length) < self.lengths[rows, None]).to(device) if has_padding else None
+        elapsed = None if self.gaps is None else torch.from_numpy(self.gaps[rows, :length]).to(device)
         if elapsed is not None:
             elapsed[:, 0] = 1.0  # the time before the first step is unknown
-        return SeriesBatch(torch.from_numpy(self.values[rows, :longest]).to(device), mask, elapsed)
+        return SeriesBatch(torch.from_numpy(self.values[rows, :length]).to(device), mask, elapsed)
 
     def select(self, rows: np.ndarray) -> "StandardisedSeries":
         """Return some of the series. rows: (m,), their indices."""
@@ -220,6 +226,13 @@ class StandardisedSeries(NamedTuple):
         values = cut_windows(self.values, starts, length)
         gaps = None if self.gaps is None else cut_windows(self.gaps, starts, length)
         return StandardisedSeries(values, np.full(len(starts), length), gaps)
+
+
+def _halved_length(length: int, needed: int) -> int:
+    """Return the smallest of `length`, its half, its quarter and so on, each rounded up, that is at least `needed`."""
+    while length > 1 and (half := (length + 1) // 2) >= needed:
+        length = half
+    return length
 
 
 def cut_windows(values: np.ndarray, starts: np.ndarray, length: int) -> np.ndarray:
