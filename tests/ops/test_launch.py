@@ -406,3 +406,38 @@ def test_kernels_of_a_training_step_are_those_compiled_with_its_forward_pass(
     torch.autograd.grad(y.sum(), leaves)
     assert kinds
     assert kinds <= compiled
+
+
+@pytest.mark.skipif(_gpu.INTERPRETED, reason="kernels of Triton's interpreter are not compiled")
+@pytest.mark.parametrize("first", [(16, 1024), (3, 77)], ids=str)
+@pytest.mark.parametrize("op_call", ["UNITARY", "UNITARY_MASKED"], indirect=True)
+def test_first_call_compiles_the_kernels_of_parallel_and_of_sequential_chunks(
+    op_call: tuple[Any, Kinds], first: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A batch of 16 fills 132 multiprocessors without parallel chunks; the smaller batches need them."""
+    call, kinds = op_call
+    compiled: set[tuple[Any, ...]] = set()
+
+    def compile_together(run: Any, *later: Any) -> Any:
+        kinds.clear()
+        _gpu._compilation.compiling = True
+        try:
+            for each in (run, *later):
+                each()
+        finally:
+            _gpu._compilation.compiling = False
+        compiled.update(kinds)
+        return run()
+
+    def train(batch: int, length: int) -> None:
+        leaves = [x.requires_grad_() for x in call.inputs({"B": batch, "L": length, "D": 32, "N": 64})]
+        torch.autograd.grad(call.call(*leaves, backend="triton").sum(), leaves)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(_gpu, "compile_together", compile_together)
+        train(*first)
+    for batch, length in [(16, 1024), (16, 777), (3, 77), (1, 1024), (8, 1024)]:
+        kinds.clear()
+        train(batch, length)
+        assert kinds
+        assert kinds <= compiled

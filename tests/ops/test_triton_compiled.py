@@ -114,7 +114,7 @@ def leaves(*shapes: tuple[int, ...]) -> list[Tensor]:
 UNITARY = [(1, 70, 5), (1, 70, 5), (5, 7, 5), (5, 7), (5, 7, 2), (5, 7, 2)]
 MORE_STATES = [(1, 70, 5), (1, 70, 5), (5, 26, 5), (5, 26), (5, 26, 2), (5, 26, 2)]
 SEQUENCES, W_PARTS = {"p_u_hi", "p_u_lo", "p_x"}, {"p_W_hi", "p_W_lo"}
-CHUNK_GRADIENTS = {"p_d_initial", "p_d_theta", "p_d_theta_lo", "p_dx", "p_inverse", "p_sums"}
+CHUNK_GRADIENTS = {"p_m", "p_d_initial", "p_d_theta", "p_d_theta_lo", "p_dx", "p_inverse", "p_sums"}
 PARAMETER_GRADIENTS = {"p_dB", "p_dC", "p_dW", "p_d_bias"}
 SELECTIVE = [(1, 70, 5), (1, 70, 5), (5, 7), (1, 70, 7), (1, 70, 7), (5,), (1, 70, 5), (5,)]
 SELECTIVE_MAP, SELECTIVE_RESULTS = {"p_maps"}, {"p_y", "p_final", "p_checkpoints"}
@@ -139,17 +139,17 @@ CASES: dict[str, Any] = {
         [PACKED_MAP, {"x", "final_state"}], [{"previous"}, PACKED_MAP, {"dM", "df", "d_initial_state"}]),
     "unitary_scan": (
         lambda *inputs: unitary_scan(*inputs, backend="triton"), UNITARY,
-        [SEQUENCES | {"p_valid"}, {"p_local"}, {"p_chunk_states"}, {"p_y", "p_final"}, {"p_y", "p_raw"}],
+        [SEQUENCES | {"p_valid"}, {"p_local"}, {"p_chunk_states"}, {"p_y", "p_final", "p_chunk_states"}, {"p_y", "p_raw"}],
         [SEQUENCES | W_PARTS | {"p_valid", "p_g"}, {"p_local"}, {"p_m"}, CHUNK_GRADIENTS, {"p_du", "p_dW"}, {"p_du", "p_ddt"},
          PARAMETER_GRADIENTS]),
     "unitary_scan, products in the backward scan": (
         lambda *inputs: unitary_scan(*inputs, backend="triton"), MORE_STATES,
-        [SEQUENCES | {"p_valid"}, {"p_local"}, {"p_chunk_states"}, {"p_y", "p_final"}, {"p_y", "p_raw"}],
-        [SEQUENCES | {"p_valid", "p_g", "p_u_parts"}, {"p_local"}, {"p_m"}, {"p_d_initial", "p_dx", "p_sums", "p_du", "p_dW"},
-         {"p_du", "p_ddt"}, PARAMETER_GRADIENTS]),
+        [SEQUENCES | {"p_valid"}, {"p_local"}, {"p_chunk_states"}, {"p_y", "p_final", "p_chunk_states"}, {"p_y", "p_raw"}],
+        [SEQUENCES | {"p_valid", "p_g", "p_u_parts"}, {"p_local"}, {"p_m"},
+         {"p_m", "p_d_initial", "p_dx", "p_sums", "p_du", "p_dW"}, {"p_du", "p_ddt"}, PARAMETER_GRADIENTS]),
     "unitary_scan, packed": (
         lambda *inputs: unitary_scan(*inputs, phase_dt=True, valid=VALID, seq_idx=SEQ_IDX, backend="triton"), UNITARY,
-        [SEQUENCES | {"p_steps"}, {"p_local"}, {"p_chunk_states"}, {"p_y", "p_final"}, {"p_y", "p_raw"}],
+        [SEQUENCES | {"p_steps"}, {"p_local"}, {"p_chunk_states"}, {"p_y", "p_final", "p_chunk_states"}, {"p_y", "p_raw"}],
         [SEQUENCES | {"p_steps"}, {"p_tile_states"}, SEQUENCES | W_PARTS | {"p_steps", "p_g"}, {"p_local"}, {"p_m"},
          CHUNK_GRADIENTS | {"p_d_dt"}, {"p_du", "p_dW"}, {"p_du", "p_ddt"}, PARAMETER_GRADIENTS]),
     "selective_scan": (

@@ -176,33 +176,35 @@ def state_passing_bwd_kernel(p_local, p_chunk_states, p_d_final, p_m, chunks, si
 
 
 @triton.jit
-def load_m(p_m, p_d_final, phase, i_b, i_c, chunks, o_r, m_r, size, SEQUENTIAL: tl.constexpr):
+def load_m(p_m, p_d_final, phase, i_b, i_c, chunks, o_r, m_r, size, sequential):
     """Load m after a chunk.
 
-    SEQUENTIAL: the launch of the next chunk in time stored it to p_m (B, size, 2); after the last chunk it is computed from
-    p_d_final. p_d_final: the gradient of the final state, None for zero.
+    sequential: 1 if the launch of the next chunk in time stored it to p_m (B, size, 2), where after the last chunk it is
+    computed from p_d_final; 0 if p_m (B, chunks + 1, size, 2) has m of all chunks. p_d_final: the gradient of the final state,
+    None for zero.
     """
-    if SEQUENTIAL and i_c == chunks - 1:
+    if (sequential == 1) & (i_c == chunks - 1):
         m_re, m_im = tl.zeros_like(phase), tl.zeros_like(phase)
         if p_d_final is not None:
             m_re, m_im = load_pairs(p_d_final + i_b * size * 2, o_r, m_r)
             m_re, m_im = rotate_back(m_re, m_im, phase)
     else:
-        m_re, m_im = load_pairs(p_m + (i_b if SEQUENTIAL else i_b * (chunks + 1) + i_c + 1) * size * 2, o_r, m_r)
+        i_m = tl.where(sequential == 1, i_b, i_b * (chunks + 1) + i_c + 1)
+        m_re, m_im = load_pairs(p_m + i_m * size * 2, o_r, m_r)
     return m_re, m_im
 
 
 @triton.jit
 def store_sums(
     p_sums, p_m, p_d_initial, m_re, m_im, d_bias, dB_re, dB_im, dC_re, dC_im, i_b, i_c, chunks, o_r, m_r, size,
-    SEQUENTIAL: tl.constexpr, span=1,
+    sequential, span=1,
 ):  # fmt: skip
     """Store the sums of `span` chunks (B, chunks, 5, size), and before the first chunk the gradient of the initial state.
 
-    SEQUENTIAL: add them to those of the last launch, (B, 1, 5, size), and store m for the next launch.
+    sequential: 1 to add them to those of the last launch, (B, 1, 5, size), and to store m for the next launch; otherwise 0.
     """
-    p_sum = p_sums + (i_b if SEQUENTIAL else i_b * chunks + i_c) * size * 5 + o_r
-    if SEQUENTIAL and i_c + span < chunks:
+    p_sum = p_sums + tl.where(sequential == 1, i_b, i_b * chunks + i_c) * size * 5 + o_r
+    if (sequential == 1) & (i_c + span < chunks):
         d_bias += tl.load(p_sum, mask=m_r, other=0.0)
         dB_re += tl.load(p_sum + size, mask=m_r, other=0.0)
         dB_im += tl.load(p_sum + 2 * size, mask=m_r, other=0.0)
@@ -213,7 +215,7 @@ def store_sums(
     tl.store(p_sum + 2 * size, dB_im, mask=m_r)
     tl.store(p_sum + 3 * size, dC_re, mask=m_r)
     tl.store(p_sum + 4 * size, dC_im, mask=m_r)
-    if SEQUENTIAL:
+    if sequential == 1:
         p_out = p_m + i_b * size * 2 + o_r * 2
         tl.store(p_out, m_re, mask=m_r)
         tl.store(p_out + 1, m_im, mask=m_r)
@@ -278,8 +280,8 @@ def store_sums_over_states(
 
 @triton.jit
 def load_chunk_end(
-    p_W, p_B, p_C, p_chunk_states, p_d_final, p_m, i_b, i_c, rows, stride, chunks, o_r, m_r,
-    SEQUENTIAL: tl.constexpr, D: tl.constexpr, N: tl.constexpr, K: tl.constexpr, SHARED_B: tl.constexpr, SHARED_C: tl.constexpr,
+    p_W, p_B, p_C, p_chunk_states, p_d_final, p_m, i_b, i_c, rows, stride, chunks, o_r, m_r, sequential,
+    D: tl.constexpr, N: tl.constexpr, K: tl.constexpr, SHARED_B: tl.constexpr, SHARED_C: tl.constexpr,
 ):  # fmt: skip
     """Return what a program needs at the end of chunk i_c: B and C, the phase and state w, m, and both parts of W."""
     size: tl.constexpr = D * N
@@ -287,7 +289,7 @@ def load_chunk_end(
     B_re, B_im = load_coefficients(p_B + 2 * o_parameter, o_r, m_r, N, SHARED_B)
     C_re, C_im = load_coefficients(p_C + 2 * o_parameter, o_r, m_r, N, SHARED_C)
     phase, w_re, w_im = load_state(p_chunk_states + i_b * stride + (i_c + 1).to(tl.int64) * 3 * size + o_r, m_r, size)
-    m_re, m_im = load_m(p_m, p_d_final, phase, i_b, i_c, chunks, o_r, m_r, size, SEQUENTIAL)
+    m_re, m_im = load_m(p_m, p_d_final, phase, i_b, i_c, chunks, o_r, m_r, size, sequential)
     W_hi, W_lo = load_weights(p_W + o_parameter * D, o_r, m_r, D, K)
     return B_re, B_im, C_re, C_im, phase, w_re, w_im, m_re, m_im, W_hi, W_lo
 
@@ -343,13 +345,14 @@ def add_products(P_re, P_im, dB_re, dB_im, dC_re, dC_im, B_re, B_im, C_re, C_im)
 @triton.jit(
     do_not_specialize=[
         "p_bias", "p_d_theta", "p_d_theta_lo", "batch", "L", "tiles", "chunks", "rows", "origin", "first_chunk", "span", "stride",
+        "sequential",
     ]
 )  # fmt: skip
 def chunk_scan_bwd_kernel(
     p_u_hi, p_u_lo, p_dt, p_valid, p_x, p_g, p_W, p_bias, p_B, p_C, p_chunk_states, p_d_final, p_m,
     p_dx, p_d_dt, p_d_theta, p_d_theta_lo, p_inverse, p_sums, p_d_initial,
-    batch, L, padded, tiles, chunks, rows, origin, first_chunk, span, stride,  # noqa: ARG001
-    SEQUENTIAL: tl.constexpr, D: tl.constexpr, N: tl.constexpr, STATE_BLOCKS: tl.constexpr, BLOCKS: tl.constexpr,
+    batch, L, padded, tiles, chunks, rows, origin, first_chunk, span, stride, sequential,  # noqa: ARG001
+    D: tl.constexpr, N: tl.constexpr, STATE_BLOCKS: tl.constexpr, BLOCKS: tl.constexpr,
     T: tl.constexpr, BD: tl.constexpr, BN: tl.constexpr, K: tl.constexpr, FAST: tl.constexpr, STAGES: tl.constexpr,
     SHARED_B: tl.constexpr, SHARED_C: tl.constexpr,
 ):  # fmt: skip
@@ -357,7 +360,7 @@ def chunk_scan_bwd_kernel(
 
     Gradients of x and dt: (STATE_BLOCKS, B, D, padded). p_d_theta (B, padded, BLOCKS, R): the gradients of W u. With p_d_theta_lo
     they are in two fp16 parts, times a power of two whose inverse is stored in p_inverse (B, programs of a row, BLOCKS).
-    SEQUENTIAL: see `load_m` and `store_sums`.
+    sequential: see `load_m` and `store_sums`.
     """
     R: tl.constexpr = BD * BN
     size: tl.constexpr = D * N
@@ -365,7 +368,7 @@ def chunk_scan_bwd_kernel(
     i_c = first_chunk + (tl.num_programs(1) - 1 - i_p) * span
     i_n, first_channel, m_r, o_r = program_lanes(D, N, STATE_BLOCKS, BLOCKS, BD, BN)
     B_re, B_im, C_re, C_im, phase, w_re, w_im, m_re, m_im, W_hi, W_lo = load_chunk_end(
-        p_W, p_B, p_C, p_chunk_states, p_d_final, p_m, i_b, i_c + span - 1, rows, stride, chunks, o_r, m_r, SEQUENTIAL, D, N, K,
+        p_W, p_B, p_C, p_chunk_states, p_d_final, p_m, i_b, i_c + span - 1, rows, stride, chunks, o_r, m_r, sequential, D, N, K,
         SHARED_B, SHARED_C,
     )  # fmt: skip
     zero = tl.zeros((R,), B_re.dtype)
@@ -409,17 +412,21 @@ def chunk_scan_bwd_kernel(
         store_sums_over_states(p_dx, dx, i_b, i_n, first_channel, o_step, batch, padded, D, T, BD, BN, BN)
     dB_re, dB_im, dC_re, dC_im = add_products(P_re, P_im, dB_re, dB_im, dC_re, dC_im, B_re, B_im, C_re, C_im)
     store_sums(
-        p_sums, p_m, p_d_initial, m_re, m_im, d_bias, dB_re, dB_im, dC_re, dC_im, i_b, i_c, chunks, o_r, m_r, size, SEQUENTIAL,
+        p_sums, p_m, p_d_initial, m_re, m_im, d_bias, dB_re, dB_im, dC_re, dC_im, i_b, i_c, chunks, o_r, m_r, size, sequential,
         span,
     )  # fmt: skip
 
 
-@triton.jit(do_not_specialize=["p_bias", "batch", "L", "tiles", "chunks", "rows", "origin", "first_chunk", "span", "stride"])
+@triton.jit(
+    do_not_specialize=[
+        "p_bias", "batch", "L", "tiles", "chunks", "rows", "origin", "first_chunk", "span", "stride", "sequential",
+    ]
+)  # fmt: skip
 def chunk_scan_products_bwd_kernel(
     p_u_hi, p_u_lo, p_dt, p_valid, p_x, p_g, p_W, p_bias, p_B, p_C, p_chunk_states, p_d_final, p_m,
     p_dx, p_d_dt, p_sums, p_d_initial, p_u_parts, p_du, p_dW,
-    batch, L, padded, tiles, chunks, rows, origin, first_chunk, span, stride,  # noqa: ARG001
-    SEQUENTIAL: tl.constexpr, D: tl.constexpr, N: tl.constexpr, STATE_BLOCKS: tl.constexpr, BLOCKS: tl.constexpr,
+    batch, L, padded, tiles, chunks, rows, origin, first_chunk, span, stride, sequential,  # noqa: ARG001
+    D: tl.constexpr, N: tl.constexpr, STATE_BLOCKS: tl.constexpr, BLOCKS: tl.constexpr,
     T: tl.constexpr, BD: tl.constexpr, BN: tl.constexpr, K: tl.constexpr, FAST: tl.constexpr, STAGES: tl.constexpr,
     SHARED_B: tl.constexpr, SHARED_C: tl.constexpr,
 ):  # fmt: skip
@@ -435,7 +442,7 @@ def chunk_scan_products_bwd_kernel(
     i_c = first_chunk + (tl.num_programs(1) - 1 - i_p) * span
     i_n, first_channel, m_r, o_r = program_lanes(D, N, STATE_BLOCKS, BLOCKS, BD, BN)
     B_re, B_im, C_re, C_im, phase, w_re, w_im, m_re, m_im, W_hi, W_lo = load_chunk_end(
-        p_W, p_B, p_C, p_chunk_states, p_d_final, p_m, i_b, i_c + span - 1, rows, stride, chunks, o_r, m_r, SEQUENTIAL, D, N, K,
+        p_W, p_B, p_C, p_chunk_states, p_d_final, p_m, i_b, i_c + span - 1, rows, stride, chunks, o_r, m_r, sequential, D, N, K,
         SHARED_B, SHARED_C,
     )  # fmt: skip
     zero = tl.zeros((R,), B_re.dtype)
@@ -480,7 +487,7 @@ def chunk_scan_products_bwd_kernel(
     tl.store(p_out, dW)
     dB_re, dB_im, dC_re, dC_im = add_products(P_re, P_im, dB_re, dB_im, dC_re, dC_im, B_re, B_im, C_re, C_im)
     store_sums(
-        p_sums, p_m, p_d_initial, m_re, m_im, d_bias, dB_re, dB_im, dC_re, dC_im, i_b, i_c, chunks, o_r, m_r, size, SEQUENTIAL,
+        p_sums, p_m, p_d_initial, m_re, m_im, d_bias, dB_re, dB_im, dC_re, dC_im, i_b, i_c, chunks, o_r, m_r, size, sequential,
         span,
     )  # fmt: skip
 
@@ -488,13 +495,14 @@ def chunk_scan_products_bwd_kernel(
 @triton.jit(
     do_not_specialize=[
         "p_bias", "p_d_theta", "p_d_theta_lo", "batch", "L", "tiles", "chunks", "rows", "origin", "first_chunk", "stride",
+        "sequential",
     ]
 )  # fmt: skip
 def chunk_scan_masked_bwd_kernel(
     p_u_hi, p_u_lo, p_dt, p_valid, p_x, p_g, p_W, p_bias, p_B, p_C, p_chunk_states, p_flags, p_tile_states, p_d_final, p_m,
     p_dx, p_d_dt, p_d_theta, p_d_theta_lo, p_inverse, p_sums, p_d_initial,
-    batch, L, padded, tiles, chunks, rows, origin, first_chunk, stride,
-    SEQUENTIAL: tl.constexpr, D: tl.constexpr, N: tl.constexpr, STATE_BLOCKS: tl.constexpr, BLOCKS: tl.constexpr,
+    batch, L, padded, tiles, chunks, rows, origin, first_chunk, stride, sequential,
+    D: tl.constexpr, N: tl.constexpr, STATE_BLOCKS: tl.constexpr, BLOCKS: tl.constexpr,
     T: tl.constexpr, BD: tl.constexpr, BN: tl.constexpr, K: tl.constexpr, FAST: tl.constexpr, STAGES: tl.constexpr,
     SHARED_B: tl.constexpr, SHARED_C: tl.constexpr,
 ):  # fmt: skip
@@ -511,7 +519,7 @@ def chunk_scan_masked_bwd_kernel(
     B_re, B_im = load_coefficients(p_B + 2 * o_parameter, o_r, m_r, N, SHARED_B)
     C_re, C_im = load_coefficients(p_C + 2 * o_parameter, o_r, m_r, N, SHARED_C)
     phase = tl.load(p_chunk_states + i_b * stride + (i_c + 1).to(tl.int64) * 3 * size + o_r, mask=m_r, other=0.0)
-    m_re, m_im = load_m(p_m, p_d_final, phase, i_b, i_c, chunks, o_r, m_r, size, SEQUENTIAL)
+    m_re, m_im = load_m(p_m, p_d_final, phase, i_b, i_c, chunks, o_r, m_r, size, sequential)
     zero = tl.zeros((R,), B_re.dtype)
     d_bias, dB_re, dB_im, dC_re, dC_im = zero, zero, zero, zero, zero
     W_hi, W_lo = load_weights(p_W + o_parameter * D, o_r, m_r, D, K)
@@ -565,7 +573,7 @@ def chunk_scan_masked_bwd_kernel(
             tl.store(p_d_theta + o_theta, d_theta)
         tl.store(p_dx + o_out, sum_over_states(dx, T, BD, BN), mask=m_d[None, :])
     store_sums(
-        p_sums, p_m, p_d_initial, m_re, m_im, d_bias, dB_re, dB_im, dC_re, dC_im, i_b, i_c, chunks, o_r, m_r, size, SEQUENTIAL
+        p_sums, p_m, p_d_initial, m_re, m_im, d_bias, dB_re, dB_im, dC_re, dC_im, i_b, i_c, chunks, o_r, m_r, size, sequential
     )
 
 

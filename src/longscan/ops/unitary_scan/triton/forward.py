@@ -210,19 +210,19 @@ def state_passing_fwd_kernel(p_local, p_initial, p_chunk_states, chunks, size, s
         phase = tl.where(carry, wrap(phase + local_phase), local_phase)
 
 
-@triton.jit(do_not_specialize=["p_bias", "batch", "L", "chunks", "chunk_tiles", "tiles", "rows", "stride"])
+@triton.jit(do_not_specialize=["p_bias", "batch", "L", "chunks", "chunk_tiles", "tiles", "rows", "stride", "sequential"])
 def chunk_scan_fwd_kernel(
     p_u_hi, p_u_lo, p_dt, p_valid, p_x, p_W, p_bias, p_B, p_C, p_initial, p_chunk_states, p_flags, p_y, p_final,
-    batch, L, padded, chunks, chunk_tiles, tiles, rows, stride,
-    SEQUENTIAL: tl.constexpr, D: tl.constexpr, N: tl.constexpr, STATE_BLOCKS: tl.constexpr, BLOCKS: tl.constexpr,
+    batch, L, padded, chunks, chunk_tiles, tiles, rows, stride, sequential,
+    D: tl.constexpr, N: tl.constexpr, STATE_BLOCKS: tl.constexpr, BLOCKS: tl.constexpr,
     T: tl.constexpr, BD: tl.constexpr, BN: tl.constexpr, K: tl.constexpr, FAST: tl.constexpr, STAGES: tl.constexpr,
     SHARED_B: tl.constexpr, SHARED_C: tl.constexpr,
 ):  # fmt: skip
     """Store y before skip and gate, (STATE_BLOCKS, B, D, padded), of `tiles` tiles, and the final state of a row.
 
-    SEQUENTIAL: a program has all chunks of a row, from p_initial (B, D N, 2) on, or from zero if that is None. It stores the
-    states before them and after the last to p_chunk_states, rows of (chunks + 1, 3, D N), if it is not None. Otherwise a program
-    has one chunk, whose first state is there.
+    sequential: 1 if a program has all chunks of a row, from p_initial (B, D N, 2) on, or from zero if that is None; 0 if it has
+    one chunk, whose first state is in p_chunk_states. The states before the chunks and after the last are stored there, rows of
+    (chunks + 1, 3, D N), if it is not None.
     """
     size: tl.constexpr = D * N
     i_b, i_c = (tl.program_id(0) // BLOCKS).to(tl.int64), tl.program_id(1)
@@ -235,8 +235,9 @@ def chunk_scan_fwd_kernel(
     w_re, w_im = phase, phase
     if p_initial is not None:
         w_re, w_im = load_pairs(p_initial + i_b * size * 2, o_r, m_r)
-    if not SEQUENTIAL:
-        phase, w_re, w_im = load_state(p_chunk_states + i_b * stride + i_c.to(tl.int64) * 3 * size + o_r, m_r, size)
+    if p_chunk_states is not None:  # noqa: SIM102  # the compiler knows this condition alone
+        if sequential == 0:
+            phase, w_re, w_im = load_state(p_chunk_states + i_b * stride + i_c.to(tl.int64) * 3 * size + o_r, m_r, size)
     W_hi, W_lo = load_weights(p_W + o_parameter * D, o_r, m_r, D, K)
     o_t, o_d = tl.arange(0, T), first_channel + tl.arange(0, BD)
     m_d, first, last = o_d < D, (o_t == 0)[:, None], (o_t == T - 1)[:, None]
@@ -244,9 +245,9 @@ def chunk_scan_fwd_kernel(
     b_bias = load_bias_tile(p_bias + o_parameter, o_r, m_r, T)
     for i in tl.range(tiles, num_stages=STAGES):
         o_step = (i_c * tiles + i) * T + o_t
-        if SEQUENTIAL and p_chunk_states is not None:
+        if p_chunk_states is not None:
             m_start = m_r & (o_r * 0 + i % chunk_tiles == 0)
-            p_state = p_chunk_states + i_b * stride + tl.cast(i // chunk_tiles, tl.int64) * 3 * size + o_r
+            p_state = p_chunk_states + i_b * stride + tl.cast(i_c + i // chunk_tiles, tl.int64) * 3 * size + o_r
             store_state(p_state, phase, w_re, w_im, m_start, size)
         o_td = i_b * D * padded + o_channel + o_step[:, None]
         theta, _, _ = load_angles(
@@ -272,7 +273,7 @@ def chunk_scan_fwd_kernel(
         p_out = p_final + i_b * size * 2 + o_r * 2
         tl.store(p_out, c * w_re - s * w_im, mask=m_r)
         tl.store(p_out + 1, c * w_im + s * w_re, mask=m_r)
-        if SEQUENTIAL and p_chunk_states is not None:
+        if p_chunk_states is not None:
             p_state = p_chunk_states + i_b * stride + tl.cast(chunks, tl.int64) * 3 * size + o_r
             store_state(p_state, phase, w_re, w_im, m_r, size)
 

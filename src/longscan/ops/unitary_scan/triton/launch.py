@@ -355,7 +355,8 @@ def forward(
     with on_device(u):
         x = new_sequences(p, u, padded, False)
         preprocess_forward(p, u, dt, flags, x, 0, padded)
-        if p.chunks.parallel:
+        # For other lengths and batches of these channels and states the kernels of parallel chunks are compiled, too.
+        if p.chunks.parallel or (is_compiling() and save_states):
             local = u.new_empty((p.batch, number, p.size, 4))
             launch(
                 chunk_state_fwd_kernel, (p.programs, number), *x[:5], W, bias, B, flags, local, p.L, padded, p.chunk_tiles,
@@ -373,10 +374,10 @@ def forward(
             pass_states(p, local, initial_state, chunk_states)
         launch(
             chunk_scan_fwd_kernel, (p.programs, number if p.chunks.parallel else 1), *x[:5], W, bias, B, C,
-            None if p.chunks.parallel else initial_state, chunk_states, flags, sums, final, p.batch, p.L, padded, number,
+            initial_state, chunk_states, flags, sums, final, p.batch, p.L, padded, number,
             p.chunk_tiles, p.chunk_tiles * (1 if p.chunks.parallel else number), p.rows, 0 if chunk_states is None else
-            chunk_states.stride(0),
-            constants={"SEQUENTIAL": not p.chunks.parallel, **p.constants, **shared},
+            chunk_states.stride(0), int(not p.chunks.parallel),
+            constants={**p.constants, **shared},
         )  # fmt: skip
         call = elementwise(p.batch, p.L, p.D)
         launch(
@@ -524,7 +525,7 @@ def backward(
         preprocess = BackwardPreprocess(p, (u, dt, z, grad_y, flags), (W, bias, B), chunk_states, buffers, gemm, tile_states)
         if whole:
             preprocess.run(0, number, longest)
-        if parallel:
+        if parallel or is_compiling():
             local = u.new_empty((p.batch, number, p.size, 3))
             for first, stop in slices:
                 preprocess.run(first, stop, (stop - first) * steps)
@@ -558,7 +559,7 @@ def backward(
                 programs, division = programs // span, (p.chunk_tiles * span, number, p.rows, origin, first, span)
             launch(
                 kernel, (scan.programs, programs), *x[:6], *inputs, dx, d_dt, *outputs, p.batch, p.L, padded, *division, stride,
-                constants={"SEQUENTIAL": not parallel, **scan.constants, **shared},
+                int(not parallel), constants={**scan.constants, **shared},
             )  # fmt: skip
             du_angles = gemm.du if isinstance(gemm, FusedProducts) else gemm.run(x, stop - first)
             call = elementwise(p.batch, padded, p.D)
