@@ -4,7 +4,7 @@
 namespace longscan {
 
 void bind_selective_scan(nb::module_& module) {
-  module.attr("SELECTIVE_SCAN_CHUNK") = SELECTIVE_SCAN_CHUNK;
+  module.attr("SELECTIVE_SCAN_CHUNK") = selective_scan_chunk(isa());
   module.def(
       "selective_scan_forward",
       [](int64_t batch, int64_t length, int64_t channels, int64_t states, Pointer u, Pointer dt, Pointer A, Pointer B, Pointer C,

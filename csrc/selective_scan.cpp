@@ -23,7 +23,7 @@
 namespace longscan::LONGSCAN_ISA {
 namespace {
 
-constexpr int CHUNK = SELECTIVE_SCAN_CHUNK;
+constexpr int CHUNK = selective_scan_chunk(Isa::LONGSCAN_ISA);
 // Number of states that are computed together in the inner loops: as many as fit into the registers.
 template <class Num> constexpr int BATCH = VECTOR_BYTES == 64 ? (Num::PARTS == 1 ? 8 : 2) : (Num::PARTS == 1 ? 2 : 1);
 
@@ -169,8 +169,8 @@ template <class Num> void forward(const SelectiveScan& a) {
   constexpr int PARTS = Num::PARTS, WIDTH = PARTS * lanes<T>, NB = BATCH<Num>;
   const int64_t L = a.length, D = a.channels, N = a.states;
   const int64_t blocks = ceil_div(D, lanes<T>), chunks = ceil_div(L, CHUNK);
-  // A task computes up to four neighbouring blocks, for longer runs of contiguous memory, if enough tasks remain.
-  int64_t group = 4;
+  // A task computes up to 16 neighbouring blocks, for longer runs of contiguous memory, if enough tasks remain.
+  int64_t group = 16;
   while (group > 1 && a.batch * ceil_div(blocks, group) < 2 * a.threads) group /= 2;
   const int64_t groups = ceil_div(blocks, group), tasks = a.batch * groups;
   const int team = workers(tasks, a.threads);
@@ -203,7 +203,10 @@ template <class Num> void forward(const SelectiveScan& a) {
         const int count = int(D - d < lanes<T> ? D - d : lanes<T>);
         if (a.chunk_states) {
           T* saved = at<T>(a.chunk_states, (b * chunks + chunk) * N * PARTS * D + d);
-          for (int64_t i = 0; i < N * PARTS; i++) store(saved + i * D, load(state + offset + i * lanes<T>), count);
+          for (int64_t i = 0; i < N * PARTS; i++) {
+            store(saved + i * D, load(state + offset + i * lanes<T>), count);
+            if (j + 1 < last) __builtin_prefetch(saved + i * D + lanes<T>, 1);  // of the next block
+          }
         }
         prepare<T>(a, block, row, d, count, steps, flags);
         // The first batch of states prefetches u and dt, the others z and y (of this chunk again if there is no next one).
@@ -237,8 +240,9 @@ template <class Num> void forward(const SelectiveScan& a) {
 
 // ---------------------------------------------------------------------------------------------- backward
 
-// Blocks taken together in the backward: dB and dC are summed over them before their lanes are summed.
-constexpr int GROUP = 8;
+// Blocks taken together in the backward: dB and dC are summed over them before their lanes are summed, and with vectors of 64 bytes
+// their rows are 1 KiB of contiguous memory.
+constexpr int GROUP = 16;
 template <class Num> constexpr int BACK_BATCH = VECTOR_BYTES == 64 ? (Num::PARTS == 1 ? 4 : 2) : (Num::PARTS == 1 ? 2 : 1);
 
 // What a step of one state of a block keeps between the two passes over a chunk.
@@ -247,24 +251,19 @@ template <class Num> struct Tape {
   typename Num::value_type decay[WIDTH], before[WIDTH];  // before: the state before the step
 };
 
-// The sums of dB and dC of a step over the blocks of a group, with the lanes of all states of a batch folded into one vector: with
-// vectors of their own, the arrays of a chunk would leave the first-level cache.
-template <class T> struct GroupSums {
-  T dB[lanes<T>], dC[lanes<T>];
+// The sums of dB and dC over the blocks of a group, lane by lane: (CHUNK, NB) numbers for NB states that are computed together.
+template <class Num> struct GroupSums {
+  static constexpr int SIZE = CHUNK * BACK_BATCH<Num> * Num::PARTS * lanes<typename Num::value_type>;
+  typename Num::value_type dB[SIZE], dC[SIZE];
 };
-// Adds NB numbers to such a sum.
-template <class Num, int NB, class T = typename Num::value_type> INLINE void add_folded(T* sums, const Num* x) {
-  Vec<T> parts[NB * Num::PARTS];
-  for (int i = 0; i < NB; i++) {
-    parts[i * Num::PARTS] = x[i].re;
-    if constexpr (Num::PARTS == 2) parts[i * Num::PARTS + 1] = x[i].im;
-  }
-  store(sums, load(sums) + fold_lanes<T, NB * Num::PARTS>(parts));
+// sum += x s, in memory
+template <class Num, class T = typename Num::value_type> INLINE void add_times(T* sum, Num x, Vec<T> s) {
+  store_number(sum, load_number<Num>(sum) + times(x, s));
 }
 
 // The recurrence again, from the chunk-start state h, onto the tape, with dC; block.y += k Re(C h) where with_y.
 template <class Num, int NB, bool with_y, class T = typename Num::value_type>
-void replay(GradStep<T>* block, Tape<Num>* tape, GroupSums<T>* sums, const T* A, const T* start, int64_t start_stride, int count,
+void replay(GradStep<T>* block, Tape<Num>* tape, GroupSums<Num>* sums, const T* A, const T* start, int64_t start_stride, int count,
             const T* B, const T* C, int64_t row_size, T k, const Segments& segments) {
   constexpr int WIDTH = Num::PARTS * lanes<T>;
   Num a[NB], h[NB];
@@ -280,17 +279,15 @@ void replay(GradStep<T>* block, Tape<Num>* tape, GroupSums<T>* sums, const T* A,
     for (int t = segments.start[segment]; t < segments.start[segment + 1]; t++) {
       Vec<T> dt = load(block[t].dt), du = load(block[t].du), gy = k * load(block[t].gy);
       Vec<T> y{};
-      Num dC[NB];
       for (int i = 0; i < NB; i++) {
         const Num d = decay(dt, a[i]);
         Tape<Num>& saved = tape[t * NB + i];
         store_number(saved.decay, d);
         store_number(saved.before, h[i]);
         h[i] = d * h[i] + times(broadcast_number<Num>(B + t * row_size + i * Num::PARTS), du);
-        dC[i] = times(conj(h[i]), gy);
+        add_times(sums->dC + (t * NB + i) * WIDTH, conj(h[i]), gy);
         if (with_y) y = add_real_product(y, broadcast_number<Num>(C + t * row_size + i * Num::PARTS), h[i]);
       }
-      add_folded<Num, NB>(sums[t].dC, dC);
       if (with_y) store(block[t].y, load(block[t].y) + k * y);
     }
   }
@@ -299,7 +296,7 @@ void replay(GradStep<T>* block, Tape<Num>* tape, GroupSums<T>* sums, const T* A,
 // Back over the chunk: `carry` is conj(decay_{t+1}) g_{t+1} after the chunk's last step, and becomes that before its first. It is
 // set to 0 where the state restarts, not multiplied by 0: what is infinite or NaN in one sequence must not reach the one before.
 template <class Num, int NB, class T = typename Num::value_type>
-void sweep(GradStep<T>* block, const Tape<Num>* tape, GroupSums<T>* sums, const T* A, T* carry, T* dA, const T* B, const T* C,
+void sweep(GradStep<T>* block, const Tape<Num>* tape, GroupSums<Num>* sums, const T* A, T* carry, T* dA, const T* B, const T* C,
            int64_t row_size, T k, const Segments& segments, Ahead<T> ahead) {
   constexpr int WIDTH = Num::PARTS * lanes<T>;
   Num a[NB], g[NB], da[NB];
@@ -313,20 +310,18 @@ void sweep(GradStep<T>* block, const Tape<Num>* tape, GroupSums<T>* sums, const 
       Vec<T> dt = load(block[t].dt), du = load(block[t].du), gy = k * load(block[t].gy);
       Vec<T> d_du = load(block[t].d_du), d_dt = load(block[t].d_dt);
       ahead.fetch(t);
-      Num dB[NB];
       for (int i = 0; i < NB; i++) {
         const Tape<Num>& saved = tape[t * NB + i];
         Num b = broadcast_number<Num>(B + t * row_size + i * Num::PARTS);
         Num c = broadcast_number<Num>(C + t * row_size + i * Num::PARTS);
         g[i] = g[i] + times(conj(c), gy);
-        dB[i] = times(g[i], du);
+        add_times(sums->dB + (t * NB + i) * WIDTH, g[i], du);
         d_du = add_real_product(d_du, g[i], conj(b));
         g[i] = conj(load_number<Num>(saved.decay)) * g[i];
         const Num w = g[i] * conj(load_number<Num>(saved.before));
         d_dt = add_real_product(d_dt, w, a[i]);
         da[i] = da[i] + times(w, dt);
       }
-      add_folded<Num, NB>(sums[t].dB, dB);
       store(block[t].d_du, d_du);
       store(block[t].d_dt, d_dt);
     }
@@ -350,14 +345,30 @@ template <class T> struct Span {
   bool add;        // to what is there
 };
 
+// Adds up the lanes of each of `sums` (CHUNK, numbers, lanes), and writes the totals to `to` (steps, row_size) or adds them to it.
+template <int numbers, class T> void write_sums(T* to, int64_t row_size, const T* sums, int steps, bool add) {
+  constexpr int STEPS = lanes<T> / numbers;  // whose sums fill one vector
+  for (int first = 0; first < steps; first += STEPS) {
+    Vec<T> x[lanes<T>];
+    T total[lanes<T>];
+    for (int i = 0; i < lanes<T>; i++) x[i] = load(sums + (first * numbers + i) * lanes<T>);
+    store(total, fold_lanes<T, lanes<T>>(x));
+    for (int t = first; t < first + STEPS && t < steps; t++)
+      for (int i = 0; i < numbers; i++) {
+        T* const at = to + t * row_size + i;
+        *at = (add ? *at : T(0)) + total[(t - first) * numbers + i];
+      }
+  }
+}
+
 // NB states, from n on, of every block of a group in one chunk.
 template <class Num, int NB, class T = typename Num::value_type>
-void group_states(const SelectiveScanGradients& s, const Span<T>& span, const Segments& segments, Tape<Num>* tape, GroupSums<T>* sums,
+void group_states(const SelectiveScanGradients& s, const Span<T>& span, const Segments& segments, Tape<Num>* tape, GroupSums<Num>* sums,
                   GradStep<T>* blocks, const T* A, T* carry, T* dA, int64_t n, T k) {
-  constexpr int PARTS = Num::PARTS, WIDTH = PARTS * lanes<T>, FOLDED = lanes<T> / (NB * PARTS);
+  constexpr int PARTS = Num::PARTS, WIDTH = PARTS * lanes<T>;
   const SelectiveScan& a = s.forward;
   const int64_t N = a.states, D = a.channels;
-  memset(sums, 0, sizeof(GroupSums<T>) * span.steps);
+  memset(sums, 0, sizeof *sums);
   const T *B = span.B + n * PARTS, *C = span.C + n * PARTS;
   for (int64_t j = span.first; j < span.last; j++) {
     const int64_t d = j * lanes<T>, offset = ((j - span.first) * N + n) * WIDTH;
@@ -377,14 +388,8 @@ void group_states(const SelectiveScanGradients& s, const Span<T>& span, const Se
     const Ahead<T> ahead = {rows[pair], rows[pair + 1], D};
     sweep<Num, NB>(block, tape, sums, A + offset, carry + offset, dA + offset, B, C, N * PARTS, k, segments, ahead);
   }
-  for (int t = 0; t < span.steps; t++)
-    for (int i = 0; i < NB * PARTS; i++) {
-      const int64_t to = (t * N + n) * PARTS + i;
-      T b = 0, c = 0;
-      for (int k = i * FOLDED; k < (i + 1) * FOLDED; k++) b += sums[t].dB[k], c += sums[t].dC[k];
-      span.dB[to] = span.add ? span.dB[to] + b : b;
-      span.dC[to] = span.add ? span.dC[to] + c : c;
-    }
+  write_sums<NB * PARTS>(span.dB + n * PARTS, N * PARTS, sums->dB, span.steps, span.add);
+  write_sums<NB * PARTS>(span.dC + n * PARTS, N * PARTS, sums->dC, span.steps, span.add);
 }
 
 // The gradients of y, before the gate and times the derivative of the gate, and zeroed sums, for a block and chunk that prepare()
@@ -456,10 +461,12 @@ template <class Num> void backward(const SelectiveScanGradients& s) {
   const SelectiveScan& a = s.forward;
   const int64_t L = a.length, D = a.channels, N = a.states, rows = a.batch * L, NP = N * PARTS;
   const int64_t blocks = ceil_div(D, lanes<T>), chunks = ceil_div(L, CHUNK);
-  // Channels are split over `slots` tasks a batch row, each with its own dB and dC: for parallel work at small batches, but few
-  // enough that these take no more memory than a quarter of the inputs, outputs and their gradients. Not a function of the
-  // number of threads, on which no result may depend.
-  int64_t slots = ceil_div(16, a.batch > 0 ? a.batch : 1);
+  // Channels are split over `slots` tasks a batch row, each with its own dB and dC: for parallel work at small batches (8 tasks, or
+  // 16 of whole groups), but few enough that these take no more memory than a quarter of the inputs, outputs and their gradients.
+  // Not a function of the number of threads, on which no result may depend.
+  const int64_t batch = a.batch > 0 ? a.batch : 1, least = ceil_div(8, batch), whole = blocks / GROUP;
+  int64_t slots = ceil_div(16, batch);
+  if (slots > whole) slots = whole > least ? whole : least;
   if (slots > D / NP) slots = D / NP;
   if (slots > blocks) slots = blocks;
   if (slots < 1) slots = 1;
@@ -470,7 +477,7 @@ template <class Num> void backward(const SelectiveScanGradients& s) {
 
   Buffer<GradStep<T>> block_memory(team * GROUP * CHUNK);
   Buffer<Tape<Num>> tape_memory(team * CHUNK * NB);
-  Buffer<GroupSums<T>> sums_memory(team * CHUNK);
+  Buffer<GroupSums<Num>> sums_memory(team);
   Buffer<T> A_memory(team * group_states_size), carry_memory(team * group_states_size), dA_memory(team * group_states_size);
   Buffer<T> clean_memory(a.flags ? team * 2 * CHUNK * NP : 0), scale_memory(team * CHUNK * lanes<T>);
   Buffer<T> dB_parts(slots > 1 ? slots * rows * NP : 0), dC_parts(slots > 1 ? slots * rows * NP : 0);
@@ -482,7 +489,7 @@ template <class Num> void backward(const SelectiveScanGradients& s) {
     const int64_t slot_first = slot * slot_blocks, slot_last = slot_first + slot_blocks < blocks ? slot_first + slot_blocks : blocks;
     GradStep<T>* const group = block_memory.slice(worker, GROUP * CHUNK);
     Tape<Num>* const tape = tape_memory.slice(worker, CHUNK * NB);
-    GroupSums<T>* const group_sums = sums_memory.slice(worker, CHUNK);
+    GroupSums<Num>* const group_sums = sums_memory.slice(worker, 1);
     T* const A = A_memory.slice(worker, group_states_size);
     T* const carry = carry_memory.slice(worker, group_states_size);
     T* const dA = dA_memory.slice(worker, group_states_size);

@@ -10,7 +10,9 @@
 
 namespace longscan {
 
-constexpr int SELECTIVE_SCAN_CHUNK = 64;
+// CHUNK, the steps between saved states. With 64-byte vectors four times as many states are saved: what the backward pass stores for
+// 64 steps of such vectors would leave the first-level cache.
+constexpr int selective_scan_chunk(Isa isa) { return isa == Isa::avx512 ? 16 : 64; }
 
 struct SelectiveScan {
   int64_t batch, length, channels, states;

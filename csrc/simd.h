@@ -126,17 +126,14 @@ template <class V> INLINE V second_of_pairs(V x) { LONGSCAN_SHUFFLE(x, x, LONGSC
 template <int run, class V> INLINE V first_halves(V x, V y) { LONGSCAN_SHUFFLE(x, y, LONGSCAN_FIRST_HALVES) }
 template <int run, class V> INLINE V second_halves(V x, V y) { LONGSCAN_SHUFFLE(x, y, LONGSCAN_SECOND_HALVES) }
 
-// Partial sums of the lanes of `count` vectors (1, 2 or 4) in one: those of x[i] are the lanes from i n on, n = lanes / count.
+// Partial sums of the lanes of `count` vectors, a power of two, in one: those of x[i] are the lanes from i n on, n = lanes / count.
 template <class T, int count> INLINE Vec<T> fold_lanes(const Vec<T>* x) {
-  constexpr int all = lanes<T>;
   if constexpr (count == 1) {
     return x[0];
-  } else if constexpr (count == 2) {
-    return first_halves<all>(x[0], x[1]) + second_halves<all>(x[0], x[1]);
   } else {
-    static_assert(count == 4 && all >= 4);
-    const Vec<T> pairs[] = {fold_lanes<T, 2>(x), fold_lanes<T, 2>(x + 2)};
-    return first_halves<all / 2>(pairs[0], pairs[1]) + second_halves<all / 2>(pairs[0], pairs[1]);
+    constexpr int run = 2 * lanes<T> / count;
+    const Vec<T> a = fold_lanes<T, count / 2>(x), b = fold_lanes<T, count / 2>(x + count / 2);
+    return first_halves<run>(a, b) + second_halves<run>(a, b);
   }
 }
 
