@@ -1,7 +1,8 @@
 // The linear scan, forward and backward. Symbols: linear_scan.h.
 //
-// Lanes contain neighbouring numbers of S. A task is one batch row and a strip of vectors whose states stay in registers; the scan
-// goes through time once and is limited by memory bandwidth. Backward, in the reverse order of the scan:
+// Lanes contain neighbouring numbers of S. A task is one batch row and a strip of S, all of S unless threads would have no task; it
+// goes through time once, step by step over the whole strip, so that each tensor is read or written as one run of memory: the scan is
+// limited by memory bandwidth. The state is the previous row of x. Backward, in the reverse order of the scan:
 //   g_t = dL/dx_t + conj(a_next) g_next        db_t = g_t        da_t = g_t conj(x_before)
 // "next" and "before" being the neighbouring valid steps; across a restart both terms with a are zero. Where a is constant, da is
 // summed over the steps in pieces of PIECE, then over the batch in order.
@@ -14,12 +15,10 @@ namespace longscan::LONGSCAN_ISA {
 namespace {
 
 constexpr int PIECE = 64;
-constexpr int STRIP = 4;  // vectors of a task
-// Steps by which the backward pass fetches rows into the cache before it reads or writes them: 2 KiB of a strip, because the five
-// tensors rarely fit into the second-level cache together. Only in whole strips and where rows are whole cache lines: elsewhere the
-// further instructions cost more time than they save.
-constexpr int AHEAD = 2048 / (STRIP * VECTOR_BYTES);
-constexpr int LINE = 64;  // bytes of a cache line
+constexpr int STRIP = 4;  // the least number of vectors of a strip
+// Bytes by which the backward pass fetches its five tensors into the cache before it reads or writes them, where rows are shorter:
+// hardware fetches long rows.
+constexpr int AHEAD = 2048;
 
 // A vector of factors in the form in which they multiply numbers: a x = re x + im swap(x), where im has alternating signs.
 template <class T, bool is_complex> struct Factor;
@@ -44,129 +43,126 @@ template <class T> struct Factor<T, true> {
   }
 };
 
-// The number of elements of vector `j` of a task that starts at `first`; the last vector may be incomplete.
-template <class T> INLINE int lanes_left(int64_t size, int64_t first) {
-  return int(size - first < lanes<T> ? size - first : lanes<T>);
-}
-
-template <class T, bool is_complex, int VECTORS> void run_forward(const LinearScan& s, int64_t row, int64_t first) {
+template <class T, bool is_complex> void run_forward(const LinearScan& s, int64_t row, int64_t first, int64_t last) {
   using F = Factor<T, is_complex>;
-  const int64_t S = s.size, L = s.length;
-  const int count = VECTORS == 1 ? lanes_left<T>(S, first) : lanes<T>;
-  const T *b = at<T>(s.b, row * L * S + first), *a = at<T>(s.a, s.constant ? first : row * L * S + first);
-  T* x = at<T>(s.x, row * L * S + first);
+  const int64_t S = s.size, L = s.length, bytes = sizeof(T) * (last - first);
+  const T *a = at<T>(s.a, s.constant ? 0 : row * L * S), *b = at<T>(s.b, row * L * S);
   const uint8_t* flags = s.flags ? s.flags + row * L : nullptr;
-  Vec<T> state[VECTORS], factor[VECTORS];
-  for (int j = 0; j < VECTORS; j++) {
-    state[j] = load(at<T>(s.initial_state, row * S + first + j * lanes<T>), count);
-    factor[j] = s.constant ? load(a + j * lanes<T>, count) : Vec<T>{};
-  }
+  const T* state = at<T>(s.initial_state, row * S);
   for (int64_t i = 0; i < L; i++) {
     const int64_t t = s.reverse ? L - 1 - i : i;
-    const bool invalid = flags && flags[t] & INVALID, reset = flags && flags[t] & RESET;
-    for (int j = 0; j < VECTORS; j++) {
-      const int64_t to = t * S + j * lanes<T>;
-      if (invalid) {
-        store(x + to, Vec<T>{}, count);
-        continue;
-      }
-      const F now(s.constant ? factor[j] : load(a + to, count));
-      state[j] = (reset ? Vec<T>{} : now(state[j])) + load(b + to, count);
-      store(x + to, state[j], count);
+    T* const x = at<T>(s.x, (row * L + t) * S);
+    if (flags && flags[t] & INVALID) {
+      memset(x + first, 0, bytes);
+      continue;
     }
+    const T *factors = s.constant ? a : a + t * S, *inputs = b + t * S;
+    if (flags && flags[t] & RESET)
+      memcpy(x + first, inputs + first, bytes);
+    else
+      for_vectors<T>(first, last, [&](int64_t d, int count) __attribute__((always_inline)) {
+        store(x + d, F(load(factors + d, count))(load(state + d, count)) + load(inputs + d, count), count);
+      });
+    state = x;
   }
-  for (int j = 0; j < VECTORS; j++) store(at<T>(s.final_state, row * S + first + j * lanes<T>), state[j], count);
+  memcpy(at<T>(s.final_state, row * S + first), state + first, bytes);
 }
 
+// Scratch memory of a backward task: numbers of its strip, and where a is constant the sums of da over a piece and over the pieces.
+template <class T> struct Scratch {
+  T *carry, *piece, *total;  // carry: conj(a_next) g_next
+};
+
 // da_parts (B, S) receives the sums over time where a is constant.
-template <class T, bool is_complex, int VECTORS>
-void run_backward(const LinearScanGradients& g, T* da_parts, int64_t row, int64_t first) {
+template <class T, bool is_complex>
+void run_backward(const LinearScanGradients& g, Scratch<T> scratch, T* da_parts, int64_t row, int64_t first, int64_t last) {
   using F = Factor<T, is_complex>;
   const LinearScan& s = g.forward;
-  const int64_t S = s.size, L = s.length;
-  const int count = VECTORS == 1 ? lanes_left<T>(S, first) : lanes<T>;
-  const int64_t start = row * L * S + first;
-  const T *a = at<T>(s.a, s.constant ? first : start), *x = at<T>(static_cast<const void*>(s.x), start), *gx = at<T>(g.gx, start);
-  T *da = s.constant ? nullptr : at<T>(g.a, start), *db = at<T>(g.b, start);
+  const int64_t S = s.size, L = s.length, bytes = sizeof(T) * (last - first);
   const uint8_t* flags = s.flags ? s.flags + row * L : nullptr;
   auto time = [&](int64_t i) { return s.reverse ? L - 1 - i : i; };  // step of the tensors for step i of the scan
-  Vec<T> carry[VECTORS], factor[VECTORS], piece[VECTORS], total[VECTORS];
-  for (int j = 0; j < VECTORS; j++) {
-    carry[j] = g.final_state ? load(at<T>(g.final_state, row * S + first + j * lanes<T>), count) : Vec<T>{};
-    factor[j] = s.constant ? load(a + j * lanes<T>, count) : Vec<T>{};
-    piece[j] = total[j] = Vec<T>{};
-  }
-  const bool fetches = VECTORS == STRIP && S * sizeof(T) % LINE == 0;
-  const int64_t ahead = (s.reverse ? AHEAD : -AHEAD) * S;
+  const int64_t distance = S * int64_t(sizeof(T)) < AHEAD ? AHEAD / int64_t(sizeof(T)) : 0, ahead = s.reverse ? distance : -distance;
+  T *const carry = scratch.carry - first, *const piece = scratch.piece - first, *const total = scratch.total - first;
+  if (g.final_state)
+    memcpy(carry + first, at<T>(g.final_state, row * S + first), bytes);
+  else
+    memset(carry + first, 0, bytes);
+  if (s.constant) memset(piece + first, 0, bytes), memset(total + first, 0, bytes);
   int64_t before = L - 1;  // the last valid step of the scan before the present one; -1: the initial state
   for (int64_t i = L - 1; i >= 0; i--) {
-    const int64_t t = time(i);
-    const bool reset = flags && flags[t] & RESET;
+    const int64_t t = time(i), start = (row * L + t) * S;
+    T *const da = s.constant ? nullptr : at<T>(g.a, start), *const db = at<T>(g.b, start);
     if (flags && flags[t] & INVALID) {
-      for (int j = 0; j < VECTORS; j++) {
-        store(db + t * S + j * lanes<T>, Vec<T>{}, count);
-        if (da) store(da + t * S + j * lanes<T>, Vec<T>{}, count);
-      }
+      memset(db + first, 0, bytes);
+      if (da) memset(da + first, 0, bytes);
       continue;
     }
     if (before >= i) before = i - 1;
     while (flags && before >= 0 && flags[time(before)] & INVALID) before--;
-    for (int j = 0; j < VECTORS; j++) {
-      const int64_t to = t * S + j * lanes<T>;
-      if (fetches && i >= AHEAD && j * VECTOR_BYTES % LINE == 0) {
-        const int64_t next = to + ahead;
-        __builtin_prefetch(gx + next);
-        __builtin_prefetch(x + next);
-        __builtin_prefetch(db + next, 1);
-        if (da) __builtin_prefetch(a + next), __builtin_prefetch(da + next, 1);
-      }
-      carry[j] += load(gx + to, count);
-      store(db + to, carry[j], count);
-      Vec<T> product{};
-      if (!reset) {
-        const T* previous =
-            before < 0 ? at<T>(s.initial_state, row * S + first + j * lanes<T>) : x + time(before) * S + j * lanes<T>;
-        product = F(load(previous, count)).conj()(carry[j]);
-        carry[j] = F(s.constant ? factor[j] : load(a + to, count)).conj()(carry[j]);
-      } else {
-        carry[j] = Vec<T>{};
-      }
-      if (da) store(da + to, product, count);
-      piece[j] += product;
+    const T *const gx = at<T>(g.gx, start), *const a = at<T>(s.a, s.constant ? 0 : start);
+    const T* const x = before < 0 ? at<T>(s.initial_state, row * S) : at<T>(static_cast<const void*>(s.x), (row * L + time(before)) * S);
+    if (flags && flags[t] & RESET) {
+      for_vectors<T>(first, last, [&](int64_t d, int count) __attribute__((always_inline)) {
+        store(db + d, load(carry + d, count) + load(gx + d, count), count);
+      });
+      if (da) memset(da + first, 0, bytes);
+      memset(carry + first, 0, bytes);
+    } else {
+      for_vectors<T>(first, last, [&](int64_t d, int count) __attribute__((always_inline)) {
+        __builtin_prefetch(gx + d + ahead);
+        __builtin_prefetch(x + d + ahead);
+        __builtin_prefetch(db + d + ahead, 1);
+        const Vec<T> now = load(carry + d, count) + load(gx + d, count), product = F(load(x + d, count)).conj()(now);
+        store(db + d, now, count);
+        store(carry + d, F(load(a + d, count)).conj()(now), count);
+        if (da) {
+          __builtin_prefetch(a + d + ahead);
+          __builtin_prefetch(da + d + ahead, 1);
+          store(da + d, product, count);
+        } else {
+          store(piece + d, load(piece + d, count) + product, count);
+        }
+      });
     }
-    if (i % PIECE == 0)
-      for (int j = 0; j < VECTORS; j++) total[j] += piece[j], piece[j] = Vec<T>{};
+    if (s.constant && i % PIECE == 0)
+      for (int64_t d = first; d < last; d++) total[d] += piece[d], piece[d] = 0;
   }
-  for (int j = 0; j < VECTORS; j++) {
-    store(at<T>(g.initial_state, row * S + first + j * lanes<T>), carry[j], count);
-    if (s.constant) store(da_parts + row * S + first + j * lanes<T>, total[j] + piece[j], count);
-  }
+  memcpy(at<T>(g.initial_state, row * S + first), carry + first, bytes);
+  if (s.constant)
+    for (int64_t d = first; d < last; d++) da_parts[row * S + d] = total[d] + piece[d];
 }
 
-// Calls task(row, first, whole) for every batch row and strip of S; whole: the strip has STRIP vectors, otherwise a single one.
-template <class T, class Task> void for_strips(const LinearScan& s, const Task& task) {
-  const int64_t whole = s.size / (STRIP * lanes<T>), rest = ceil_div(s.size - whole * STRIP * lanes<T>, lanes<T>);
-  parallel_for(s.batch * (whole + rest), s.threads, [&](int64_t i, int) {
-    const int64_t row = i / (whole + rest), strip = i % (whole + rest);
-    if (strip < whole)
-      task(row, strip * STRIP * lanes<T>, true);
-    else
-      task(row, (whole * STRIP + strip - whole) * lanes<T>, false);
+// The numbers of a strip: all, or if the rows of the batch are fewer than two for each thread, a part that is a multiple of STRIP
+// vectors. No result depends on it.
+template <class T> int64_t strip_width(const LinearScan& s) {
+  const int64_t strips = ceil_div(2 * s.threads, s.batch > 0 ? s.batch : 1), least = STRIP * lanes<T>;
+  return s.threads > 1 ? ceil_div(ceil_div(s.size, strips), least) * least : s.size;
+}
+
+// Calls task(row, first, last, worker) for every batch row and strip of S.
+template <class Task> void for_strips(const LinearScan& s, int64_t width, const Task& task) {
+  const int64_t strips = width > 0 ? ceil_div(s.size, width) : 0;
+  parallel_for(s.batch * strips, s.threads, [&](int64_t i, int worker) {
+    const int64_t first = i % strips * width;
+    task(i / strips, first, first + width < s.size ? first + width : s.size, worker);
   });
 }
 
 template <class T, bool is_complex> void forward(const LinearScan& s) {
-  for_strips<T>(s, [&](int64_t row, int64_t first, bool whole) {
-    whole ? run_forward<T, is_complex, STRIP>(s, row, first) : run_forward<T, is_complex, 1>(s, row, first);
+  for_strips(s, strip_width<T>(s), [&](int64_t row, int64_t first, int64_t last, int) {
+    run_forward<T, is_complex>(s, row, first, last);
   });
 }
 
 template <class T, bool is_complex> void backward(const LinearScanGradients& g) {
   const LinearScan& s = g.forward;
+  const int64_t width = strip_width<T>(s);
+  const int team = s.threads > 1 ? s.threads : 1;
+  Buffer<T> carries(team * width), pieces(s.constant ? team * width : 0), totals(s.constant ? team * width : 0);
   Buffer<T> da_parts(s.constant ? s.batch * s.size : 0);
-  for_strips<T>(s, [&](int64_t row, int64_t first, bool whole) {
-    whole ? run_backward<T, is_complex, STRIP>(g, da_parts.data(), row, first)
-          : run_backward<T, is_complex, 1>(g, da_parts.data(), row, first);
+  for_strips(s, width, [&](int64_t row, int64_t first, int64_t last, int worker) {
+    const Scratch<T> scratch = {carries.slice(worker, width), pieces.slice(worker, width), totals.slice(worker, width)};
+    run_backward<T, is_complex>(g, scratch, da_parts.data(), row, first, last);
   });
   if (s.constant) add_up(at<T>(g.a, 0), da_parts.data(), s.batch, s.size, s.threads);
 }

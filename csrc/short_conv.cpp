@@ -57,14 +57,6 @@ INLINE int steps_together(const uint8_t* flags, int64_t t, int64_t end) {
   return TOGETHER;
 }
 
-// Calls body(d, count) for every vector of the channels [first, last). `count` is a constant for whole vectors, so that their
-// loads and stores have no branch.
-template <class T, class Body> INLINE void for_vectors(int64_t first, int64_t last, const Body& body) {
-  int64_t d = first;
-  for (; d + lanes<T> <= last; d += lanes<T>) body(d, lanes<T>);
-  if (d < last) body(d, int(last - d));
-}
-
 // y of TIMES steps, whose windows are the rows i to i + K - 1 of `window`. TAPS: the number of taps, or 0 if it is only known when
 // the kernel runs.
 template <class T, int TAPS, int TIMES>

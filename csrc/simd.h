@@ -94,6 +94,14 @@ template <class T> INLINE void store(T* p, Vec<T> x, int count) {
 }
 #endif
 
+// Calls body(d, count) for every vector of the numbers [first, last). `count` is a constant for whole vectors, so that their loads
+// and stores have no branch.
+template <class T, class Body> INLINE void for_vectors(int64_t first, int64_t last, const Body& body) {
+  int64_t d = first;
+  for (; d + lanes<T> <= last; d += lanes<T>) body(d, lanes<T>);
+  if (d < last) body(d, int(last - d));
+}
+
 // Lane k of the result is lane i(k) of x and y, one after the other.
 #if defined(__clang__)
 #define LONGSCAN_SHUFFLE(x, y, i)                                                                                         \
