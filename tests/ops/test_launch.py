@@ -410,11 +410,11 @@ def test_kernels_of_a_training_step_are_those_compiled_with_its_forward_pass(
 
 @pytest.mark.skipif(_gpu.INTERPRETED, reason="kernels of Triton's interpreter are not compiled")
 @pytest.mark.parametrize("first", [(16, 1024), (3, 77)], ids=str)
-@pytest.mark.parametrize("op_call", ["UNITARY", "UNITARY_MASKED"], indirect=True)
-def test_first_call_compiles_the_kernels_of_parallel_and_of_sequential_chunks(
+@pytest.mark.parametrize("op_call", ["UNITARY", "UNITARY_MASKED", "SELECTIVE", "SELECTIVE_MASKED"], indirect=True)
+def test_first_call_compiles_the_kernels_of_other_batches_and_lengths(
     op_call: tuple[Any, Kinds], first: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A batch of 16 fills 132 multiprocessors without parallel chunks; the smaller batches need them."""
+    """A batch of 16 fills 132 multiprocessors without parallel chunks, and its gradients of B and C are sums of one chain."""
     call, kinds = op_call
     compiled: set[tuple[Any, ...]] = set()
 
@@ -436,7 +436,7 @@ def test_first_call_compiles_the_kernels_of_parallel_and_of_sequential_chunks(
     with monkeypatch.context() as patch:
         patch.setattr(_gpu, "compile_together", compile_together)
         train(*first)
-    for batch, length in [(16, 1024), (16, 777), (3, 77), (1, 1024), (8, 1024)]:
+    for batch, length in [(16, 1024), (16, 777), (3, 77), (4, 1024), (8, 1024)]:
         kinds.clear()
         train(batch, length)
         assert kinds
