@@ -99,13 +99,26 @@ def _t42() -> Values:
     for name, folder in (("masked", "masked-tuned"), ("f1", "f1_long-tuned"), ("none", "bi-tuned")):
         mean, half = mean_interval([row["value"] for row in pretraining_rows(folder)])
         texts[name] = f"{mean:.3f} ± {half:.3f}"
+    for name, folder in (("all_masked", "tuned-masked"), ("all_f1", "tuned-f1"), ("all_none", "tuned-bi")):
+        rows = [
+            row for row in read_results("runs/pretraining.jsonl") if f"--out runs/pretraining_1024/{folder}-" in row["command"]
+        ]
+        mean, half = mean_interval([row["value"] for row in rows])
+        assert {row["seed"] for row in rows} == set(range(len(rows)))
+        texts[name] = f"{mean:.3f} ± {half:.3f}"
     return texts
+
+
+def _m04() -> Values:
+    rows = [row for row in read_results("runs/mamba_lra.jsonl") if row["row"].startswith("mamba_lra/table1/image/")]
+    return {row["row"].rpartition("/")[2]: f"{row['value']:.3f}" for row in rows if row["status"] == "finished"}
 
 
 VALUES: dict[str, Callable[[], Values]] = {
     "A13": _a13,
     "A14": _a14,
     "A22": _a22,
+    "M04": _m04,
     "S19": _s19,
     "S20": _s20,
     "T42": _t42,

@@ -18,15 +18,21 @@ class Pair(NamedTuple):
 
 
 class Event:
-    """An event on a device whose clock shows the number of calls of `record` so far, in seconds."""
+    """An event on a device whose clock shows the number of calls of `record` so far, in seconds.
 
-    n_records = 0
+    Attributes:
+        n_records: number of calls of `record` of all events.
+        streams: the streams of these calls.
+    """
+
+    n_records, streams = 0, list[Any]()
 
     def __init__(self, enable_timing: bool) -> None:
         assert enable_timing
 
-    def record(self) -> None:
+    def record(self, stream: Any) -> None:
         Event.n_records += 1
+        Event.streams.append(stream)
         self.time = Event.n_records
 
     def elapsed_time(self, end: "Event") -> float:
@@ -52,7 +58,7 @@ def events(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
     side_stream = SimpleNamespace(wait_stream=lambda _: None)
     monkeypatch.setattr(torch.cuda, "Stream", lambda _: side_stream)
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda _: stream)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: stream if device.type == "cpu" else f"stream of {device}")
     monkeypatch.setattr(torch.cuda, "stream", lambda _: nullcontext())
     monkeypatch.setattr(torch.cuda, "graph", graph)
     monkeypatch.setattr(torch.cuda, "Event", Event)
@@ -122,3 +128,9 @@ def test_some_replays_are_timed_on_the_device(events: list[Any]) -> None:
     assert events.count("replay") == TIMED_EVERY + 1
     assert Event.n_records == before + 4, "the first replay and the last one, each between two events"
     assert graphed.seconds_per_replay() == 1.0
+
+
+def test_replays_are_timed_on_the_device_of_the_step(events: list[Any]) -> None:
+    graphed = GraphedStep(lambda batch: batch.inputs, torch.device("cuda:1"))
+    graphed._replay_timed(SimpleNamespace(replay=lambda: None))
+    assert Event.streams[-2:] == ["stream of cuda:1"] * 2

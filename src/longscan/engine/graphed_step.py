@@ -74,11 +74,12 @@ class GraphedStep:
         return outputs
 
     def _replay_timed(self, graph: torch.cuda.CUDAGraph) -> None:
-        """Replay a graph between two events, without waiting for them."""
+        """Replay a graph between two events of its device, without waiting for them."""
+        stream = torch.cuda.current_stream(self._device)
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
-        start.record()
+        start.record(stream)
         graph.replay()
-        end.record()
+        end.record(stream)
         self._timed.append((start, end))
 
     def seconds_per_replay(self) -> float | None:

@@ -59,6 +59,15 @@ def divide_time(length: int, block: int, programs: int, device: torch.device) ->
     return Chunks(ceil_div(length, chunk), chunk)
 
 
+class ChunkedLaunch(NamedTuple):
+    """The division of a call in chunks of the steps among programs, and the last arguments of all kernels of the call."""
+
+    chunks: Chunks
+    blocks_of_rows: int
+    sizes: tuple[int, int, int, int]
+    constants: dict[str, int]
+
+
 class ChunkMaps(NamedTuple):
     """The maps x -> mult x + local of the state, or of its gradient, by each chunk; `restarted`: if a sequence starts in it."""
 

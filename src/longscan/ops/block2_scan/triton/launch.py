@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from longscan.ops._gpu import ChunkMaps, Chunks, ceil_div, divide_time, launch, on_device, power_of_two, select_chunks
+from longscan.ops._gpu import ChunkedLaunch, ChunkMaps, ceil_div, divide_time, launch, on_device, power_of_two, select_chunks
 from longscan.ops._triton_steps import previous_steps
 from longscan.ops.block2_scan.triton.backward import chunk_map_bwd_kernel, scan_bwd_kernel
 from longscan.ops.block2_scan.triton.forward import all_chunk_maps_kernel, chunk_map_fwd_kernel, scan_fwd_kernel
@@ -23,16 +23,7 @@ class Blocks(NamedTuple):
 FORWARD, BACKWARD = Blocks(8, 32, 4), Blocks(4, 32, 5)  # one warp for each program
 
 
-class Launch(NamedTuple):
-    """The division of a call among programs, and the last arguments of all kernels."""
-
-    chunks: Chunks
-    blocks_of_rows: int
-    sizes: tuple[int, int, int, int]
-    constants: dict[str, int]
-
-
-def plan(M: Tensor, f: Tensor, blocks: Blocks) -> Launch:
+def plan(M: Tensor, f: Tensor, blocks: Blocks) -> ChunkedLaunch:
     """Return the launch for M and f."""
     batch, length, size, _, columns = f.shape
     blocks = blocks._replace(BLOCK_S=min(blocks.BLOCK_S, power_of_two(size)))
@@ -40,10 +31,10 @@ def plan(M: Tensor, f: Tensor, blocks: Blocks) -> Launch:
     chunks = divide_time(length, blocks.BLOCK_T, blocks_of_rows, f.device)
     groups = M.shape[0] if M.ndim == f.ndim - 1 else 1
     constants = {"CONSTANT_M": M.ndim < f.ndim, "K": columns, **blocks._asdict(), "num_warps": 1}
-    return Launch(chunks, blocks_of_rows, (length, size, chunks.length, batch // groups), constants)
+    return ChunkedLaunch(chunks, blocks_of_rows, (length, size, chunks.length, batch // groups), constants)
 
 
-def chunk_maps(kernel: Any, M: Tensor, f: Tensor, flags: Tensor | None, call: Launch, first: int, stop: int) -> ChunkMaps:
+def chunk_maps(kernel: Any, M: Tensor, f: Tensor, flags: Tensor | None, call: ChunkedLaunch, first: int, stop: int) -> ChunkMaps:
     """Return the maps of the chunks [first, stop)."""
     number = stop - first
     if number == 0:
@@ -55,7 +46,7 @@ def chunk_maps(kernel: Any, M: Tensor, f: Tensor, flags: Tensor | None, call: La
     return maps
 
 
-def apply_all(maps: ChunkMaps, call: Launch, factor: Tensor | None = None, *, backward: bool = False) -> Tensor:
+def apply_all(maps: ChunkMaps, call: ChunkedLaunch, factor: Tensor | None = None, *, backward: bool = False) -> Tensor:
     """Return the state (B, S, 2, K) after the maps of all chunks, from zero; write the product of their factors to `factor`."""
     number, size = maps.local.shape[1:3]
     state = torch.empty_like(maps.local[:, 0], memory_format=torch.contiguous_format)

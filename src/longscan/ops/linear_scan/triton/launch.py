@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from longscan.ops._gpu import ChunkMaps, Chunks, ceil_div, divide_time, launch, on_device, power_of_two, select_chunks
+from longscan.ops._gpu import ChunkedLaunch, ChunkMaps, ceil_div, divide_time, launch, on_device, power_of_two, select_chunks
 from longscan.ops._triton import state_passing_kernel
 from longscan.ops._triton_steps import previous_steps
 from longscan.ops.linear_scan.triton.backward import chunk_map_bwd_kernel, scan_bwd_kernel
@@ -25,16 +25,7 @@ FORWARD, BACKWARD = Blocks(8, 32, 5), Blocks(8, 32, 4)  # one warp for each prog
 CHUNKED_FORWARD, CHUNKED_BACKWARD = Blocks(8, 64, 5), Blocks(8, 64, 4)
 
 
-class Launch(NamedTuple):
-    """The division of a call among programs, and the last arguments of all kernels."""
-
-    chunks: Chunks
-    blocks_of_rows: int
-    sizes: tuple[int, int, int, int]
-    constants: dict[str, int]
-
-
-def plan(a: Tensor, b: Tensor, reverse: bool, is_complex: bool, one_chunk: Blocks, chunked: Blocks) -> Launch:
+def plan(a: Tensor, b: Tensor, reverse: bool, is_complex: bool, one_chunk: Blocks, chunked: Blocks) -> ChunkedLaunch:
     """Return the launch for a and b, with the blocks for one chunk or for parallel chunks."""
     batch, length, size = b.shape[:3]
     blocks = one_chunk
@@ -46,10 +37,12 @@ def plan(a: Tensor, b: Tensor, reverse: bool, is_complex: bool, one_chunk: Block
     constant = a.ndim < b.ndim
     groups = a.shape[0] if a.ndim == b.ndim - 1 else 1
     constants = {"CONSTANT_A": constant, "COMPLEX": is_complex, "REVERSE": reverse, **blocks._asdict(), "num_warps": 1}
-    return Launch(chunks, batch * ceil_div(size, blocks.BLOCK_S), (length, size, chunks.length, batch // groups), constants)
+    return ChunkedLaunch(
+        chunks, batch * ceil_div(size, blocks.BLOCK_S), (length, size, chunks.length, batch // groups), constants
+    )
 
 
-def chunk_maps(kernel: Any, a: Tensor, b: Tensor, flags: Tensor | None, call: Launch, number: int) -> ChunkMaps:
+def chunk_maps(kernel: Any, a: Tensor, b: Tensor, flags: Tensor | None, call: ChunkedLaunch, number: int) -> ChunkMaps:
     """Return the maps of the first `number` chunks of each row or, in the backward pass, of the last ones."""
     if number == 0:
         return ChunkMaps()
