@@ -267,3 +267,64 @@ def test_values_of_padding_have_no_effect_with_a_repetition_penalty():
         found.append(net.generate(prompt, attention_mask=mask, max_new_tokens=4, repetition_penalty=1.5)[:, 2:])
     assert torch.equal(found[0], found[1])
     assert torch.equal(found[0], found[2])
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.int16, torch.int32, torch.uint16, torch.uint32], ids=str)
+def test_prompts_of_every_dtype_of_integers_give_the_same_tokens(dtype):
+    """Tokens of bytes cannot count the steps of a long prompt, and torch would take them for a mask as an index."""
+    model = make_model()
+    prompt = torch.randint(0, 9, (2, 300))
+    given = prompt.to(dtype)
+    tokens, _ = generate(model, prompt, 4, temperature=0)
+    assert generate(model, given, 4, temperature=0)[0].equal(tokens)
+    assert generate(model, given[:, :1], 4, temperature=0)[0].equal(generate(model, prompt[:, :1], 4, temperature=0)[0])
+    options = {"max_new_tokens": 4, "repetition_penalty": 1.2}
+    assert model.generate(given, **options).equal(model.generate(prompt, **options))
+    valid = torch.arange(300) > torch.tensor([[5], [0]])
+    assert model(given, valid=valid).equal(model(prompt, valid=valid))
+
+
+def test_masks_states_and_streamers_of_another_kind_raise():
+    model = make_model()
+    prompt = torch.zeros(2, 3, dtype=torch.int64)
+    with pytest.raises(TypeError, match="`valid` must be a tensor or None, got a list"):
+        generate(model, prompt, 2, valid=[[True] * 3] * 2)
+    with pytest.raises(ValueError, match=r"`valid` must have shape \(2, 3\), got \(3,\)"):
+        generate(model, prompt, 2, valid=torch.ones(3, dtype=torch.bool))
+    with pytest.raises(TypeError, match="`attention_mask` must be a tensor, got a list"):
+        model.generate(prompt, attention_mask=[[1] * 3] * 2)
+    with pytest.raises(TypeError, match="`streamer` must have the methods put and end, got a int"):
+        model.generate(prompt, streamer=3)
+    with pytest.raises(ValueError, match="`input_ids` must be integer tokens"):
+        model.generate(prompt.float(), repetition_penalty=2.0)
+    with pytest.raises(TypeError, match="`inputs` must be a tensor, got a list"):
+        model([[1, 2]])
+    for batch in ("2", 2.0, -1):
+        with pytest.raises(ValueError, match="`batch` must be a whole number of at least 0"):
+            model.initial_state(batch)
+
+
+def test_logits_without_a_most_likely_token_raise():
+    for largest in (torch.nan, torch.inf):
+        with pytest.raises(ValueError, match=f"`logits` must have a finite largest number in each row, got {largest} in row 1"):
+            sample(torch.tensor([[0.0, 1.0], [largest, 0.0]]), temperature=0)
+    with pytest.raises(ValueError, match="got -inf in row 0"):
+        sample(torch.full((1, 3), -torch.inf))
+    with pytest.raises(ValueError, match=r"`logits` must be real numbers, got torch\.complex64"):
+        sample(torch.zeros(1, 3, dtype=torch.complex64))
+    with pytest.raises(TypeError, match="`logits` must be a tensor, got a list"):
+        sample([[0.0, 1.0]])
+    diverged = make_model()
+    torch.nn.init.constant_(diverged.backbone.norm.weight, torch.nan)
+    with pytest.raises(ValueError, match=r"the model's logits after the prompt must have a finite largest number .*, got nan"):
+        generate(diverged, torch.zeros(1, 3, dtype=torch.int64), 2, temperature=0)
+
+
+def test_number_of_a_row_selects_the_state_of_this_row():
+    model = make_model()
+    prompt = torch.tensor([[1, 2, 3], [4, 5, 6]])
+    _, state = generate(model, prompt, 2, temperature=0)
+    one = state.select_rows(1)
+    _, after = model.step(torch.tensor([3]), one)
+    assert after.select_rows(-1).nbytes == one.nbytes == state.nbytes // 2
+    assert model.step(torch.tensor([3]), state.select_rows([1]))[0].equal(model.step(torch.tensor([3]), one)[0])

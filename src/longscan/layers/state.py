@@ -44,8 +44,9 @@ def state_rows(state: State) -> int | None:
 
 
 def _select_rows(self: State, index: Any) -> State:
-    """Return the state of the batch rows that `index` selects (anything that indexes a tensor's first axis)."""
-    return map_state(lambda x: x[index], self)
+    """Return the state of the batch rows that `index` selects: a row's number, or anything that indexes a tensor's first axis."""
+    rows = [index] if isinstance(index, int) and not isinstance(index, bool) else index  # a number would remove the axis
+    return map_state(lambda x: x[rows], self)
 
 
 def _to(self: State, target: torch.dtype | torch.device | str) -> State:

@@ -18,9 +18,9 @@ from longscan._types import (
     checked_value,
     matches_type,
 )
-from longscan.layers.checks import require_tensor
+from longscan.layers.checks import check_is_tensor, require_tensor
 from longscan.models.language_model import LanguageModel
-from longscan.models.sequence_model import ModelState, SequenceModel, checked_token
+from longscan.models.sequence_model import ModelState, SequenceModel, check_tokens, checked_token
 
 
 def sample(
@@ -42,11 +42,16 @@ def sample(
         min_p: sample only from tokens whose probability is at least this fraction of the largest one.
         generator: random number generator, on the device of the logits.
 
-    Returns the tokens (B,). Raises ValueError naming an option that is out of its range.
+    Returns the tokens (B,). Raises ValueError naming an option that is out of its range, and for logits whose largest number in a
+    row is not finite.
     """
+    require_tensor("logits", logits)
+    if logits.is_complex():
+        raise ValueError(f"`logits` must be real numbers, got {logits.dtype}")
     if logits.ndim != 2 or not logits.shape[1]:
         raise ValueError(f"`logits` must have shape (batch, tokens >= 1), got {tuple(logits.shape)}")
     _check_sampling(temperature, top_k, top_p, min_p)
+    _check_largest("`logits`", logits)
     return _sample(logits, temperature, top_k, top_p, min_p, generator)
 
 
@@ -56,6 +61,15 @@ def _check_sampling(temperature: float, top_k: int | None, top_p: float | None, 
     checked_value(top_k, PositiveInt | None, "top_k")
     checked_value(top_p, PositiveFraction | None, "top_p")
     checked_value(min_p, Fraction | None, "min_p")
+
+
+def _check_largest(name: str, logits: Tensor) -> None:
+    """Raise ValueError unless the largest of the logits (B, V) of each row is finite: no token is the most likely one then."""
+    largest = logits.amax(-1)
+    wrong = ~torch.isfinite(largest)
+    if bool(wrong.any()):
+        row = int(wrong.int().argmax())
+        raise ValueError(f"{name} must have a finite largest number in each row, got {largest[row].item()} in row {row}")
 
 
 def _sample(
@@ -111,8 +125,9 @@ def generate(
     state=state)` continues. Raises ValueError naming an argument that does not fit, and if the model cannot run step by step.
     """
     model.backbone.require_streaming("`generate`")
-    _check_prompt("prompt", prompt)
-    if valid is not None and not bool(valid.any(1).all()):
+    check_is_tensor("valid", valid)
+    prompt = _checked_prompt("prompt", prompt, valid, model.vocab_size)
+    if valid is not None and valid.shape == prompt.shape and not bool(valid.any(1).all()):
         raise ValueError("`valid` must have at least one token in each row of the prompt, got a row without one")
     checked_value(steps, NonNegativeInt, "steps")
     _check_sampling(temperature, top_k, top_p, min_p)
@@ -129,11 +144,13 @@ def generate(
     return torch.stack(generated, 1), after
 
 
-def _check_prompt(name: str, prompt: Tensor) -> None:
-    """Raise TypeError or ValueError unless a prompt is a tensor (B, L) with L >= 1."""
+def _checked_prompt(name: str, prompt: Tensor, valid: Tensor | None, vocab_size: int) -> Tensor:
+    """Return a prompt (B, L), L >= 1, as int64. Raises TypeError or ValueError unless it consists of integer tokens."""
     require_tensor(name, prompt)
     if prompt.ndim != 2 or not prompt.shape[1]:
         raise ValueError(f"`{name}` must have shape (batch, length >= 1), got {tuple(prompt.shape)}")
+    check_tokens(prompt, valid, vocab_size, name)
+    return prompt.long()
 
 
 def _decode(
@@ -156,6 +173,7 @@ def _decode(
     if valid is not None:
         last = torch.where(valid, torch.arange(prompt.shape[1], device=prompt.device), 0).amax(1)
     current = logits[torch.arange(len(prompt), device=prompt.device), last]
+    _check_largest("the model's logits after the prompt", current)
     finished = torch.zeros(len(prompt), dtype=torch.bool, device=prompt.device)
     for index in range(steps):
         token = choose(current)
@@ -194,6 +212,7 @@ def _valid_tokens(attention_mask: Tensor | None, input_ids: Tensor) -> Tensor | 
     """Return which tokens of the prompt are no padding, (B, L) bool; None without a mask."""
     if attention_mask is None:
         return None
+    require_tensor("attention_mask", attention_mask)
     if attention_mask.shape != input_ids.shape:
         raise ValueError(
             f"`attention_mask` must have the shape of input_ids {tuple(input_ids.shape)}, got {tuple(attention_mask.shape)}"
@@ -248,7 +267,9 @@ def generate_ids(
 ) -> Tensor:
     """Return the prompt and the generated tokens; the arguments are described at `LanguageModel.generate`."""
     model.backbone.require_streaming("`generate`")
-    _check_prompt("input_ids", input_ids)
+    require_tensor("input_ids", input_ids)
+    valid = _valid_tokens(attention_mask, input_ids)
+    input_ids = _checked_prompt("input_ids", input_ids, valid, model.vocab_size)
     steps = _new_tokens(input_ids.shape[1], max_new_tokens, max_length)
     if not matches_type(min_new_tokens, NonNegativeInt) or min_new_tokens > steps:
         raise ValueError(f"`min_new_tokens` must lie between 0 and the number of new tokens ({steps}), got {min_new_tokens}")
@@ -259,7 +280,8 @@ def generate_ids(
         if not do_sample and value != default:
             raise ValueError(f"`{name}` must be {default} unless do_sample=True, got {value}")
     _check_sampling(temperature, top_k, top_p, min_p)
-    valid = _valid_tokens(attention_mask, input_ids)
+    if streamer is not None and not (callable(getattr(streamer, "put", None)) and callable(getattr(streamer, "end", None))):
+        raise TypeError(f"`streamer` must have the methods put and end, got a {type(streamer).__name__}")
     eos, fill = _end_tokens(eos_token_id, pad_token_id, model.vocab_size)
     ends = torch.tensor(eos, device=input_ids.device) if eos else None
 

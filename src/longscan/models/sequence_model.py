@@ -7,7 +7,7 @@ from typing import Any, Literal, NamedTuple, SupportsIndex, cast
 import torch
 from torch import Tensor, nn
 
-from longscan._types import PositiveInt
+from longscan._types import NonNegativeInt, PositiveInt, checked_value
 from longscan.blocks.residual import Norm, Residual, layer_norm, rms_norm
 from longscan.blocks.rotary import positions as count_positions
 from longscan.distributed.context import current_split
@@ -42,6 +42,7 @@ class ModelState(NamedTuple):
 
 Head = Literal["linear", "affine", "mlp", "none"]
 Padding = Literal["masked", "read"]
+WIDE_UNSIGNED = (torch.uint16, torch.uint32, torch.uint64)  # torch finds no extremes of these
 
 
 class SequenceModel(PretrainedModel):
@@ -246,7 +247,9 @@ class SequenceModel(PretrainedModel):
         return y, ModelState(tuple(after), pooled, next_position)
 
     def initial_state(self, batch: int) -> ModelState:
-        """Return the state before the first step of `batch` sequences."""
+        """Return the state before the first step of `batch` sequences. Raises ValueError unless it is a whole number from 0."""
+        if not is_compiled_or_transformed():
+            batch = checked_value(batch, NonNegativeInt, "batch")
         blocks: tuple[State, ...] = tuple(block.initial_state(batch) for block in self.stack)
         if self.has_learned_state:
             learned = iter(self.start)
@@ -329,12 +332,12 @@ class SequenceModel(PretrainedModel):
 
         The residual stream, a sum of the outputs of all blocks, has this dtype under autocast, too.
         """
-        inputs, dtype = mask_padding(inputs, valid), self.encoder.weight.dtype
+        dtype = self.encoder.weight.dtype
         if self.vocab_size is None:
             inputs = inputs.to(dtype)
         elif inputs.dtype != torch.int32:  # the embedding takes no shorter integers, such as bytes
             inputs = inputs.long()
-        x: Tensor = self.encoder(inputs).to(dtype)
+        x: Tensor = self.encoder(mask_padding(inputs, valid)).to(dtype)
         return mask_padding(x, valid)
 
 
@@ -354,10 +357,12 @@ def check_tokens(inputs: Tensor, valid: Tensor | None, vocab_size: int, name: st
 
     Values are not checked inside compiled graphs and transforms. name: of the inputs in the message.
     """
+    require_tensor(name, inputs)
     if inputs.ndim != 2 or inputs.is_floating_point() or inputs.is_complex() or inputs.dtype == torch.bool:
         raise ValueError(f"`{name}` must be integer tokens of shape (batch, length), got {inputs.dtype} {tuple(inputs.shape)}")
     if inputs.numel() and not values_unavailable(inputs, valid):
-        is_mask = valid is not None and valid.dtype == torch.bool and valid.shape == inputs.shape
+        is_mask = isinstance(valid, Tensor) and valid.dtype == torch.bool and valid.shape == inputs.shape
+        inputs = inputs.long() if inputs.dtype in WIDE_UNSIGNED else inputs
         checked = torch.where(valid, inputs, 0) if valid is not None and is_mask else inputs
         low, high = (int(extreme) for extreme in torch.aminmax(checked))
         if low < 0 or high >= vocab_size:
