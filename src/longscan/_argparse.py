@@ -1,12 +1,16 @@
 """Options of argparse from annotated types, for the commands and for the settings of runs."""
 
+import re
 from argparse import ArgumentError, ArgumentParser, Namespace
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import MISSING
 from typing import Any
 
 from longscan._errors import SettingError, nearest_names
 from longscan._types import describe_type, find_doc
+
+# Settings that have a short option.
+SHORT_OPTIONS = {"training.steps": "--steps", "training.checkpoint_every": "--checkpoint-every", "task.data_dir": "--data-dir"}
 
 
 def new_parser(**options: Any) -> ArgumentParser:
@@ -32,6 +36,26 @@ def parse_known(parser: ArgumentParser, argv: Sequence[str]) -> tuple[Namespace,
         return parser.parse_known_args(argv)
     except ArgumentError as error:
         raise SettingError(f"{error.argument_name}: {error.message}") from None
+
+
+def check_given_once(argv: Sequence[str], repeatable: Collection[str], synonyms: Mapping[str, str]) -> None:
+    """Raise SettingError naming an option that is given twice: argparse would take the last of its values silently.
+
+    Args:
+        argv: the command line. The words after `--` are no options.
+        repeatable: flags, and the options of which each further one counts.
+        synonyms: for options with two names, one name -> the other.
+    """
+    first: dict[str, str] = {}
+    words = argv[: argv.index("--")] if "--" in argv else argv
+    for word, following in zip(words, [*words[1:], ""], strict=False):
+        option, equals, _ = word.partition("=")
+        if not re.fullmatch(r"--[\w.-]+", option) or option in repeatable:
+            continue
+        given = word if equals else f"{word} {following}".rstrip()
+        earlier = first.setdefault(synonyms.get(option, option), given)
+        if earlier is not given:
+            raise SettingError(f"`{option}` must be given once, got {earlier} and {given}")
 
 
 class UnknownArgumentError(SettingError):

@@ -12,6 +12,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 
 import seeds
+from command_lines import replace_options
 from longscan.cli import main
 from longscan.ops import dispatch
 from longscan.training import Run
@@ -95,14 +96,15 @@ def test_wrong_setting_fails(
     names: list[str],
 ) -> None:
     out = finished if "--resume" in options else tmp_path / "run"
-    line = run_failing_command("train", "--out", out, *tiny_argv, *options)
+    line = run_failing_command("train", "--out", out, *replace_options(tiny_argv, *options))
     assert [name for name in names if name not in line] == [], line
     assert out == finished or not out.exists()
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has the device")
 def test_missing_device_fails(run_failing_command: Callable[..., str], tmp_path: Path, tiny_argv: list[str]) -> None:
-    assert "training.device" in run_failing_command("train", "--out", tmp_path / "run", *tiny_argv, "--training.device", "cuda")
+    argv = replace_options(tiny_argv, "--training.device", "cuda")
+    assert "training.device" in run_failing_command("train", "--out", tmp_path / "run", *argv)
     line = run_failing_command("doctor", "--device", "cuda")
     assert "`--device` must be one of the devices that torch finds here (cpu), got 'cuda'" in line
 
@@ -124,12 +126,13 @@ def test_unavailable_backend_fails(
     for op in ("short_conv", "selective_scan", "unitary_scan"):
         monkeypatch.setitem(dispatch._unusable, op, "the compiled CPU kernels are not installed")
     out = tmp_path / "run"
-    line = run_failing_command("train", "--out", out, *tiny_argv, "--model.backend", backend)
+    argv = replace_options(tiny_argv, "--model.backend", backend)
+    line = run_failing_command("train", "--out", out, *argv)
     assert line.startswith("longscan: `model.backend` must be 'auto', 'eager' or another that can run ")
     assert not out.exists()
     assert main(["train", "--out", str(out), *tiny_argv]) == 0
     files = sorted(out.rglob("*"))
-    assert "model.backend" in run_failing_command("train", "--out", out, *tiny_argv, "--model.backend", backend, "--overwrite")
+    assert "model.backend" in run_failing_command("train", "--out", out, *argv, "--overwrite")
     assert sorted(out.rglob("*")) == files, "the existing run is not changed"
     settings = out / "settings.yaml"
     settings.write_text(settings.read_text().replace("backend: eager", f"backend: {backend}"))
@@ -168,7 +171,7 @@ def test_settings_that_need_too_much_memory_fail(
     run_failing_command: Callable[..., str], tmp_path: Path, tiny_argv: list[str], setting: str
 ) -> None:
     assert "needs more memory than there is here" in run_failing_command(
-        "train", *tiny_argv, setting, "--out", str(tmp_path / "run")
+        "train", *replace_options(tiny_argv, setting), "--out", str(tmp_path / "run")
     )
 
 
@@ -195,6 +198,34 @@ def test_missing_or_damaged_data_fail(run_failing_command: Callable[..., str], t
     line = run_failing_command(*argv)
     assert "Mine_TRAIN.ts" in line
     assert "4" in line  # the line of the file
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        ("train --task parity --out a --training.lr 0.1 --training.lr=0.2", "--training.lr 0.1 and --training.lr=0.2"),
+        ("train --task parity --out a --training.steps 3 --steps 4", "--training.steps 3 and --steps 4"),
+        ("train --task parity --task.name copy --out a", "--task parity and --task.name copy"),
+        ("train --out a --task parity --out b", "--out a and --out b"),
+        (
+            "train --task parity --out a --model.block_options.s4d.p 1 --model.block_options.s4d.p 2",
+            "--model.block_options.s4d.p 1",
+        ),
+        ("train pumps.csv --label worn --task.label broken", "--label worn and --task.label broken"),
+        ("show parity --task copy", "--task parity and --task copy"),
+        ("sweep --task parity --out a --seeds 2 --seeds 3", "--seeds 2 and --seeds 3"),
+        ("predict runs/a new.csv --out a.csv --out b.csv", "--out a.csv and --out b.csv"),
+        ("automata a* --length 3 --length 4", "--length 3 and --length 4"),
+    ],
+)
+def test_option_that_is_given_twice_fails(
+    run_failing_command: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, argv: str, message: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    line = run_failing_command(*argv.split())
+    assert f"must be given once, got {message}" in line
+    assert line.startswith("longscan: `--")
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("command", ["train", "sweep", "show"])

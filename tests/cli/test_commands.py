@@ -19,6 +19,7 @@ import yaml
 from rich.console import Console
 
 import longscan
+from command_lines import replace_options
 from longscan.cli import COMMANDS, _console, main
 from longscan.cli._console import FIRST_ERROR
 from longscan.layers import LAYERS
@@ -134,7 +135,7 @@ def test_recorded_command_is_that_of_the_own_program(tmp_path: Path, tiny_argv: 
     program = tmp_path / "own.py"
     lines = ["import sys", "from longscan.cli import main", "if __name__ == '__main__':", f"    sys.exit(main({arguments}))"]
     program.write_text("\n".join(lines) + "\n")
-    argv = [*tiny_argv, "--steps", "1", "--out", str(tmp_path / "run")]
+    argv = [*replace_options(tiny_argv, "--steps", "1"), "--out", str(tmp_path / "run")]
     subprocess.run([sys.executable, str(program), "train", *argv], check=True, capture_output=True)
     result = Run(tmp_path / "run").result
     assert result is not None
@@ -177,7 +178,7 @@ def test_resume_uses_the_settings_of_the_run(run: Path) -> None:
 
 
 def test_overwrite_replaces_the_run(run: Path, tiny_argv: list[str]) -> None:
-    assert main(["train", f"--out={run}", "--overwrite", *tiny_argv, "--steps", "1"]) == 0
+    assert main(["train", f"--out={run}", "--overwrite", *replace_options(tiny_argv, "--steps", "1")]) == 0
     result = Run(run).result
     assert result is not None
     assert result["steps"] == 1
@@ -185,7 +186,7 @@ def test_overwrite_replaces_the_run(run: Path, tiny_argv: list[str]) -> None:
 
 def test_failed_run_exits_with_1(tmp_path: Path, tiny_argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     options = ["--training.lr", "1e30", "--training.clip", "0", "--steps", "9"]
-    assert main(["train", "--out", str(tmp_path / "run"), *tiny_argv, *options]) == 1
+    assert main(["train", "--out", str(tmp_path / "run"), *replace_options(tiny_argv, *options)]) == 1
     assert "failed: the loss or the norm of its gradient was not finite" in capsys.readouterr().err
 
 

@@ -14,6 +14,7 @@ import pandas as pd
 import pytest
 import torch
 
+from command_lines import replace_options
 from longscan.cli import main
 from longscan.cli.fitting import _print_baselines
 from longscan.tasks.series import labelled
@@ -208,7 +209,7 @@ def test_overwrite_without_a_folder_replaces_the_run_of_the_file(table, tmp_path
     monkeypatch.chdir(tmp_path)
     argv = ["train", str(table), "--label", "kind", *COLUMNS, *QUICK]
     for further in ([], ["--steps", "2"], ["--steps", "1", "--overwrite"]):
-        assert main([*argv, *further]) == 0
+        assert main(replace_options(argv, *further)) == 0
     assert {path.name: Run(path).result["steps"] for path in Path("runs").iterdir()} == {"units": 1, "units-2": 2}
 
 

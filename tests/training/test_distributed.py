@@ -20,6 +20,7 @@ from torch import Tensor, distributed
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.nn.parallel import DistributedDataParallel
 
+from command_lines import replace_options
 from fork_server import PROCESSES, act_at_step
 from longscan.cli import main
 from longscan.layers.parameters import parameter_options
@@ -247,7 +248,7 @@ def find_port() -> int:
 
 def start_processes(folder: Path, *options: str, size: int = 2, last: int | None = None) -> list[Any]:
     port = find_port()
-    argv = [*ARGUMENTS, "--out", str(folder), *options]
+    argv = [*replace_options(ARGUMENTS, *options), "--out", str(folder)]
     arguments = [(rank, size, port, argv, f"{folder}-{rank}.err", last) for rank in range(size)]
     workers = [PROCESSES.Process(target=run_command, args=given) for given in arguments]
     for process in workers:
@@ -341,7 +342,7 @@ def test_several_processes_equal_one_process(tmp_path: Path, size: int, split: l
     options = ["--model.block_options.m.dropout", "0", "--training.select", "average", "--training.eval_every", "4"]
     one, two = tmp_path / "one", tmp_path / "two"
     join_processes(start_processes(two, *options, *split, size=size), two)
-    assert main([*ARGUMENTS, *options, "--out", str(one)]) == 0
+    assert main([*replace_options(ARGUMENTS, *options), "--out", str(one)]) == 0
     assert_runs_close(one, two)
     single = ["--training.shard", "false", "--training.context", "1"]
     assert main(["train", "--out", str(two), "--resume", *single, "--steps", str(STEPS + 2)]) == 0
@@ -368,8 +369,9 @@ def test_torchrun_stops_the_others_and_names_the_process_that_died(tmp_path: Pat
     script.write_text("import sys\n\nfrom longscan.cli import main\n\nsys.exit(main())\n")
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(script)]
     options = ["--training.context", "2", "--training.eval_every", "0", "--steps", "1000000"]
+    argv = [*torchrun, *replace_options(ARGUMENTS, *options), "--out", str(tmp_path / "run")]
     with (tmp_path / "errors").open("w") as errors:
-        agent = subprocess.Popen([*torchrun, *ARGUMENTS, *options, "--out", str(tmp_path / "run")], stdout=errors, stderr=errors)
+        agent = subprocess.Popen(argv, stdout=errors, stderr=errors)
         try:
             while len(read_rows(tmp_path / "run" / "metrics.jsonl")) < 2:
                 assert agent.poll() is None, (tmp_path / "errors").read_text()

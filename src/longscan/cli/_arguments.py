@@ -21,14 +21,16 @@ from functools import partial
 from shutil import get_terminal_size
 from typing import Any, NamedTuple, get_args
 
-from longscan._argparse import UnknownArgumentError, new_parser, option_help, parse_known
+from longscan._argparse import SHORT_OPTIONS, UnknownArgumentError, check_given_once, new_parser, option_help, parse_known
 from longscan._errors import SettingError, nearest
 from longscan._types import checked_value, find_doc, matches_type, type_hints
+from longscan.cli import own_data
 from longscan.cli._console import MAX_WIDTH
 
 Command = Callable[..., int]
 COMMAND_LINE, PROGRAM = "command_line", "program"  # parameters that are no arguments of the command line
 OWN_FILE_COMMANDS = ("train", "show")  # the help of FILE has the settings of the task that fits it
+REPEATABLE = ("--config", "--quick")  # options of settings that may be given several times: files and a flag
 
 
 class Argument(NamedTuple):
@@ -100,6 +102,13 @@ def run_command(name: str, command: Command, argv: Sequence[str], program: str |
             rest = [*task_arguments(first[0], vars(given)), *rest]
         _print_help(name, command, rest if takes_settings else None)
         return 0
+    flags = [one.word for one in arguments if one.is_flag]
+    if takes_settings:
+        own = {one.word: f"--task.{one.name}" for one in arguments if one.name in own_data.OPTIONS}
+        short = {word: f"--{setting}" for setting, word in SHORT_OPTIONS.items()}
+        check_given_once(argv, (*flags, *REPEATABLE), {"--task": "--task.name", **short, **own})
+    else:
+        check_given_once(argv, flags, {})
     options = [one.word.lstrip("-") for one in arguments if not one.is_positional]
     if rest and not takes_settings:
         raise UnknownArgumentError(rest[0].partition("=")[0], options)

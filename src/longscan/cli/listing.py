@@ -5,6 +5,7 @@ from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+from longscan._argparse import check_given_once
 from longscan._errors import setting_error
 from longscan._types import Doc, PositiveInt
 from longscan.cli import own_data
@@ -122,6 +123,8 @@ def show(
         label=label, target=target, horizon=horizon, known=known, id=id, time=time, channels=channels, group=group
     )
     _check_settings_of_task(settings)
+    if task in TASKS:
+        check_given_once(["--task", str(task), *settings], (), {"--task": "--task.name"})
     if out is not None and Path(out).suffix.lower() not in ("", ".png"):
         raise setting_error("--out", out, "a file whose name ends in .png")
     is_run = task is not None and task not in TASKS and is_run_folder(Path(task))

@@ -13,7 +13,7 @@ from inspect import getdoc
 from pathlib import Path
 from typing import Any
 
-from longscan._argparse import UnknownArgumentError, new_parser, option_help, parse_known
+from longscan._argparse import SHORT_OPTIONS, UnknownArgumentError, new_parser, option_help, parse_known
 from longscan._errors import SettingError, nearest, one_line, setting_error, unknown_setting, with_options
 from longscan._specs import upgrade_settings
 from longscan._types import (
@@ -34,7 +34,6 @@ QUICK = "quick"
 _QUICK_SECTIONS = ("task", "model", "training")
 # Settings that earlier versions wrote into files, by section, with the one value that each could have and that is still right.
 RETIRED: dict[str, dict[str, Any]] = {"training": {"optimizer": "adamw"}}
-_SHORT_OPTIONS = {"training.steps": "--steps", "training.checkpoint_every": "--checkpoint-every", "task.data_dir": "--data-dir"}
 
 
 def read_yaml(path: str | Path) -> dict[str, Any]:
@@ -152,7 +151,7 @@ def settings_parser(task: type[Task] | None) -> tuple[ArgumentParser, dict[str, 
         doc = getdoc(kind)
         group = parser.add_argument_group(f"{section} settings", f"{task.name}: {doc}" if task and section == "task" else doc)
         for setting in list_settings(kind, section):
-            names = [f"--{setting.name}", *filter(None, [_SHORT_OPTIONS.get(setting.name)])]
+            names = [f"--{setting.name}", *filter(None, [SHORT_OPTIONS.get(setting.name)])]
             group.add_argument(*names, dest=setting.name, metavar="VALUE", help=option_help(setting.declared, setting.default))
             types[setting.name] = setting.declared
     return parser, types
@@ -176,7 +175,7 @@ def parse_settings(argv: Sequence[str], base: Mapping[str, Any] | None = None) -
     """Return the settings that command-line arguments give; files that they name, `base` and the defaults give the others.
 
     Where the arguments, or a later file, give another spec or task than the files before, `about.model` and `about.published` of
-    these do not count.
+    these do not count. Of a setting that is given several times the last value counts; the commands refuse this.
     `--steps`, `--checkpoint-every` and `--data-dir` are short for the settings of these names. `--quick` merges the quick section
     of each file over its other settings. Raises SettingError with one line.
     """
@@ -226,10 +225,10 @@ def _unknown_option(option: str, argv: Sequence[str], task: type[Task], names: S
     known = [name.removeprefix(section).partition(".")[0] for name in names if name.startswith(section)]
     if known and option.startswith("--"):
         return unknown_setting(path, list(dict.fromkeys(known)))
-    if option == _SHORT_OPTIONS["task.data_dir"]:
+    if option == SHORT_OPTIONS["task.data_dir"]:
         value = argv[0].partition("=")[2] or (argv[1] if len(argv) > 1 else "")
         return setting_error(option, value, f"left out, as task {task.name} has no setting data_dir")
-    short = [word.removeprefix("--") for name, word in _SHORT_OPTIONS.items() if name in names]
+    short = [word.removeprefix("--") for name, word in SHORT_OPTIONS.items() if name in names]
     return UnknownArgumentError(option, [*_SOURCE_OPTIONS, *short, *names])
 
 
