@@ -13,6 +13,7 @@ from safetensors.torch import save_file
 from sklearn.exceptions import NotFittedError
 
 from longscan import SequenceModel
+from longscan._specs import STANDARD_BLOCKS
 from longscan.engine import Callback
 from longscan.estimators import SSMClassifier, SSMForecaster, SSMRegressor, saving
 from longscan.estimators.saving import _decode, _encode
@@ -71,6 +72,31 @@ def test_loaded_estimator_makes_the_same_predictions(name, tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["again", "model"]
     refitted = loaded.set_params(epochs=2)
     assert refitted.get_params()["epochs"] == 2
+
+
+def test_load_does_not_change_the_random_state_of_torch(tmp_path):
+    for name in ("table", "blocks", "forecaster"):
+        model, predict = make_fitted(name)
+        model.save(tmp_path / "model")
+        torch.manual_seed(5)
+        loaded = type(model).load(tmp_path / "model")
+        drawn = torch.rand(3)
+        torch.manual_seed(5)
+        assert drawn.equal(torch.rand(3)), name
+        np.testing.assert_array_equal(predict(loaded), predict(model))
+
+
+@pytest.mark.parametrize("name", sorted(STANDARD_BLOCKS))
+def test_models_of_every_block_are_read_whole(name):
+    """Nothing of a model but its weights and buffers may depend on the device on which it was built."""
+    model = SequenceModel.from_spec(name, d_model=8, d_state=4, d_input=2, d_output=3).eval()
+    tensors = {}
+    encoded = _encode(model, "model", tensors)
+    torch.manual_seed(5)
+    loaded = _decode(encoded, tensors)
+    assert torch.rand(3).equal(torch.rand(3, generator=torch.Generator().manual_seed(5)))
+    x = torch.randn(2, 9, 2)
+    assert loaded(x).equal(model(x))
 
 
 def test_loaded_weights_begin_where_products_are_rounded_alike(tmp_path):

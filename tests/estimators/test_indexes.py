@@ -269,6 +269,74 @@ def test_channels_with_numbers_as_names_are_matched_by_them(names):
         model.predict([frame.rename(columns={names[0]: 300}) for frame in sensors])
 
 
+DATES = [pd.Timestamp("2024-01-02"), pd.Timestamp("2024-01-01")]
+LABELS = {
+    "dates": DATES,
+    "dates of a time zone": [date.tz_localize("Europe/Berlin") for date in DATES],
+    "days": [date.date() for date in DATES],
+    "periods": [date.to_period("D") for date in DATES],
+    "durations": [pd.Timedelta("2h"), pd.Timedelta("1h")],
+    "intervals": [pd.Interval(1, 2), pd.Interval(0, 1)],
+    "tuples": [("b", 1), ("a", 1)],
+    "a tuple and a number": [("b", 1), 3],
+    "flags": [False, True],
+    "a missing name": [float("nan"), "level"],
+}
+
+
+@pytest.mark.parametrize("labels", LABELS.values(), ids=LABELS)
+def test_channels_with_any_names_are_matched_by_them(labels, tmp_path):
+    columns = pd.Index(labels, tupleize_cols=False)
+    sensors = [pd.DataFrame(series).set_axis(columns, axis=1) for series in DATA]
+    model = SSMClassifier(**BRIEF).fit(sensors, KINDS.to_numpy())
+    expected = model.predict_proba(sensors)
+    model.save(tmp_path / "model")
+    for other in (model, SSMClassifier.load(tmp_path / "model")):
+        np.testing.assert_array_equal(other.predict_proba([frame.iloc[:, ::-1] for frame in sensors]), expected)
+    renamed = [frame.set_axis(pd.Index([labels[0], "other"], tupleize_cols=False), axis=1) for frame in sensors]
+    with pytest.raises(ValueError, match=r"series 0 of `X` must have the channels .*, got columns without .* and with 'other'"):
+        model.predict(renamed)
+
+
+@pytest.mark.parametrize("labels", LABELS.values(), ids=LABELS)
+def test_forecasts_of_columns_with_any_names(labels):
+    columns = pd.Index(labels, tupleize_cols=False)
+    frame = pd.DataFrame(np.stack([LOAD, 100 - LOAD], 1)).set_axis(columns, axis=1)
+    reordered = frame.iloc[:, ::-1]
+    model = SSMForecaster(**AHEAD, quantiles=(0.1, 0.9)).fit(frame)
+    assert model.predict().columns.equals(columns)
+    pd.testing.assert_frame_equal(model.predict(reordered), model.predict().iloc[:, ::-1])
+    quantiles = model.predict_quantiles()
+    assert [str(name[0]) for name in quantiles.columns[::2]] == [str(label) for label in labels]
+    np.testing.assert_array_equal(model.predict_quantiles(reordered), quantiles.iloc[:, [2, 3, 0, 1]])
+    cases = pd.concat({"a": frame, "b": frame})
+    assert model.predict(cases).columns.equals(columns)
+    np.testing.assert_array_equal(model.predict_quantiles(cases).loc["a"], quantiles)
+    assert model.backtest(frame, stride=30)["channel"].nunique(dropna=False) == 2
+
+
+@pytest.mark.parametrize("labels", [*LABELS.values(), [1, 0]], ids=[*LABELS, "positions"])
+def test_targets_with_any_names_are_matched_by_them(labels):
+    targets = SIZES.set_axis(pd.Index(labels, tupleize_cols=False), axis=1)
+    model = SSMRegressor(**BRIEF, output="numpy").fit(LONG, targets)
+    assert model.score(LONG, targets.iloc[:, ::-1]) == model.score(LONG, targets)
+
+
+@pytest.mark.parametrize("kind", ["days", "tuples", "intervals"])
+def test_steps_of_a_table_in_another_order_raise(kind):
+    steps = {
+        "days": [day.date() for day in pd.date_range("2024-01-01", periods=5)],
+        "tuples": [("step", number) for number in range(5)],
+        "intervals": list(pd.interval_range(0, 5)),
+    }[kind]
+    table = pd.DataFrame(DATA[:, :5, 0]).set_axis(pd.Index(steps, tupleize_cols=False), axis=1)
+    model = SSMClassifier(**BRIEF).fit(table, KINDS.to_numpy())
+    model.predict(table)
+    model.predict(table.to_numpy())
+    with pytest.raises(ValueError, match=r"the columns of `X` must be (in the order of time|those of fit in their order)"):
+        model.predict(table.iloc[:, ::-1])
+
+
 @pytest.mark.parametrize("names", [["load", "sun"], [205, 101], [0, 1]])
 def test_forecasts_of_frames_with_and_without_names_have_their_columns(names, tmp_path):
     values = np.stack([LOAD, 100 - LOAD], 1)

@@ -9,6 +9,7 @@ import pandas as pd
 
 from longscan.estimators.clock import as_clock
 from longscan.estimators.forecast_series import History, channel_labels, last_known, quantile_column
+from longscan.estimators.reading import flat_index
 from longscan.estimators.series import Collection, cut_windows
 
 QUANTILE_COLUMN = re.compile(r"q(0\.\d+)")
@@ -64,7 +65,7 @@ def build_frame(
         columns["unique_id"] = cases[rows].repeat(horizon * channels)
     columns |= {"cutoff": cutoff.repeat(horizon * channels), "ds": ahead.repeat(channels)}
     if history.form != "long":
-        columns["channel"] = pd.Index(channel_labels(history)).take(np.tile(np.arange(channels), count * horizon))
+        columns["channel"] = flat_index(channel_labels(history)).take(np.tile(np.arange(channels), count * horizon))
     columns |= {"y": cut_windows(collection.values, cutoffs, horizon).ravel(), "forecast": forecasts[..., 0].ravel()}
     columns |= {quantile_column(quantile): forecasts[..., 1 + k].ravel() for k, quantile in enumerate(quantiles)}
     columns |= {"seasonal_naive": naive.ravel(), "naive_scale": np.repeat(scale[rows, None], horizon, 1).ravel()}

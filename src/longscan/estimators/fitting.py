@@ -22,7 +22,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor, nn
 
 from longscan._devices import find_device
-from longscan._errors import count_text
+from longscan._errors import count_text, quote
 from longscan._float32 import check_whole
 from longscan._torch_defaults import torch_defaults
 from longscan._types import (
@@ -49,6 +49,7 @@ from longscan.estimators.reading import (
     convert_input,
     is_table,
     read_collection,
+    step_names,
     times_keyword_error,
     times_presence_error,
 )
@@ -331,6 +332,7 @@ class SeriesEstimator(SavedEstimator):
     n_channels_: int
     channel_names_: ChannelNames | None
     has_times_: bool
+    _step_names: ChannelNames | None = None  # columns of a table that are no text or times; None in files of earlier versions
     _times_are_seconds: bool | None = None  # of the times of fit; None without, and in files of earlier versions
     _kinds: tuple[str, ...] = SHAPE_KINDS  # of the features
     _with_values = False  # whether the values of the channels are features as well
@@ -413,6 +415,12 @@ class SeriesEstimator(SavedEstimator):
             table = validate_data(self, X, reset=fitting, dtype="numeric", ensure_min_samples=1)
         except (TypeError, ValueError) as error:
             raise type(error)(f"`X` is not a valid table: {error}") from error
+        names = step_names(X)
+        if fitting:
+            self._step_names = names
+        elif names is not None and self._step_names is not None and names != self._step_names:
+            needed = f"those of fit in their order, {quote(self._step_names)}"
+            raise ValueError(f"the columns of `X` must be {needed}, got {quote(names)}")
         values = np.asarray(table, dtype=np.float64)
         check_whole(table, values, "`X`")
         if known is not None and known.channels > 1 and isinstance(X, np.ndarray) and known.channels in values.shape:

@@ -1,6 +1,6 @@
 """Reading of the series of `SSMForecaster`: their forms, time zones and steps, and the time stamps of forecasts."""
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import replace
 from typing import Any, Literal, NamedTuple
 
@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 
 from longscan.estimators.clock import Step, as_clock, next_stamps, regular_step, same_step, step_name
-from longscan.estimators.reading import FittedChannels, Layout, contains_series, convert_input, read_collection
+from longscan.estimators.reading import FittedChannels, Layout, contains_series, convert_input, flat_index, read_collection
 from longscan.estimators.series import Collection
 
 LONG_COLUMNS = ("unique_id", "ds", "y")  # of a long frame: the series, the time stamp, the value
@@ -83,9 +83,9 @@ def as_given(history: History, forecasts: np.ndarray, stamps: Sequence[pd.Index 
         return points
     if form == "indexed":
         labels = channel_labels(history)
-        frames = [pd.DataFrame(forecast, ahead, labels) for forecast, ahead in zip(points, stamps, strict=True)]
+        frames = [pd.DataFrame(forecast, ahead, flat_index(labels)) for forecast, ahead in zip(points, stamps, strict=True)]
         joined = pd.concat(frames, keys=collection.cases, names=given.index.names)
-        return joined[list(given.columns)] if isinstance(given, pd.DataFrame) else joined.iloc[:, 0]
+        return joined.iloc[:, _column_order(labels, given)] if isinstance(given, pd.DataFrame) else joined.iloc[:, 0]
     series = [given] if form == "one" else given
     parts = zip(series, points, stamps, strict=True)
     converted = [_as_part(part, forecast, ahead, collection.channel_names) for part, forecast, ahead in parts]
@@ -108,9 +108,10 @@ def quantile_frames(
             index = in_zone(index, one)
         single = isinstance(one, pd.Series) or (not isinstance(one, pd.DataFrame) and np.ndim(one) == 1)
         labels = _frame_labels(one, collection.channel_names) if isinstance(one, pd.DataFrame) else channel_labels(history)
+        if isinstance(one, pd.DataFrame):
+            part, labels = part[:, _column_order(labels, one)], list(one.columns)
         columns = names if single else pd.MultiIndex.from_product([labels, names], names=["channel", "quantile"])
-        frame = pd.DataFrame(part.reshape(len(part), -1), index, columns)
-        frames.append(frame[list(one.columns)] if isinstance(one, pd.DataFrame) else frame)
+        frames.append(pd.DataFrame(part.reshape(len(part), -1), index, columns))
     if form == "indexed":
         return pd.concat(frames, keys=collection.cases, names=given.index.names)
     return frames[0] if form == "one" else frames
@@ -132,10 +133,15 @@ def channel_labels(history: History) -> list[Any]:
     return [first.name] if named else list(range(history.collection.channels))
 
 
-def _frame_labels(frame: pd.DataFrame, names: Sequence[str | float] | None) -> list[Any]:
+def _frame_labels(frame: pd.DataFrame, names: Sequence[Hashable] | None) -> list[Any]:
     """Return the labels of channels in the order of `names`: columns of a frame, which for one without names is their order."""
     columns = list(frame.columns)
     return columns if names is None or set(columns) != set(names) else list(names)
+
+
+def _column_order(labels: Sequence[Any], frame: pd.DataFrame) -> np.ndarray:
+    """Return the position in `labels` of each column of a frame, (C,)."""
+    return flat_index(labels).get_indexer(flat_index(frame.columns))
 
 
 def last_known(collection: Collection, cutoffs: np.ndarray) -> pd.Index:
@@ -169,12 +175,12 @@ def truncate(collection: Collection, moment: Any) -> Collection:
     )
 
 
-def _as_part(given: Any, forecast: np.ndarray, stamps: pd.Index | None, names: Sequence[str | float] | None) -> Any:
+def _as_part(given: Any, forecast: np.ndarray, stamps: pd.Index | None, names: Sequence[Hashable] | None) -> Any:
     """Return the forecast (horizon, C) of one series in its form: a Series, a frame with its columns, or an array."""
     given = given if isinstance(given, (pd.Series, pd.DataFrame)) else np.asarray(given)
     if isinstance(given, pd.DataFrame):
-        frame = pd.DataFrame(forecast, in_zone(stamps, given), _frame_labels(given, names))
-        return frame[list(given.columns)]
+        labels = _frame_labels(given, names)
+        return pd.DataFrame(forecast, in_zone(stamps, given), flat_index(labels)).iloc[:, _column_order(labels, given)]
     if isinstance(given, pd.Series):
         return pd.Series(forecast[:, 0], in_zone(stamps, given), name=given.name)
     return forecast[:, 0] if given.ndim == 1 else forecast

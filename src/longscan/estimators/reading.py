@@ -6,7 +6,7 @@ steps, channels) and rejected if its last axis is longer than its middle one.
 """
 
 import copy
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any, Literal, NamedTuple
@@ -23,7 +23,7 @@ from longscan.estimators.clock import as_clock, check_increasing
 from longscan.estimators.series import Collection, pad_arrays
 
 Layout = Literal["nlc", "ncl"]
-ChannelNames = tuple[str | float, ...]  # columns of frames: text or numbers
+ChannelNames = tuple[Hashable, ...]  # columns of frames
 MAX_LISTED_LABELS = 5  # largest number of labels in an error
 
 
@@ -145,12 +145,23 @@ def check_table(X: Any) -> Any:
                 f"`X` must be a frame of real numbers, got a series in each cell of column {name!r}; pass a list of arrays"
             )
     check_no_text(X, "`X`")
-    if pd.api.types.is_any_real_numeric_dtype(X.columns) or isinstance(
-        X.columns, (pd.DatetimeIndex, pd.PeriodIndex, pd.TimedeltaIndex)
-    ):
+    if _are_times(X.columns):
         check_increasing(as_clock(X.columns, "the columns of `X`"), "the columns of `X`")
     is_sparse = [isinstance(dtype, pd.SparseDtype) for dtype in X.dtypes]
     return X.astype({name: X.dtypes[name].subtype for name in X.columns[is_sparse]}) if any(is_sparse) else X
+
+
+def _are_times(columns: pd.Index) -> bool:
+    """Return whether the columns of a table are numbers, dates, periods or durations."""
+    is_clock = isinstance(columns, (pd.DatetimeIndex, pd.PeriodIndex, pd.TimedeltaIndex))
+    return is_clock or pd.api.types.is_any_real_numeric_dtype(columns) or pd.api.types.infer_dtype(columns) == "date"
+
+
+def step_names(X: Any) -> tuple[Hashable, ...] | None:
+    """Return the columns of a table that are neither text, which scikit-learn compares with those of `fit`, nor times."""
+    if not isinstance(X, pd.DataFrame) or _are_times(X.columns) or all(isinstance(name, str) for name in X.columns):
+        return None
+    return tuple(X.columns)
 
 
 def split_cases(X: pd.DataFrame | pd.Series) -> pd.Series:
@@ -378,20 +389,24 @@ def _dtype_error(source: str, dtype: Any) -> ValueError:
 
 
 def column_names(part: Any) -> ChannelNames | None:
-    """Return the columns of a frame if these are text or numbers, such as those of sensors; None for any other.
+    """Return the columns of a frame, such as text, numbers of sensors, dates or tuples; None for anything else.
 
     The columns 0, 1, ... in this order are no names.
     """
     if not isinstance(part, pd.DataFrame):
         return None
     names = tuple(part.columns)
-    known = all(isinstance(name, (str, int, float)) and not isinstance(name, bool) for name in names)
-    return names if known and not part.columns.hasnans and names != tuple(range(len(names))) else None
+    return names if names != tuple(range(len(names))) or _has_flags(names) else None
 
 
-def _are_positions(names: ChannelNames) -> bool:
+def _has_flags(names: ChannelNames) -> bool:
+    """Return whether True or False is among the names, which Python takes for 1 and 0."""
+    return any(isinstance(name, bool) for name in names)
+
+
+def are_positions(names: ChannelNames) -> bool:
     """Return whether names are the positions of the channels, 0, 1, ..., in any order, as of a frame without names."""
-    return set(names) == set(range(len(names)))
+    return set(names) == set(range(len(names))) and not _has_flags(names)
 
 
 def _channel_names(parts: list[Any], known: FittedChannels | None) -> ChannelNames | None:
@@ -404,23 +419,28 @@ def _channel_names(parts: list[Any], known: FittedChannels | None) -> ChannelNam
     for part in parts:
         names = column_names(part)
         if names is not None:
-            return tuple(range(len(names))) if _are_positions(names) else names
+            return tuple(range(len(names))) if are_positions(names) else names
     return None
+
+
+def flat_index(names: Iterable[Hashable]) -> pd.Index:
+    """Return an index of one level with the names, which may be tuples."""
+    return pd.Index(list(names), tupleize_cols=False)
 
 
 def _reorder_channels(source: str, part: Any, array: np.ndarray, names: ChannelNames) -> np.ndarray:
     """Return the channels of a frame in the order of `names`; arrays and frames without names are unchanged."""
     if column_names(part) is None:
         return array
-    columns = pd.Index(part.columns)
+    columns, expected = flat_index(part.columns), flat_index(names)
     if not columns.is_unique:
         raise ValueError(f"{source} must have unique columns, got {_format_labels(columns[columns.duplicated()])} more than once")
-    expected = pd.Index(names)
-    lacking, surplus = expected.difference(columns, sort=False), columns.difference(expected, sort=False)
+    order = columns.get_indexer(expected)
+    lacking, surplus = expected[order < 0], columns[expected.get_indexer(columns) < 0]
     if len(lacking) or len(surplus):
         parts = [f"{word} {_list_labels(found)}" for word, found in (("without", lacking), ("with", surplus)) if len(found)]
         raise ValueError(f"{source} must have the channels {_list_labels(expected)}, got columns {' and '.join(parts)}")
-    return array[:, columns.get_indexer(expected)]
+    return array[:, order]
 
 
 def _apply_layout(

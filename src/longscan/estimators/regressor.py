@@ -16,7 +16,7 @@ from longscan._float32 import check_whole
 from longscan._torch_defaults import torch_defaults
 from longscan.estimators.features import KINDS, LINEAR_KINDS, SHAPE_KINDS, StateFeatures
 from longscan.estimators.fitting import Examples, SeriesEstimator, read_weights
-from longscan.estimators.reading import align_targets, check_no_text, column_names
+from longscan.estimators.reading import align_targets, are_positions, check_no_text, column_names, flat_index
 from longscan.estimators.ridge import RidgeFit, fit_values
 from longscan.estimators.series import Collection, check_predictions, mean_and_deviation
 from longscan.estimators.streams import SeriesStream
@@ -124,12 +124,14 @@ class SSMRegressor(RegressorMixin, SeriesEstimator):
 
         Raises ValueError if the names are others than in fit.
         """
-        given, expected = column_names(y), self.target_names_
-        if given is not None and expected is not None and given != expected and len(given) == len(expected):
-            if sorted(map(repr, given)) == sorted(map(repr, expected)):
-                y = y[list(expected)]
-            elif expected != tuple(range(len(expected))):  # these are no names
-                raise ValueError(f"`y` must have the columns {list(expected)} as in fit, got {list(given)}")
+        expected = self.target_names_
+        if isinstance(y, pd.DataFrame) and expected is not None and len(y.columns) == len(expected):
+            columns = flat_index(y.columns)
+            order = columns.get_indexer(flat_index(expected)) if columns.is_unique else np.array([-1])
+            if tuple(columns) != expected and (order >= 0).all():
+                y = y.iloc[:, order]
+            elif tuple(columns) != expected and column_names(y) is not None and not are_positions(expected):
+                raise ValueError(f"`y` must have the columns {list(expected)} as in fit, got {list(y.columns)}")
         return _read_targets(collection, y)
 
     def _losses(self, outputs: Tensor, targets: Tensor) -> Tensor:

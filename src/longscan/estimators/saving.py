@@ -8,7 +8,8 @@ import json
 import os
 import zlib
 from collections.abc import Callable, Mapping
-from datetime import tzinfo
+from contextlib import nullcontext
+from datetime import date, datetime, tzinfo
 from pathlib import Path
 from typing import Any, Self
 
@@ -77,6 +78,8 @@ class SavedEstimator(BaseEstimator):
         """Read an estimator that `save` wrote.
 
         device: of the model; None for the setting `device` that was saved.
+
+        The state of torch's random generators is not changed.
 
         Raises FileNotFoundError if there is no such file and IsADirectoryError if it is a folder, ValueError if it is damaged, is
         that of another class or of a later version, or has a model of an earlier version that this one cannot read.
@@ -228,7 +231,10 @@ def _encode_model(model: SavedModel, path: str, tensors: dict[str, Tensor]) -> d
 
 
 def _decode_model(value: dict[str, Any], tensors: Mapping[str, Tensor]) -> SavedModel:
-    model = MODELS[value["class"]](**_decode(value["config"], tensors))
+    kind, config_values = MODELS[value["class"]], _decode(value["config"], tensors)
+    # New weights on "meta" draw no numbers from torch's random generator, which is that of the whole program.
+    with nullcontext() if kind is FeatureModel else torch.device("meta"):
+        model = kind(**config_values)
     prefix, config = value["name"], f"{value['name']}config."
     weights = {
         name.removeprefix(prefix): tensor
@@ -237,6 +243,10 @@ def _decode_model(value: dict[str, Any], tensors: Mapping[str, Tensor]) -> Saved
     }
     model.load_state_dict(weights, assign=True)
     return model.eval()
+
+
+def _encode_moment(value: Any, path: str, tensors: dict[str, Tensor]) -> dict[str, Any]:
+    return {"index": _encode(pd.Index([value]), path, tensors)}
 
 
 def _encode_index(index: pd.Index, path: str, tensors: dict[str, Tensor]) -> dict[str, Any]:
@@ -324,6 +334,13 @@ KINDS: dict[str, tuple[type | tuple[type, ...], Encoder, Decoder]] = {
     "series": (pd.Series, _encode_series, _decode_series),
     "frame": (pd.DataFrame, _encode_frame, _decode_frame),
     "duration": (pd.Timedelta, lambda value, *_: {"ns": value.as_unit("ns").value}, lambda value, _: pd.Timedelta(value["ns"])),
+    "moment": ((datetime, pd.Period), _encode_moment, lambda value, tensors: _decode(value["index"], tensors)[0]),
+    "date": (date, lambda value, *_: {"day": value.isoformat()}, lambda value, _: date.fromisoformat(value["day"])),
+    "interval": (
+        pd.Interval,
+        lambda value, *to: {"closed": value.closed, **_encode_items([value.left, value.right], *to)},
+        lambda value, tensors: pd.Interval(*_decode_items(value, tensors), closed=value["closed"]),
+    ),
     "offset": (pd.offsets.BaseOffset, lambda value, *_: {"freq": value.freqstr}, lambda value, _: to_offset(value["freq"])),
     "zone": (tzinfo, lambda value, *_: {"name": str(value)}, lambda value, _: pd.DatetimeIndex([], tz=value["name"]).tz),
 }

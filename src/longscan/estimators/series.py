@@ -1,6 +1,6 @@
 """A collection of series with one or several channels and any lengths, as one padded array."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, cast
 
@@ -29,11 +29,11 @@ class Collection:
     lengths: np.ndarray
     times: np.ndarray | None = None
     cases: pd.Index | None = None
-    channel_names: tuple[str | float, ...] | None = None
+    channel_names: tuple[Hashable, ...] | None = None
     is_long: bool = False
     clocks: tuple[pd.Index, ...] | None = None
     covariates: np.ndarray | None = None
-    covariate_names: tuple[str | float, ...] | None = None
+    covariate_names: tuple[Hashable, ...] | None = None
 
     def __len__(self) -> int:
         return len(self.values)
