@@ -62,6 +62,11 @@ def test_letter_outside_of_the_alphabet_raises():
         from_regex("ab", "a")
     with pytest.raises(ValueError, match=r"alphabet.* given for the pattern '\.\*', which has no letters"):
         from_regex(".*")
+    for make in (lambda: from_regex("a*", {"a", "b"}), lambda: DFA({"a", "b"}, [[0, 0]], 0, [0])):
+        with pytest.raises(
+            ValueError, match="`alphabet` must be letters in an order, such as a text or a list, as a set has none"
+        ):
+            make()
     with pytest.raises(ValueError, match=r"`alphabet` must be at least one letter, got ''"):
         from_regex("ab", "")
     with pytest.raises(ValueError, match="`pattern` must be text, got None"):

@@ -137,6 +137,14 @@ def test_text_in_place_of_several_words_raises(method):
         getattr(compiled, method)("abab")
 
 
+def test_words_that_are_no_collection_raise():
+    compiled = automata.compile(automata.mod(3))
+    with pytest.raises(TypeError, match="`words` must be several words, got None"):
+        compiled.accepts(None)
+    with pytest.raises(ValueError, match=r"`words` must have shape \(words, length\), got \(3,\)"):
+        compiled.states(torch.zeros(3, dtype=torch.int64))
+
+
 def test_accepts_states_and_explain_agree_with_the_automaton():
     compiled = automata.compile(NAMED["S3 and resets"]())
     words = ["", "a", "abra", "sabbab"]

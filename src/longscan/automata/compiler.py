@@ -3,7 +3,7 @@
 import itertools
 import json
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -195,12 +195,17 @@ class CompiledAutomaton:
     def _encode_batch(self, words: Tensor | Sequence[Word]) -> tuple[Tensor, Tensor]:
         """Return words as letter numbers (B, L), padded with 0 at the end, and their lengths (B,).
 
-        Raises TypeError for a text, which is one word and not several.
+        Raises TypeError for a text, which is one word and not several, and for no collection, ValueError for a tensor of another
+        shape.
         """
         if isinstance(words, str):
             raise TypeError(f"`words` must be several words, such as [{quote(words, 40)}], got the text {quote(words, 40)}")
         if isinstance(words, Tensor):
+            if words.ndim != 2:
+                raise ValueError(f"`words` must have shape (words, length), got {tuple(words.shape)}")
             return words, torch.full((len(words),), words.shape[1])
+        if not isinstance(words, Iterable):
+            raise TypeError(f"`words` must be several words, got {quote(words, 40)}")
         encoded = [torch.tensor(self.dfa.encode(word), dtype=torch.int64) for word in words]
         lengths = torch.tensor([len(word) for word in encoded], dtype=torch.int64)
         return pad_sequence(encoded, batch_first=True) if encoded else torch.zeros(0, 0, dtype=torch.int64), lengths

@@ -1,7 +1,7 @@
 """Deterministic finite automata: complete, immutable, with letters numbered in the order of the alphabet."""
 
 import operator
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence, Set
 from dataclasses import dataclass
 from functools import cached_property
 from typing import SupportsIndex, cast
@@ -29,6 +29,15 @@ def _states(name: str, states: Iterable[object]) -> tuple[int, ...]:
     return tuple(numbers)
 
 
+def ordered_letters(alphabet: Iterable[str]) -> tuple[str, ...]:
+    """Return the letters as a tuple. Raises ValueError for a set, whose order, that of the letters' numbers, is arbitrary."""
+    if not isinstance(alphabet, Iterable):
+        raise setting_error("alphabet", alphabet, "a collection")
+    if isinstance(alphabet, Set):
+        raise setting_error("alphabet", alphabet, "letters in an order, such as a text or a list, as a set has none")
+    return tuple(alphabet)
+
+
 @dataclass(frozen=True)
 class DFA:
     """A complete deterministic automaton.
@@ -51,10 +60,10 @@ class DFA:
     accept: frozenset[int]
 
     def __post_init__(self) -> None:
-        for name in ("alphabet", "delta", "accept"):
+        for name in ("delta", "accept"):
             if not isinstance(getattr(self, name), Iterable):
                 raise setting_error(name, getattr(self, name), "a collection")
-        object.__setattr__(self, "alphabet", tuple(self.alphabet))
+        object.__setattr__(self, "alphabet", ordered_letters(self.alphabet))
         object.__setattr__(self, "delta", tuple(_states(f"delta[{state}]", row) for state, row in enumerate(self.delta)))
         object.__setattr__(self, "start", _states("start", [self.start])[0])
         object.__setattr__(self, "accept", frozenset(_states("accept", self.accept)))

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from longscan._errors import setting_error
 from longscan._types import checked_value
-from longscan.automata.dfa import DFA
+from longscan.automata.dfa import DFA, ordered_letters
 from longscan.automata.errors import LimitExceeded, RegexError
 
 STATE_LIMIT = 20_000
@@ -119,7 +119,7 @@ def from_regex(pattern: str, alphabet: str | tuple[str, ...] | None = None) -> D
     checked_value(pattern, str, "pattern")
     parser = _Parser(pattern)
     used = {letter for letter in parser.letters if letter != "."}
-    letters = tuple(sorted(used) if alphabet is None else alphabet)
+    letters = tuple(sorted(used)) if alphabet is None else ordered_letters(alphabet)
     if not letters:
         needed = f"given for the pattern {pattern!r}, which has no letters" if alphabet is None else "at least one letter"
         raise setting_error("alphabet", alphabet, needed)

@@ -1,16 +1,20 @@
 """The command `longscan automata`, and `longscan eval` of a model that it saved."""
 
 import io
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from longscan._errors import SettingError
+from longscan._errors import SettingError, with_options
 from longscan._files import write_user_file
 from longscan._types import Doc
 from longscan.cli._console import echo, print_table
 
 if TYPE_CHECKING:
     from longscan.automata import CompiledAutomaton
+
+OPTIONS = ("alphabet", "named", "series", "phase", "layout", "dtype", "backend", "length", "word")
 
 
 def automata(
@@ -38,7 +42,6 @@ def automata(
 
     from longscan import automata
     from longscan.automata.scoring import random_words
-    from longscan.cli.runs import errors_as_lines
 
     if (pattern is None) == (named is None):
         raise SettingError("exactly one of a regular expression and --named must be given")
@@ -46,7 +49,9 @@ def automata(
         raise SettingError(f"`--alphabet` must be left out with --named, whose automaton has its own letters, got {alphabet}")
     if picture is not None:
         _check_picture(picture)
-    with errors_as_lines():
+    if save is not None and Path(save).exists() and not Path(save).is_dir():
+        raise SettingError(f"`--save` must be a folder, got {save}, which is a file")
+    with _errors_of_options():
         dfa = automata.from_regex(pattern, alphabet) if pattern is not None else automata.named(str(named))
         table = Table("", "", show_header=False, title=named or pattern)
         for row in automata.analyse(dfa).rows():
@@ -59,6 +64,18 @@ def automata(
         if word is not None:
             echo(str(compiled.explain(word)))
     return 0
+
+
+@contextmanager
+def _errors_of_options() -> Iterator[None]:
+    """Raise SettingError in place of ValueError and OSError, with the names of the command's options."""
+    from longscan.cli.runs import errors_as_lines
+
+    try:
+        with errors_as_lines():
+            yield
+    except SettingError as error:
+        raise SettingError(with_options(str(error).replace("`name`", "`named`"), OPTIONS)) from error
 
 
 def _check_picture(name: str) -> None:
