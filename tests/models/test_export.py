@@ -305,3 +305,11 @@ def test_exporting_an_impossible_step_or_short_example_raises():
     forecaster = Forecaster.from_spec("m", d_model=4, d_input=2, horizon=3)
     with pytest.raises(ValueError, match="`step` must be False, as Forecaster cannot run step by step"):
         export_graph(forecaster, torch.randn(1, 5, 2), step=True)
+
+
+def test_inputs_of_another_kind_or_without_one_that_is_needed_raise():
+    pairs = SiameseModel.from_spec("s4d", d_model=4, d_input=4, d_output=2, d_state=4)
+    with pytest.raises(ValueError, match="`inputs` must have 'second', which SiameseModel needs, got none"):
+        export_graph(pairs, torch.zeros(2, 5, 4))
+    with pytest.raises(TypeError, match="`inputs` must be a mapping of names to tensors or None, got a list"):
+        export_graph(pairs, torch.zeros(2, 5, 4), inputs=["second"])

@@ -350,3 +350,20 @@ def test_linear_forecast_adds_the_effect_of_covariates():
 def test_invalid_quantiles_or_covariates_raise(options, arguments, message):
     with pytest.raises(ValueError, match=message):
         make_forecaster(**options)(make_series(1, 9), **arguments)
+
+
+def test_errors_about_pairs_name_the_sequence():
+    pairs = SiameseModel.from_spec("m", d_model=4, d_output=2, vocab_size=9)
+    first, second = torch.zeros(2, 5, dtype=torch.int64), torch.zeros(2, 3, dtype=torch.int64)
+    valid = torch.ones(2, 5, dtype=torch.bool)
+    cases = {
+        "`second` must be tokens from 0 to 8, got 9": lambda: pairs(first, second + 9),
+        r"`first` must have shape \(batch, length\) or \(batch, length, channels\), got \(5,\)": lambda: pairs(first[0], second),
+        r"`valid_second` must have shape \(2, 3\), got \(2, 5\)": lambda: pairs(first, second, valid_second=valid),
+        r"`elapsed_second` must have shape \(2, 3\)": lambda: pairs(first, second, elapsed_second=torch.ones(2, 5)),
+    }
+    for message, call in cases.items():
+        with pytest.raises(ValueError, match=message):
+            call()
+    with pytest.raises(TypeError, match=r"`valid_first` must have dtype torch\.bool"):
+        pairs(first, second, valid_first=valid.float())

@@ -121,6 +121,8 @@ def export_graph(module: nn.Module, example: Tensor, *, step: bool = False, inpu
     copied = prepare_for_export(module)
     if step and not getattr(copied, "streaming", False):
         raise ValueError(f"`step` must be False, as {type(module).__name__} cannot run step by step, got True")
+    if not isinstance(inputs, Mapping | None):
+        raise TypeError(f"`inputs` must be a mapping of names to tensors or None, got a {type(inputs).__name__}")
     named = dict(inputs or {})
     _check_names(module, named, step)
     state, x, form = named.pop("state", None), example, WholeSequence
@@ -136,9 +138,19 @@ def export_graph(module: nn.Module, example: Tensor, *, step: bool = False, inpu
 
 
 def _check_names(module: nn.Module, inputs: Mapping[str, Any], step: bool) -> None:
-    """Raise ValueError unless all inputs are arguments of the module, and TypeError unless all but the state are tensors."""
+    """Raise ValueError unless all inputs are arguments of the module and none that it needs is missing.
+
+    Raises TypeError unless all but the state are tensors.
+    """
     function, excluded = (module.step, {"state"}) if step else (module.forward, {"return_state"})
-    known = set(list(inspect.signature(function).parameters)[1:]) - excluded  # type: ignore[arg-type]
+    parameters = dict(list(inspect.signature(function).parameters.items())[1:])  # type: ignore[arg-type]
+    known = parameters.keys() - excluded
+    for name in known - inputs.keys():
+        if (
+            parameters[name].default is inspect.Parameter.empty
+            and parameters[name].kind is inspect.Parameter.POSITIONAL_OR_KEYWORD
+        ):
+            raise ValueError(f"`inputs` must have {name!r}, which {type(module).__name__} needs, got none")
     for name, value in inputs.items():
         if name not in known:
             method = f"{type(module).__name__}.{'step' if step else 'forward'}"
