@@ -312,10 +312,10 @@ def test_a_run_goes_on_with_each_other_mesh(tmp_path: Path) -> None:
     one, many = tmp_path / "one", tmp_path / "many"
     for number, (size, context, shard) in enumerate(meshes):
         common = [*options, "--steps", str(4 * number + 4), *["--resume"] * bool(number)]
-        assert main([*ARGUMENTS, *common, "--out", str(one)]) == 0
+        assert main([*replace_options(ARGUMENTS, *common), "--out", str(one)]) == 0
         split = ["--training.context", context, "--training.shard", shard]
         if size == 1:
-            assert main([*ARGUMENTS, *common, *split, "--out", str(many)]) == 0
+            assert main([*replace_options(ARGUMENTS, *common, *split), "--out", str(many)]) == 0
         else:
             join_processes(start_processes(many, *common, *split, size=size), many)
         assert_runs_close(one, many)
