@@ -450,8 +450,8 @@ def test_states_of_chunks_of_more_than_2_31_numbers_are_stored_in_their_places(l
     W, bias, y, final = torch.zeros(4, D), torch.zeros(4), torch.zeros(D, steps), torch.zeros(8)
     ones = torch.tensor([1.0, 0.0]).repeat(4)
     chunk_scan_fwd_kernel[(1, 1)](
-        u, u, None, x, x, W, bias, ones, ones, None, states, None, y, final, 1, steps, steps, chunks, 1, chunks, 1, 0,
-        SEQUENTIAL=True, D=D, N=N, STATE_BLOCKS=N // 4, BLOCKS=size // 4, T=T, BD=1, BN=4, K=D, FAST=False, STAGES=1,
+        u, u, None, x, x, W, bias, ones, ones, None, states, None, y, final, 1, steps, steps, chunks, 1, chunks, 1, 0, 1,
+        D=D, N=N, STATE_BLOCKS=N // 4, BLOCKS=size // 4, T=T, BD=1, BN=4, K=D, FAST=False, STAGES=1,
         SHARED_B=False, SHARED_C=False,
     )  # fmt: skip
     found = [states[3 * i * size + size :][:4].tolist() for i in range(chunks + 1)]
