@@ -52,10 +52,10 @@ def check_given_once(argv: Sequence[str], repeatable: Collection[str], synonyms:
         option, equals, _ = word.partition("=")
         if not re.fullmatch(r"--[\w.-]+", option) or option in repeatable:
             continue
-        given = word if equals else f"{word} {following}".rstrip()
-        earlier = first.setdefault(synonyms.get(option, option), given)
-        if earlier is not given:
-            raise SettingError(f"`{option}` must be given once, got {earlier} and {given}")
+        name, given = synonyms.get(option, option), word if equals else f"{word} {following}".rstrip()
+        if name in first:
+            raise SettingError(f"`{option}` must be given once, got {first[name]} and {given}")
+        first[name] = given
 
 
 class UnknownArgumentError(SettingError):

@@ -13,6 +13,8 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 
 import seeds
 from command_lines import replace_options
+from longscan._argparse import check_given_once
+from longscan._errors import SettingError
 from longscan.cli import main
 from longscan.ops import dispatch
 from longscan.training import Run
@@ -226,6 +228,11 @@ def test_option_that_is_given_twice_fails(
     assert f"must be given once, got {message}" in line
     assert line.startswith("longscan: `--")
     assert not list(tmp_path.iterdir())
+
+
+def test_option_that_is_given_twice_as_the_same_object_fails() -> None:
+    with pytest.raises(SettingError, match="`--steps` must be given once, got --steps=3 and --steps=3"):
+        check_given_once(["--steps=3"] * 2, (), {})
 
 
 @pytest.mark.parametrize("command", ["train", "sweep", "show"])
