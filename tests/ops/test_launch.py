@@ -382,6 +382,26 @@ def test_another_batch_or_length_of_the_same_kind_compiles_nothing(
         assert kinds_of(batch, length) == first
 
 
+def record_compiled_kinds(kinds: Kinds, patch: pytest.MonkeyPatch) -> set[tuple[Any, ...]]:
+    """Return a set to which later calls of `compile_together`, which is replaced by a stand-in, add what they compile.
+
+    kinds: notes all launches of these calls.
+    """
+    compiled: set[tuple[Any, ...]] = set()
+
+    def compile_together(run: Any, *later: Any) -> Any:
+        kinds.clear()
+        patch.setattr(_gpu._compilation, "compiling", True)
+        for each in (run, *later):
+            each()
+        patch.setattr(_gpu._compilation, "compiling", False)
+        compiled.update(kinds)
+        return run()
+
+    patch.setattr(_gpu, "compile_together", compile_together)
+    return compiled
+
+
 @pytest.mark.skipif(_gpu.INTERPRETED, reason="kernels of Triton's interpreter are not compiled")
 @pytest.mark.parametrize("shape", [{"B": 4, "L": 300, "D": 32, "N": 16}, {"B": 16, "L": 1024, "D": 32, "N": 64}], ids=str)
 @pytest.mark.parametrize("op_call", OP_CALLS, indirect=True)
@@ -390,15 +410,7 @@ def test_kernels_of_a_training_step_are_those_compiled_with_its_forward_pass(
 ) -> None:
     """The loss depends on y alone, as in most models, so that the final state has no gradient."""
     call, kinds = op_call
-    compiled: set[tuple[Any, ...]] = set()
-
-    def compile_together(run: Any, *later: Any) -> Any:
-        results = [each() for each in (run, *later)]
-        if later:
-            compiled.update(kinds)
-        return results[0]
-
-    monkeypatch.setattr(_gpu, "compile_together", compile_together)
+    compiled = record_compiled_kinds(kinds, monkeypatch)
     leaves = [x.requires_grad_() for x in call.inputs(shape)]
     y = call.call(*leaves, backend="triton")
     assert compiled
@@ -416,25 +428,13 @@ def test_first_call_compiles_the_kernels_of_other_batches_and_lengths(
 ) -> None:
     """A batch of 16 fills 132 multiprocessors without parallel chunks, and its gradients of B and C are sums of one chain."""
     call, kinds = op_call
-    compiled: set[tuple[Any, ...]] = set()
-
-    def compile_together(run: Any, *later: Any) -> Any:
-        kinds.clear()
-        _gpu._compilation.compiling = True
-        try:
-            for each in (run, *later):
-                each()
-        finally:
-            _gpu._compilation.compiling = False
-        compiled.update(kinds)
-        return run()
 
     def train(batch: int, length: int) -> None:
         leaves = [x.requires_grad_() for x in call.inputs({"B": batch, "L": length, "D": 32, "N": 64})]
         torch.autograd.grad(call.call(*leaves, backend="triton").sum(), leaves)
 
     with monkeypatch.context() as patch:
-        patch.setattr(_gpu, "compile_together", compile_together)
+        compiled = record_compiled_kinds(kinds, patch)
         train(*first)
     for batch, length in [(16, 1024), (16, 777), (3, 77), (4, 1024), (8, 1024)]:
         kinds.clear()
