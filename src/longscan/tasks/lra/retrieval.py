@@ -14,9 +14,9 @@ from longscan._files import read_text
 from longscan._types import Doc, at_least
 from longscan.tasks._sparklines import truncate_text
 from longscan.tasks._store import Arrays, Ragged, cached_arrays, data_folder, first_existing
-from longscan.tasks._text import Alphabet, TokenLevel, frequent_characters
 from longscan.tasks.base import TASKS, Batch, Split
-from longscan.tasks.examples import LabelledSequences, SequenceClassification, consecutive_rows
+from longscan.tasks.examples import LabelledSequences, consecutive_rows
+from longscan.tasks.lra._texts import TextClassification
 
 _NEEDED_FILES = (
     "new_aan_pairs.train.tsv, new_aan_pairs.eval.tsv and new_aan_pairs.test.tsv of Long Range Arena (`longscan data get AAN`)"
@@ -26,7 +26,7 @@ _FILES: dict[Split, str] = {"train": "train", "valid": "eval", "test": "test"}
 
 @TASKS.register("lra_retrieval")
 @dataclass(frozen=True, kw_only=True)
-class LraRetrieval(SequenceClassification):
+class LraRetrieval(TextClassification):
     """Decide whether one of two papers cites the other.
 
         We present a method of… / A parser for… 4000 + 3127 bytes | linked
@@ -40,7 +40,6 @@ class LraRetrieval(SequenceClassification):
     num_classes: ClassVar[int] = 2
     classes: ClassVar[tuple[str, ...]] = ("apart", "linked")
     data_dir: Annotated[str | None, Doc("folder of the three .tsv files, whose columns are label, two ids, two texts")] = None
-    level: TokenLevel = "bytes"
     longest: Annotated[int, at_least(2), Doc("number of tokens to which each text is truncated")] = 4000
     layout: Annotated[
         Literal["joined", "pair"],
@@ -62,9 +61,9 @@ class LraRetrieval(SequenceClassification):
         """Steps of the longest sequence, of one text for pairs."""
         return int(self._data().sequences.lengths.max()) if self.is_pair else super().length
 
-    @property
-    def _alphabet(self) -> Alphabet:
-        return Alphabet(None if self.level == "bytes" else _characters(self.data_dir))
+    @classmethod
+    def _training_texts(cls, data_dir: str | None) -> list[bytes]:
+        return _split_texts(_read_pairs(data_dir, "train"))
 
     def _data(self) -> LabelledSequences:
         return _load(self)
@@ -147,11 +146,6 @@ def _read_pairs(data_dir: str | None, split: Split) -> Arrays:
 
 def _split_texts(pairs: Arrays) -> list[bytes]:
     return [pairs["values"][first:last].tobytes() for first, last in pairwise(pairs["offsets"])]
-
-
-@lru_cache(maxsize=2)
-def _characters(data_dir: str | None) -> tuple[str, ...]:
-    return frequent_characters(_split_texts(_read_pairs(data_dir, "train")), 15)
 
 
 @lru_cache(maxsize=2)

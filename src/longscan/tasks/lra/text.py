@@ -12,9 +12,9 @@ from longscan._files import read_text
 from longscan._types import Doc, at_least
 from longscan.tasks._sparklines import truncate_text
 from longscan.tasks._store import Arrays, Ragged, cached_arrays, data_folder, visible_paths
-from longscan.tasks._text import Alphabet, TokenLevel, frequent_characters
 from longscan.tasks.base import TASKS, Batch, Split, SplitSeed, ValidFraction
-from longscan.tasks.examples import LabelledSequences, SequenceClassification, split_off_validation
+from longscan.tasks.examples import LabelledSequences, split_off_validation
+from longscan.tasks.lra._texts import TextClassification
 
 _NEEDED_FILES = "train/pos, train/neg, test/pos and test/neg of aclImdb (`longscan data get aclImdb`)"
 _PARTS = [(part, kind) for part in ("train", "test") for kind in ("neg", "pos")]
@@ -22,7 +22,7 @@ _PARTS = [(part, kind) for part in ("train", "test") for kind in ("neg", "pos")]
 
 @TASKS.register("lra_text")
 @dataclass(frozen=True, kw_only=True)
-class LraText(SequenceClassification):
+class LraText(TextClassification):
     """Decide whether a film review is positive or negative.
 
         A wonderful little production. The filming technique… 1231 bytes | pos
@@ -35,7 +35,6 @@ class LraText(SequenceClassification):
     num_classes: ClassVar[int] = 2
     classes: ClassVar[tuple[str, ...]] = ("neg", "pos")
     data_dir: Annotated[str | None, Doc("the folder aclImdb, or its parent")] = None
-    level: TokenLevel = "bytes"
     longest: Annotated[int, at_least(2), Doc("number of tokens to which a review is truncated")] = 4096
     holdout: Annotated[
         Literal["clean", "lra", "thesis"],
@@ -52,9 +51,10 @@ class LraText(SequenceClassification):
         """Number of tokens: bytes or characters, and padding."""
         return self._alphabet.size
 
-    @property
-    def _alphabet(self) -> Alphabet:
-        return Alphabet(None if self.level == "bytes" else _characters(self.data_dir))
+    @classmethod
+    def _training_texts(cls, data_dir: str | None) -> list[bytes]:
+        reviews = _read_reviews(data_dir)
+        return _split_texts(reviews, 0, int(reviews["counts"][:2].sum()))
 
     def _data(self) -> LabelledSequences:
         return _load(self)
@@ -97,12 +97,6 @@ def _read_reviews(data_dir: str | None) -> Arrays:
 def _split_texts(reviews: Arrays, first: int, last: int) -> list[bytes]:
     offsets, values = reviews["offsets"], reviews["values"]
     return [values[offsets[row] : offsets[row + 1]].tobytes() for row in range(first, last)]
-
-
-@lru_cache(maxsize=2)
-def _characters(data_dir: str | None) -> tuple[str, ...]:
-    reviews = _read_reviews(data_dir)
-    return frequent_characters(_split_texts(reviews, 0, int(reviews["counts"][:2].sum())), 15)
 
 
 @lru_cache(maxsize=2)
