@@ -358,12 +358,27 @@ def test_errors_about_pairs_name_the_sequence():
     valid = torch.ones(2, 5, dtype=torch.bool)
     cases = {
         "`second` must be tokens from 0 to 8, got 9": lambda: pairs(first, second + 9),
-        r"`first` must have shape \(batch, length\) or \(batch, length, channels\), got \(5,\)": lambda: pairs(first[0], second),
+        r"`first` must be integer tokens of shape \(batch, length\), got torch\.int64 \(5,\)": lambda: pairs(first[0], second),
+        "`second` must have 2 sequences, as many as first, got 1": lambda: pairs(first, second[:1]),
+        "`valid_first` must have one run of valid steps per row": lambda: pairs(
+            first, second, valid_first=torch.tensor([[True, False, True, True, True]]).expand(2, 5)
+        ),
+        "`elapsed_second` must be finite times of at least 0": lambda: pairs(first, second, elapsed_second=-torch.ones(2, 3)),
         r"`valid_second` must have shape \(2, 3\), got \(2, 5\)": lambda: pairs(first, second, valid_second=valid),
         r"`elapsed_second` must have shape \(2, 3\)": lambda: pairs(first, second, elapsed_second=torch.ones(2, 5)),
     }
     for message, call in cases.items():
         with pytest.raises(ValueError, match=message):
             call()
-    with pytest.raises(TypeError, match=r"`valid_first` must have dtype torch\.bool"):
-        pairs(first, second, valid_first=valid.float())
+    for message, call in {
+        r"`valid_first` must have dtype torch\.bool": lambda: pairs(first, second, valid_first=valid.float()),
+        "`second` must be a tensor, got a list": lambda: pairs(first, [[1]]),
+        "`elapsed_first` must be a tensor or None": lambda: pairs(first, second, elapsed_first=1.0),
+    }.items():
+        with pytest.raises(TypeError, match=message):
+            call()
+    with pytest.raises(ValueError, match="`inputs` must be tokens from 0 to 8, got 9"):
+        pairs.backbone(second + 9)  # called alone, with the names of its own arguments
+    series = SiameseModel.from_spec("s4d", d_model=4, d_output=2, d_input=3)
+    with pytest.raises(ValueError, match=r"`first` must have shape \(batch, length, 3\), got \(2, 5, 2\)"):
+        series(torch.zeros(2, 5, 2), torch.zeros(2, 5, 3))

@@ -97,19 +97,27 @@ def check_input(x: Tensor, module: nn.Module) -> None:
 
 
 def check_step_shapes(
-    shape: tuple[int, int], elapsed: Tensor | None, valid: Tensor | None = None, seq_idx: Tensor | None = None
+    shape: tuple[int, int],
+    elapsed: Tensor | None,
+    valid: Tensor | None = None,
+    seq_idx: Tensor | None = None,
+    *,
+    suffix: str = "",
 ) -> None:
-    """Raise ValueError or TypeError unless `elapsed`, `valid` and `seq_idx` have the shape (B, L) and their dtypes."""
+    """Raise ValueError or TypeError unless `elapsed`, `valid` and `seq_idx` have the shape (B, L) and their dtypes.
+
+    suffix: of the names of the arguments in messages, such as "_first" for `elapsed_first`.
+    """
     for name, value in (("elapsed", elapsed), ("valid", valid), ("seq_idx", seq_idx)):
-        check_is_tensor(name, value)
+        check_is_tensor(f"{name}{suffix}", value)
         if value is not None and tuple(value.shape) != shape:
-            raise ValueError(f"`{name}` must have shape {shape}, got {tuple(value.shape)}")
+            raise ValueError(f"`{name}{suffix}` must have shape {shape}, got {tuple(value.shape)}")
     if elapsed is not None and not elapsed.is_floating_point():
-        raise TypeError(f"`elapsed` must have a floating-point dtype, got {elapsed.dtype}")
+        raise TypeError(f"`elapsed{suffix}` must have a floating-point dtype, got {elapsed.dtype}")
     if valid is not None and valid.dtype != torch.bool:
-        raise TypeError(f"`valid` must have dtype torch.bool, got {valid.dtype}")
+        raise TypeError(f"`valid{suffix}` must have dtype torch.bool, got {valid.dtype}")
     if seq_idx is not None and (seq_idx.is_floating_point() or seq_idx.is_complex() or seq_idx.dtype == torch.bool):
-        raise TypeError(f"`seq_idx` must have an integer dtype, got {seq_idx.dtype}")
+        raise TypeError(f"`seq_idx{suffix}` must have an integer dtype, got {seq_idx.dtype}")
 
 
 def check_step_arguments(name: str, x_t: Tensor, width: int | None, elapsed: Tensor | None, active: Tensor | None) -> None:
@@ -130,25 +138,28 @@ def check_step_arguments(name: str, x_t: Tensor, width: int | None, elapsed: Ten
         raise TypeError(f"`active` must have dtype torch.bool, got {active.dtype}")
 
 
-def check_steps(shape: tuple[int, int], elapsed: Tensor | None, valid: Tensor | None, seq_idx: Tensor | None) -> None:
+def check_steps(
+    shape: tuple[int, int], elapsed: Tensor | None, valid: Tensor | None, seq_idx: Tensor | None, *, suffix: str = ""
+) -> None:
     """Raise ValueError or TypeError unless `elapsed`, `valid` and `seq_idx` suit a batch of shape (B, L).
 
     Shapes and dtypes are always checked. Values (one run of valid steps per row, elapsed and seq_idx not negative) are checked
-    unless `values_unavailable`.
+    unless `values_unavailable`. suffix: of the names of the arguments in messages.
     """
-    check_step_shapes(shape, elapsed, valid, seq_idx)
+    check_step_shapes(shape, elapsed, valid, seq_idx, suffix=suffix)
     if values_unavailable(elapsed, valid, seq_idx):
         return
     if valid is not None and shape[1] > 1:
         edges = (valid[:, 1:] != valid[:, :-1]).sum(1) + valid[:, 0] + valid[:, -1]
         if bool((edges > 2).any()):
             row = int((edges > 2).nonzero()[0])
-            raise ValueError(f"`valid` must have one run of valid steps per row (padding left or right), got more in row {row}")
+            needed = "one run of valid steps per row (padding left or right)"
+            raise ValueError(f"`valid{suffix}` must have {needed}, got more in row {row}")
     if elapsed is not None:
         wrong = ~(elapsed.isfinite() & (elapsed >= 0))
         wrong = wrong if valid is None else wrong & valid
         if bool(wrong.any()):
             found = elapsed[wrong][0].item()
-            raise ValueError(f"`elapsed` must be finite times of at least 0 since the previous step, got {found}")
+            raise ValueError(f"`elapsed{suffix}` must be finite times of at least 0 since the previous step, got {found}")
     if seq_idx is not None and bool((seq_idx < 0).any()):
-        raise ValueError("`seq_idx` must be numbers of at least 0, got a negative one")
+        raise ValueError(f"`seq_idx{suffix}` must be numbers of at least 0, got a negative one")

@@ -178,7 +178,7 @@ class SequenceModel(PretrainedModel):
 
         Raises ValueError or TypeError naming an argument that does not fit.
         """
-        self._check_inputs(inputs, elapsed, valid, seq_idx)
+        self.check_inputs(inputs, elapsed, valid, seq_idx)
         if self.padding == "read":
             valid = None
         batch = inputs.shape[0]
@@ -228,7 +228,7 @@ class SequenceModel(PretrainedModel):
         check_step_arguments("inputs", inputs, self.d_input, elapsed, active)
         valid = None if active is None else active.unsqueeze(1)
         inputs = inputs.unsqueeze(1)
-        self._check_inputs(inputs, None if elapsed is None else elapsed.unsqueeze(1), valid, None)
+        self.check_inputs(inputs, None if elapsed is None else elapsed.unsqueeze(1), valid)
         x = self._encode(inputs, valid).squeeze(1)
         after, before_step = [], self._checked_state(state)
         self._check_rows(before_step, inputs.shape[0])
@@ -309,23 +309,39 @@ class SequenceModel(PretrainedModel):
         if not is_compiled_or_transformed() and (rows := state_rows(state)) not in (None, batch):
             raise ValueError(f"`state` must have {batch} rows, as many as the inputs, got {rows}")
 
-    def _check_inputs(self, inputs: Tensor, elapsed: Tensor | None, valid: Tensor | None, seq_idx: Tensor | None) -> None:
-        require_tensor("inputs", inputs)
+    def check_inputs(
+        self,
+        inputs: Tensor,
+        elapsed: Tensor | None,
+        valid: Tensor | None,
+        seq_idx: Tensor | None = None,
+        *,
+        name: str = "inputs",
+        suffix: str = "",
+    ) -> None:
+        """Raise ValueError or TypeError unless `forward` takes these arguments.
+
+        name: of the inputs in messages. suffix: of the names of the other arguments in messages.
+        """
+        require_tensor(name, inputs)
         if self.vocab_size is not None:
-            check_tokens(inputs, valid, self.vocab_size)
+            check_tokens(inputs, valid, self.vocab_size, name)
         if self.d_input is not None and (inputs.ndim != 3 or inputs.shape[-1] != self.d_input):
-            raise ValueError(f"`inputs` must have shape (batch, length, {self.d_input}), got {tuple(inputs.shape)}")
+            raise ValueError(f"`{name}` must have shape (batch, length, {self.d_input}), got {tuple(inputs.shape)}")
         if self.d_input is not None and inputs.is_complex():
-            raise TypeError(f"`inputs` must be real numbers, got {inputs.dtype}")
-        if elapsed is not None and (name := self._find_block(lambda block: not block.irregular)):
-            raise ValueError(f"`elapsed` must be None, as {name} takes no elapsed times, got a tensor")
-        if seq_idx is not None and self.pooling != "none":
-            raise ValueError(f"`seq_idx` must be None with pooling={self.pooling!r}, with one sequence per row, got a tensor")
-        if seq_idx is not None and self.has_learned_state:
-            raise ValueError("`seq_idx` must be None with initial_state='learned', with one sequence per row, got a tensor")
-        if seq_idx is not None and self.positions is not None:
-            raise ValueError("`seq_idx` must be None with positions, with one sequence per row, got a tensor")
-        check_steps((inputs.shape[0], inputs.shape[1]), elapsed, valid, seq_idx)
+            raise TypeError(f"`{name}` must be real numbers, got {inputs.dtype}")
+        if elapsed is not None and (block := self._find_block(lambda block: not block.irregular)):
+            raise ValueError(f"`elapsed{suffix}` must be None, as {block} takes no elapsed times, got a tensor")
+        if seq_idx is not None:
+            for is_wrong, setting in (
+                (self.pooling != "none", f"pooling={self.pooling!r}"),
+                (self.has_learned_state, "initial_state='learned'"),
+                (self.positions is not None, "positions"),
+            ):
+                if is_wrong:
+                    needed = f"None with {setting}, with one sequence per row"
+                    raise ValueError(f"`seq_idx{suffix}` must be {needed}, got a tensor")
+        check_steps((inputs.shape[0], inputs.shape[1]), elapsed, valid, seq_idx, suffix=suffix)
 
     def _encode(self, inputs: Tensor, valid: Tensor | None) -> Tensor:
         """Return the encoded inputs (B, L, d_model), zeros at padding, in the dtype of the weights.

@@ -3,20 +3,17 @@
 The same stack maps both sequences to pooled features a and b, and y = MLP([a, b, a * b, a - b]).
 """
 
-import re
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from longscan._types import PositiveInt
 from longscan.blocks.residual import Norm
-from longscan.layers.checks import require_tensor
 from longscan.models.base import PretrainedModel
 from longscan.models.sequence_model import Padding, SequenceModel
 from longscan.ops.dispatch import Backend
-from longscan.ops.tracing import is_compiled_or_transformed
 
 
 class SiameseModel(PretrainedModel):
@@ -90,29 +87,15 @@ class SiameseModel(PretrainedModel):
 
         Raises ValueError naming an argument that does not fit.
         """
-        for name, inputs in (("first", first), ("second", second)):
-            require_tensor(name, inputs)
-            if inputs.ndim < 2:
-                raise ValueError(
-                    f"`{name}` must have shape (batch, length) or (batch, length, channels), got {tuple(inputs.shape)}"
-                )
+        for name, inputs, elapsed, valid in (
+            ("first", first, elapsed_first, valid_first),
+            ("second", second, elapsed_second, valid_second),
+        ):
+            self.backbone.check_inputs(inputs, elapsed, valid, name=name, suffix=f"_{name}")
         if len(first) != len(second):
             raise ValueError(f"`second` must have {len(first)} sequences, as many as first, got {len(second)}")
-        a = self._pooled("first", first, valid_first, elapsed_first)
-        b = self._pooled("second", second, valid_second, elapsed_second)
+        a = self.backbone(first, valid=valid_first, elapsed=elapsed_first)
+        b = self.backbone(second, valid=valid_second, elapsed=elapsed_second)
         features = [a, b, a * b, a - b] if self.interaction == "nli" else [a, b]
         y: Tensor = self.head(torch.cat(features, -1))
         return y
-
-    def _pooled(self, name: str, inputs: Tensor, valid: Tensor | None, elapsed: Tensor | None) -> Tensor:
-        """Return the features (B, d_model) of a batch of sequences. Errors name the arguments of `forward`."""
-        if is_compiled_or_transformed():
-            return cast("Tensor", self.backbone(inputs, valid=valid, elapsed=elapsed))
-        try:
-            return cast("Tensor", self.backbone(inputs, valid=valid, elapsed=elapsed))
-        except (ValueError, TypeError) as error:
-            names = {"inputs": name, "valid": f"valid_{name}", "elapsed": f"elapsed_{name}"}
-            found = re.match(r"`(\w+)`", str(error))
-            if found is None or found[1] not in names:
-                raise
-            raise type(error)(f"`{names[found[1]]}`{str(error)[found.end() :]}") from error
