@@ -92,14 +92,15 @@ def with_options(message: str, names: Container[str], prefix: str = "") -> str:
     """Return a message in which settings are options of the command line.
 
     "`missing`" becomes "`--missing`" and "`missing='fill'`" becomes "`--missing fill`", for each setting in `names`.
-    prefix: what comes before a name, such as "task.".
+    prefix: what comes before the name of a setting, such as "task."; "" for options of a command, whose names have hyphens.
     """
 
     def as_option(found: re.Match[str]) -> str:
         name, value = found.groups()
         if name not in names:
             return found[0]
-        return f"`--{prefix}{name}`" if value is None else f"`--{prefix}{name} {shlex.quote(value)}`"
+        option = f"--{prefix}{name}" if prefix else f"--{name.replace('_', '-')}"
+        return f"`{option}`" if value is None else f"`{option} {shlex.quote(value)}`"
 
     return re.sub(r"`(\w+)(?:='([^'`]*)')?`", as_option, message)
 

@@ -13,7 +13,7 @@ import pytest
 from longscan.cli import main
 from longscan.report.records import check_record, read_records
 from longscan.training import Run, SweepConfig, parse_settings, run_sweep
-from longscan.training.sweep import Sweep
+from longscan.training.sweep import Sweep, open_sweep
 
 FILE = """
 config: recipe.yaml
@@ -113,11 +113,13 @@ def test_sweep_without_a_finished_trial_exits_with_1(
 @pytest.mark.parametrize(
     ("options", "names"),
     [
-        (["--seeds", "-1"], ["seeds", "-1"]),
+        (["--seeds", "-1"], ["`--seeds`", "-1"]),
+        (["--search-seeds", "0"], ["`--search-seeds`", "at least 1"]),
+        (["--sampler", "sobol"], ["`--sampler`", "'sobol'"]),
         (["--workers", "-1"], ["--workers", "-1"]),
         (["--workers", "two"], ["workers", "'two'", "whole number"]),
-        (["--sampler", "tpe"], ["`trials` must be"]),
-        (["--trials", "3"], ["trials", "3", "grid"]),
+        (["--sampler", "tpe"], ["`--trials` must be"]),
+        (["--trials", "3"], ["`--trials` must be left out", "3", "grid", "unless `--sampler` is"]),
         (["--training.lrr", "1"], ["training.lrr", "did you mean lr"]),
         (["--storage", "nowhere"], ["--storage", "'nowhere'", "URL"]),
         (["--storage", "oracle+x://a/b"], ["--storage", "oracle"]),
@@ -149,6 +151,23 @@ def test_wrong_sweep_file_fails(run_failing_command: Callable[..., str], sweep_f
     sweep_file.write_text(FILE)
     assert "must be a directory, got the file" in run_failing_command("sweep", sweep_file, "--out", tmp_path / "text")
     assert not out.exists()
+
+
+def test_errors_name_options_and_fields_of_the_file_as_they_were_given(
+    run_failing_command: Callable[..., str], sweep_file: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    assert "`--seeds` must be at least 1" in run_failing_command("sweep", "--task", "parity", "--seeds", 0, "--out", out)
+    sweep_file.write_text(FILE + "trials: 3\n")
+    line = run_failing_command("sweep", sweep_file, "--out", out)
+    assert line.startswith(f"longscan: {sweep_file}: `trials` must be left out")
+    assert "unless `--sampler` is random or tpe" in line
+    sweep_file.write_text(FILE + "sampler: tpe\n")
+    assert "`--trials` must be the number" in run_failing_command("sweep", sweep_file, "--out", out)
+    sweep_file.write_text(FILE)
+    open_sweep(SweepConfig(settings=parse_settings(["--task", "parity"]), space={"training.lr": [0.1]}), out, resume=False)
+    line = run_failing_command("sweep", "--out", out, "--resume", "--search-seeds", 2)
+    assert "`--search-seeds` must be 1 with --resume" in line
 
 
 def test_sweep_without_optuna_fails(

@@ -2,14 +2,15 @@
 
 import json
 import os
+import re
 import shlex
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Set
 from contextlib import contextmanager
 from math import isclose
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from longscan._errors import SettingError, count_text
+from longscan._errors import SettingError, count_text, with_options
 from longscan._types import Doc, NonNegativeInt
 from longscan.cli import own_data
 from longscan.cli._console import echo, echo_error, print_table
@@ -171,16 +172,17 @@ def sweep(
     if file is not None and Path(file).suffix.lower() not in (".yaml", ".yml"):
         advice = "for series of your own, train one run and give its settings: `longscan sweep --config runs/NAME/settings.yaml`"
         raise SettingError(f"`FILE` must be a sweep file, which ends in .yaml, got {file}; {advice}")
-    if file is not None:
-        fields |= read_sweep_file(file, quick=asks_for_quick(settings))
-    base = fields.pop("settings", None)
-    given = {"sampler": sampler, "trials": trials, "search_seeds": search_seeds, "seeds": seeds, "storage": storage}
-    fields |= {name: value for name, value in given.items() if value is not None}
-    config = SweepConfig(settings=parse_settings(settings, base), **fields)
-    if record is not None:
-        check_target(record)
-    with advise_to_resume("sweep", out, CONFIG_FILE):
-        done = run_sweep(config, out, resume=resume, workers=workers, echo=echo_error, program=program)
+    in_file = {} if file is None else read_sweep_file(file, quick=asks_for_quick(settings))
+    fields |= in_file
+    base = parse_settings(settings, fields.pop("settings", None))
+    options = {"sampler": sampler, "trials": trials, "search_seeds": search_seeds, "seeds": seeds, "storage": storage}
+    given = {name: value for name, value in options.items() if value is not None}
+    with _sweep_fields_as_given(file, in_file.keys() - given.keys(), options):
+        config = SweepConfig(settings=base, **{**fields, **given})
+        if record is not None:
+            check_target(record)
+        with advise_to_resume("sweep", out, CONFIG_FILE):
+            done = run_sweep(config, out, resume=resume, workers=workers, echo=echo_error, program=program)
     result = done.result()
     _print_sweep(result)
     if record is not None:
@@ -192,6 +194,24 @@ def sweep(
         echo_error(f"longscan: not finished; `{command}` continues", style="red")
         return 1 if workers else 0
     return 0 if result["test"] or (result["best"] and not result["seeds"]) else 1
+
+
+@contextmanager
+def _sweep_fields_as_given(file: str | None, in_file: Set[str], options: Collection[str]) -> Iterator[None]:
+    """Raise errors about fields of a `SweepConfig` with the names under which the user gave them.
+
+    "`trials`" becomes "`--trials`", for all of `options` that are not read from the sweep file. The message about a field that
+    the file gives begins with the path of the file.
+
+    in_file: fields whose values are those of the sweep file.
+    """
+    try:
+        yield
+    except SettingError as error:
+        message = with_options(str(error), set(options) - in_file)
+        field = re.match(r"(?:each name in )?`(\w+)", message)
+        path = f"{file}: " if field is not None and field[1] in in_file else ""
+        raise SettingError(f"{path}{message}") from error
 
 
 def _print_sweep(result: dict[str, Any]) -> None:

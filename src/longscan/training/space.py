@@ -160,21 +160,21 @@ class SweepConfig(SettingsGroup):
         self._check_names([name for key in self.space for name in split_key(key)])
         ranges = [key for key, dimension in self.dimensions.items() if isinstance(dimension, NumericDimension)]
         if self.sampler == "grid" and ranges:
-            raise SettingError(f"`space.{ranges[0]}` must be a list of values, unless sampler is random or tpe, got a range")
+            raise SettingError(f"`space.{ranges[0]}` must be a list of values, unless `sampler` is random or tpe, got a range")
         if self.sampler == "grid" and self.trials is not None:
-            raise setting_error("trials", self.trials, "left out, as a grid tries every point, unless sampler is random or tpe")
+            raise setting_error("trials", self.trials, "left out, as a grid tries every point, unless `sampler` is random or tpe")
         if self.sampler != "grid" and self.trials is None and self.space:
             raise SettingError(f"`trials` must be the number of settings that {self.sampler} tries, got nothing")
 
     def _check_names(self, searched: list[str]) -> None:
-        for name in (*searched, *self.with_seed):
+        for field_name, name in (*(("space", name) for name in searched), *(("with_seed", name) for name in self.with_seed)):
             section, _, setting = name.partition(".")
             if section not in _SECTIONS or not setting:
-                raise setting_error("space", name, f"a setting of {', '.join(_SECTIONS)}, such as training.lr")
+                raise setting_error(field_name, name, f"settings of {', '.join(_SECTIONS)}, such as training.lr")
             if name == "task.name":
                 raise SettingError("`space.task.name` must be left out, as scores of different tasks cannot be compared")
             if name == "training.seed":
-                raise SettingError("`space.training.seed` must be left out, use search_seeds or seeds to try several")
+                raise SettingError("`space.training.seed` must be left out, use `search_seeds` or `seeds` to try several")
             if searched.count(name) + (name in self.with_seed) > 1:
                 raise SettingError(f"`space.{name}` must be given once, got it twice")
 
