@@ -294,11 +294,12 @@ add_inputs(
         ),
         "columns in decreasing order": (
             lambda: make_frame(columns=HOURS[::-1]),
-            "the columns of `X` must be in the order of time",
+            r"the columns of `X` must be in the order of time, got .* in column 1 after .*; sort_index\(axis=1\) sorts the "
+            r"columns, set_axis\(range\(6\), axis=1\) removes an index without times",
         ),
         "repeated columns": (
             lambda: make_frame(columns=HOURS[[0, 0, 1, 2, 3, 4]]),
-            "the columns of `X` must be without duplicated time stamps, got 1",
+            r"the columns of `X` must be without duplicated time stamps, got 1, .* remove the other columns, .*axis=1",
         ),
         "columns of two levels": (
             lambda: make_frame(columns=pd.MultiIndex.from_product([["a", "b"], [0, 1, 2]])),

@@ -1,7 +1,7 @@
 """Time stamps of series as pandas indexes: their validation, their regular step, and the stamps that follow."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
@@ -90,20 +90,25 @@ def gap_ratio(clocks: Sequence[pd.Index]) -> float:
     return float(gaps.max()) / median if median else 1.0
 
 
-def check_increasing(clock: pd.Index, source: str) -> None:
-    """Raise ValueError if a time stamp is duplicated or lower than the previous one."""
+def check_increasing(clock: pd.Index, source: str, *, steps: Literal["row", "column"] = "row") -> None:
+    """Raise ValueError if a time stamp is duplicated or lower than the previous one.
+
+    steps: whether the clock is the index of the rows or of the columns of a pandas object.
+    """
+    is_row = steps == "row"
+    unnamed = "reset_index(drop=True)" if is_row else f"set_axis(range({len(clock)}), axis=1)"
     twice = clock.duplicated()
     if twice.any():
         raise ValueError(
             f"{source} must be without duplicated time stamps, got {twice.sum()}, the first {clock[int(twice.argmax())]}; remove "
-            "the other rows, or give local times that repeat an hour a time zone (tz_localize), or remove an index without "
-            "times (reset_index(drop=True))"
+            f"the other {steps}s, or give local times that repeat an hour a time zone (tz_localize), or remove an index without "
+            f"times ({unnamed})"
         )
     if not clock.is_monotonic_increasing:
-        row = int(np.argmax(np.asarray(clock[1:] < clock[:-1]))) + 1
+        number = int(np.argmax(np.asarray(clock[1:] < clock[:-1]))) + 1
         raise ValueError(
-            f"{source} must be in the order of time, got {clock[row]} in row {row} after {clock[row - 1]}; sort_index() sorts "
-            "the rows, reset_index(drop=True) removes an index without times"
+            f"{source} must be in the order of time, got {clock[number]} in {steps} {number} after {clock[number - 1]}; "
+            f"sort_index({'' if is_row else 'axis=1'}) sorts the {steps}s, {unnamed} removes an index without times"
         )
 
 

@@ -146,7 +146,7 @@ def check_table(X: Any) -> Any:
             )
     check_no_text(X, "`X`")
     if _are_times(X.columns):
-        check_increasing(as_clock(X.columns, "the columns of `X`"), "the columns of `X`")
+        check_increasing(as_clock(X.columns, "the columns of `X`"), "the columns of `X`", steps="column")
     is_sparse = [isinstance(dtype, pd.SparseDtype) for dtype in X.dtypes]
     return X.astype({name: X.dtypes[name].subtype for name in X.columns[is_sparse]}) if any(is_sparse) else X
 
