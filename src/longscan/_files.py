@@ -9,6 +9,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from longscan._errors import quote
+
 log = logging.getLogger("longscan")
 # Errors of file systems without locks, such as some network file systems.
 _NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)
@@ -19,6 +21,13 @@ def cache_folder() -> Path:
     if own := os.environ.get("LONGSCAN_CACHE"):
         return Path(own)
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "longscan"
+
+
+def checked_path(name: str, path: object) -> Path:
+    """Return an argument as a path. Raises TypeError naming the argument unless it is a str or a path of str."""
+    if not isinstance(path, (str, os.PathLike)) or not isinstance(os.fspath(path), str):
+        raise TypeError(f"`{name}` must be a str or a path, got {quote(path)}")
+    return Path(path)
 
 
 def read_text(path: str | Path) -> str:

@@ -74,6 +74,16 @@ def test_loaded_estimator_makes_the_same_predictions(name, tmp_path):
     assert refitted.get_params()["epochs"] == 2
 
 
+def test_path_that_is_none_is_named(tmp_path):
+    model, _ = make_fitted("table")
+    for call in (lambda: model.save(7), lambda: type(model).load(b"model")):
+        with pytest.raises(TypeError, match="`path` must be a str or a path, got "):
+            call()
+    for call in (lambda: SequenceModel.from_pretrained(None), lambda: model.model_.save_pretrained(7)):
+        with pytest.raises(TypeError, match="`folder` must be a str or a path, got "):
+            call()
+
+
 def test_load_does_not_change_the_random_state_of_torch(tmp_path):
     for name in ("table", "blocks", "forecaster"):
         model, predict = make_fitted(name)

@@ -307,6 +307,20 @@ def test_exporting_an_impossible_step_or_short_example_raises():
         export_graph(forecaster, torch.randn(1, 5, 2), step=True)
 
 
+@pytest.mark.parametrize(
+    ("path", "error", "message"),
+    [
+        (7, TypeError, "`path` must be a str or a path, got 7"),
+        (b"graph.onnx", TypeError, "`path` must be a str or a path, got b'graph.onnx'"),
+        ("none/graph.onnx", FileNotFoundError, "`path` must be a file in a folder that exists, got .*graph.onnx"),
+        ("", IsADirectoryError, "`path` must be a file, got the folder"),
+    ],
+)
+def test_path_to_which_no_graph_can_be_written_raises(path, error, message, tmp_path):
+    with pytest.raises(error, match=message):
+        export_onnx(Attention(4), tmp_path / path if isinstance(path, str) else path, torch.zeros(1, 5, 4))
+
+
 def test_inputs_of_another_kind_or_without_one_that_is_needed_raise():
     pairs = SiameseModel.from_spec("s4d", d_model=4, d_input=4, d_output=2, d_state=4)
     with pytest.raises(ValueError, match="`inputs` must have 'second', which SiameseModel needs, got none"):

@@ -12,6 +12,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from longscan._specs import STANDARD_BLOCKS
+from longscan.layers.parameters import parameter_options
 from longscan.models import Forecaster, LanguageModel, SequenceModel, SiameseModel, from_transformers
 from longscan.models.base import PretrainedModel
 from longscan.models.saving import CONFIG, WEIGHTS, save_tensors
@@ -107,6 +109,44 @@ MODELS: dict[str, Callable[[], PretrainedModel]] = {
     "forecaster": lambda: Forecaster.from_spec("mamba[lru]", **SIZES, d_input=2, horizon=3, normalise=True),
     "siamese": lambda: SiameseModel.from_spec("(mamba gru)*2", **SIZES, d_output=2, vocab_size=9, interaction="concat"),
 }
+
+
+READ: dict[str, Callable[[], PretrainedModel]] = {
+    **MODELS,
+    "image": lambda: SequenceModel.from_spec("s5", **SIZES, d_output=2, d_input=48, image_shape=(1, 6, 8)),
+    "positions": lambda: SequenceModel.from_spec(
+        "attention", d_model=4, d_output=2, d_input=3, positions="learned", max_length=9
+    ),
+    "learned state": lambda: LanguageModel.from_spec("(mamba2 slstm)", d_model=4, vocab_size=9, initial_state="learned"),
+    "every layer": lambda: SequenceModel.from_spec(
+        " ".join(sorted(STANDARD_BLOCKS)), d_model=8, d_state=4, d_input=2, d_output=3
+    ),
+}
+
+
+@pytest.mark.parametrize("build", READ.values(), ids=READ)
+def test_reading_a_model_does_not_change_the_random_state_of_torch(build: Callable[[], PretrainedModel], tmp_path: Path) -> None:
+    model = build()
+    model.save_pretrained(tmp_path)
+    torch.manual_seed(5)
+    loaded = type(model).from_pretrained(tmp_path)
+    assert torch.rand(3).equal(torch.rand(3, generator=torch.Generator().manual_seed(5)))
+    assert [(name, x.dtype, x.device) for name, x in loaded.state_dict().items()] == [
+        (name, x.dtype, x.device) for name, x in model.state_dict().items()
+    ]
+    marks, expected = ([parameter_options(x) for x in one.parameters()] for one in (loaded, model))
+    assert marks == expected
+
+
+def test_reading_a_checkpoint_of_transformers_does_not_change_the_random_state_of_torch() -> None:
+    transformers = pytest.importorskip("transformers")
+    config = transformers.MambaConfig(hidden_size=8, num_hidden_layers=2, vocab_size=11, state_size=4)
+    source = transformers.MambaForCausalLM(config).to(torch.float16)
+    torch.manual_seed(5)
+    loaded = from_transformers(source)
+    assert torch.rand(3).equal(torch.rand(3, generator=torch.Generator().manual_seed(5)))
+    assert {(x.dtype, x.device.type) for x in loaded.state_dict().values()} == {(torch.float32, "cpu")}
+    assert any(parameter_options(x).role != "dense" for x in loaded.parameters())
 
 
 @pytest.mark.parametrize("build", MODELS.values(), ids=MODELS)

@@ -23,6 +23,7 @@ from torch import Tensor
 
 from longscan import __version__
 from longscan._devices import find_device
+from longscan._files import checked_path
 from longscan._torch_defaults import torch_defaults
 from longscan.estimators.covariates import CovariateEffect
 from longscan.estimators.features import FeatureModel
@@ -70,7 +71,7 @@ class SavedEstimator(BaseEstimator):
             "settings": {name: _encode(value, name, tensors) for name, value in settings.items()},
             "attributes": {name: _encode(value, name, tensors) for name, value in attributes.items()},
         }
-        _write(Path(path), json.dumps(content), tensors)
+        _write(checked_path("path", path), json.dumps(content), tensors)
 
     @classmethod
     @torch_defaults()
@@ -84,7 +85,7 @@ class SavedEstimator(BaseEstimator):
         Raises FileNotFoundError if there is no such file and IsADirectoryError if it is a folder, ValueError if it is damaged, is
         that of another class or of a later version, or has a model of an earlier version that this one cannot read.
         """
-        content, tensors = _read(Path(path))
+        content, tensors = _read(checked_path("path", path))
         _check_format(path, content)
         if content["class"] != cls.__name__:
             raise ValueError(f"{path} must be a saved {cls.__name__}, got a {content['class']}")

@@ -6,9 +6,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
+import torch
 from torch import Tensor
 
 from longscan._errors import names_argument
+from longscan._files import checked_path
 from longscan._specs import SPEC_VERSION
 from longscan.layers._settings import bind_arguments
 from longscan.layers.parameters import Marked
@@ -77,21 +79,23 @@ class PretrainedModel(Marked):
         state_dict: the tensors to write instead of `self.state_dict()`, as for a model whose parameters are split over processes.
         """
         tensors = self.state_dict() if state_dict is None else dict(state_dict)
-        write_model(Path(folder), {"spec_version": SPEC_VERSION, **self.config}, tensors)
+        write_model(checked_path("folder", folder), {"spec_version": SPEC_VERSION, **self.config}, tensors)
 
     @classmethod
     def from_pretrained(cls, folder: str | Path, *, backend: str | None = None) -> Self:
         """Read a model that `save_pretrained` wrote, on the CPU and in the saved dtypes.
 
-        Like a new model it is in training mode, in which dropout is random: call `eval()` before predictions.
+        Like a new model it is in training mode, in which dropout is random: call `eval()` before predictions. Reading does not
+        change the state of torch's random generators.
 
         backend: backend of its ops, in place of the saved one; None for the saved one.
 
         Raises FileNotFoundError naming a missing file, NotADirectoryError for a file in place of the folder, ValueError naming a
         damaged file or an argument that this class does not have or needs.
         """
-        config, tensors = read_model(Path(folder))
-        path, parameters = Path(folder) / CONFIG, inspect.signature(cls).parameters
+        folder = checked_path("folder", folder)
+        config, tensors = read_model(folder)
+        path, parameters = folder / CONFIG, inspect.signature(cls).parameters
         if "model_type" in config:
             raise ValueError(
                 f"{path} must have settings of {cls.__name__}, got those of a {config['model_type']} model of transformers; "
@@ -108,7 +112,9 @@ class PretrainedModel(Marked):
         if missing := sorted(required - config.keys()):
             raise ValueError(f"{path} must have the settings {', '.join(missing)} of {cls.__name__}, got a file without them")
         try:
-            model = cls(**config if backend is None else {**config, "backend": backend})
+            # New weights on "meta" draw no numbers from torch's random generator, which is that of the whole program.
+            with torch.device("meta"):
+                model = cls(**config if backend is None else {**config, "backend": backend})
         except (ValueError, TypeError, KeyError, AttributeError, RuntimeError, MemoryError, OverflowError) as error:
             if names_argument(error, "backend"):  # about this machine or the argument, not about the file
                 raise
@@ -117,7 +123,7 @@ class PretrainedModel(Marked):
             model.load_state_dict(tensors, assign=True)
         except RuntimeError as error:
             raise ValueError(
-                f"{Path(folder) / WEIGHTS} must have the weights of the model of {CONFIG}, got others ({_first_problem(error)})"
+                f"{folder / WEIGHTS} must have the weights of the model of {CONFIG}, got others ({_first_problem(error)})"
             ) from error
         return model
 

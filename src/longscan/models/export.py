@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch import Tensor, nn
 
+from longscan._files import checked_path
 from longscan.layers.checks import require_tensor
 from longscan.layers.state import State, map_state, state_tensors
 
@@ -217,9 +218,15 @@ def export_onnx(
         step: export one step from a state instead of the whole sequence.
         inputs: examples of further inputs of the file by name, as in `export_graph`.
 
-    Raises ImportError naming a missing package, and the errors of `export_graph`.
+    Raises ImportError naming a missing package, TypeError for a path that is none, FileNotFoundError for a path in a folder that
+    does not exist, IsADirectoryError for that of a folder, and the errors of `export_graph`.
     """
     traced = export_graph(module, example, step=step, inputs=inputs)
+    file = checked_path("path", path)
+    if file.is_dir():
+        raise IsADirectoryError(f"`path` must be a file, got the folder {file}")
+    if not file.parent.is_dir():
+        raise FileNotFoundError(f"`path` must be a file in a folder that exists, got {file}")
     n_states = sum(name.startswith("state_") for name in traced.names)
     try:
         with warnings.catch_warnings():
@@ -242,4 +249,4 @@ def export_onnx(
     for node in program.model.graph:  # torch may give an inner value the name of an input
         for value in node.outputs:
             value.name = f"inner_{value.name}" if value.name in traced.names else value.name
-    program.save(str(path))
+    program.save(str(file))

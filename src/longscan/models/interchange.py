@@ -67,13 +67,16 @@ def from_transformers(source: Any, *, backend: Backend = "auto") -> LanguageMode
     tied = head is None or torch.equal(head, embedding)
     layer, options, rename = _CONVERTERS[kind](config)
     entry = {"layer": layer, "block": "mamba" if layer == "s6" else layer, "options": options}
-    model = LanguageModel(
-        [entry] * config["num_hidden_layers"],
-        d_model=config["hidden_size"],
-        vocab_size=config["vocab_size"],
-        tied=tied,
-        backend=backend,
-    )
+    # New weights on "meta" draw no numbers from torch's random generator, which is that of the whole program.
+    with torch.device("meta"):
+        model = LanguageModel(
+            [entry] * config["num_hidden_layers"],
+            d_model=config["hidden_size"],
+            vocab_size=config["vocab_size"],
+            tied=tied,
+            backend=backend,
+        )
+    model.to_empty(device="cpu")
     weights = {}
     for name, tensor in tensors.items():
         match = re.fullmatch(r"backbone\.layers\.(\d+)\.(.+)", name)
