@@ -1,6 +1,7 @@
 import numpy as np
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from longscan.layers.state import state_tensors
 from longscan.models import LanguageModel, SequenceModel, generate, sample, stream
@@ -318,6 +319,49 @@ def test_logits_without_a_most_likely_token_raise():
     torch.nn.init.constant_(diverged.backbone.norm.weight, torch.nan)
     with pytest.raises(ValueError, match=r"the model's logits after the prompt must have a finite largest number .*, got nan"):
         generate(diverged, torch.zeros(1, 3, dtype=torch.int64), 2, temperature=0)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_later_logits_without_a_most_likely_token_raise(temperature, monkeypatch):
+    model, calls = make_model(), iter(range(9))
+    step, prompt = model.step, torch.zeros(2, 3, dtype=torch.int64)
+
+    def diverge(*args, **named):
+        logits, state = step(*args, **named)
+        logits[1, 4:] += torch.nan if next(calls) == 1 else 0
+        return logits, state
+
+    monkeypatch.setattr(model, "step", diverge)
+    needed = "the model's logits after 2 new tokens must have a finite largest number in each row, got nan in row 1"
+    with pytest.raises(ValueError, match=needed):
+        generate(model, prompt, 6, temperature=temperature)
+    calls = iter(range(9))
+    with pytest.raises(ValueError, match=needed):
+        model.generate(prompt, max_new_tokens=6, do_sample=temperature > 0)
+    calls = iter(range(9))
+    assert generate(model, prompt, 2, temperature=temperature)[0].shape == (2, 2)
+
+
+class HostReads(TorchDispatchMode):
+    """Counts the tensors whose value Python reads, for which the host waits for a GPU."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.count += func in (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.is_nonzero.default)
+        return func(*args, **(kwargs or {}))
+
+
+def test_logits_are_not_read_at_every_token(monkeypatch):
+    for name in ("language_model", "sequence_model"):
+        monkeypatch.setattr(f"longscan.models.{name}.check_tokens", lambda *_: None)  # the tokens of a step are in its range
+    model, counts = make_model(), []
+    for steps in (2, 7):
+        with HostReads() as reads:
+            generate(model, torch.zeros(2, 3, dtype=torch.int64), steps, temperature=0)
+            model.generate(torch.zeros(2, 3, dtype=torch.int64), max_new_tokens=steps)
+        counts.append(reads.count)
+    assert counts[0] == counts[1] > 0
 
 
 def test_number_of_a_row_selects_the_state_of_this_row():

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import softmax
 
+from longscan._errors import count_text
 from longscan._types import (
     Fraction,
     NonNegativeFloat,
@@ -51,7 +52,7 @@ def sample(
     if logits.ndim != 2 or not logits.shape[1]:
         raise ValueError(f"`logits` must have shape (batch, tokens >= 1), got {tuple(logits.shape)}")
     _check_sampling(temperature, top_k, top_p, min_p)
-    _check_largest("`logits`", logits)
+    _check_largest("`logits`", logits.amax(-1))
     return _sample(logits, temperature, top_k, top_p, min_p, generator)
 
 
@@ -63,13 +64,20 @@ def _check_sampling(temperature: float, top_k: int | None, top_p: float | None, 
     checked_value(min_p, Fraction | None, "min_p")
 
 
-def _check_largest(name: str, logits: Tensor) -> None:
-    """Raise ValueError unless the largest of the logits (B, V) of each row is finite: no token is the most likely one then."""
-    largest = logits.amax(-1)
+def _check_largest(name: str, largest: Tensor) -> None:
+    """Raise ValueError unless the largest of the logits of each row, (B,), is finite: no token is the most likely one then."""
     wrong = ~torch.isfinite(largest)
     if bool(wrong.any()):
         row = int(wrong.int().argmax())
         raise ValueError(f"{name} must have a finite largest number in each row, got {largest[row].item()} in row {row}")
+
+
+def _check_decoded(largest: Sequence[Tensor]) -> None:
+    """Raise ValueError unless the largest logits after the prompt and after each generated token, (B,) each, are finite."""
+    finite = torch.isfinite(torch.stack([*largest])).all(1)
+    if not bool(finite.all()):
+        count = int(finite.int().argmin())
+        _check_largest(f"the model's logits after {count_text(count, 'new token') if count else 'the prompt'}", largest[count])
 
 
 def _sample(
@@ -122,7 +130,8 @@ def generate(
         temperature, top_k, top_p, min_p, generator: see `sample`.
 
     Returns the tokens (B, steps), and the state after all of them except the last: `generate(model, tokens[:, -1:], steps,
-    state=state)` continues. Raises ValueError naming an argument that does not fit, and if the model cannot run step by step.
+    state=state)` continues. Raises ValueError naming an argument that does not fit, if the model cannot run step by step, and,
+    after the last token, if its logits after a token have no finite largest number.
     """
     model.backbone.require_streaming("`generate`")
     check_is_tensor("valid", valid)
@@ -138,7 +147,7 @@ def generate(
         _, after = model(prompt, state, valid=valid, return_state=True)
         return prompt[:, :0], after
     choose = partial(_sample, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, generator=generator)
-    for token, _, reached in _decode(model, prompt, steps, state, valid, ends, stop, choose):
+    for token, reached in _decode(model, prompt, steps, state, valid, ends, stop, choose):
         generated.append(token)
         after = reached
     return torch.stack(generated, 1), after
@@ -162,27 +171,40 @@ def _decode(
     ends: Tensor | None,
     fill: int | None,
     choose: Callable[[Tensor], Tensor],
-) -> Iterator[tuple[Tensor, Tensor, ModelState]]:
-    """Yield, for each of `steps` tokens, the tokens (B,), whether each row has ended (B,), and the state before the tokens.
+    *,
+    stop_early: bool = False,
+) -> Iterator[tuple[Tensor, ModelState]]:
+    """Yield, for each of `steps` tokens, the tokens (B,) and the state before them; with `stop_early` until all rows have ended.
 
     A row ends with one of the tokens `ends`; its later tokens are `fill`, and its state does not change any more. If `ends` is
     None, so is `fill`, and no row ends. `choose` takes the logits (B, V) of a step and returns the tokens (B,).
+
+    Raises ValueError for logits whose largest number in a row is not finite: for those after the prompt before the first token,
+    and for later ones after the last token, because a check of each token would wait for the GPU.
     """
     logits, state = model(prompt, state, valid=valid, return_state=True)
     last = torch.full_like(prompt[:, 0], prompt.shape[1] - 1)
     if valid is not None:
         last = torch.where(valid, torch.arange(prompt.shape[1], device=prompt.device), 0).amax(1)
     current = logits[torch.arange(len(prompt), device=prompt.device), last]
-    _check_largest("the model's logits after the prompt", current)
+    largest = [current.amax(-1)]
+    _check_decoded(largest)
     finished = torch.zeros(len(prompt), dtype=torch.bool, device=prompt.device)
-    for index in range(steps):
-        token = choose(current)
+    for remaining in reversed(range(steps)):
+        try:
+            token = choose(current)
+        except RuntimeError:  # `torch.multinomial` checks the probabilities
+            _check_decoded(largest)
+            raise
         if ends is not None and fill is not None:
             token = torch.where(finished, fill, token)
             finished = finished | torch.isin(token, ends)
-        yield token, finished, state
-        if index + 1 < steps:
-            current, state = model.step(token, state, active=None if ends is None else ~finished)
+        yield token, state
+        if not remaining or (stop_early and ends is not None and bool(finished.all())):
+            break
+        current, state = model.step(token, state, active=None if ends is None else ~finished)
+        largest.append(current.amax(-1))
+    _check_decoded(largest)
 
 
 class Streamer(Protocol):
@@ -300,14 +322,12 @@ def generate_ids(
 
     if streamer is not None:
         streamer.put(input_ids.cpu())
-    for token, finished, _ in _decode(model, input_ids, steps, None, valid, ends, fill, choose):
+    for token, _ in _decode(model, input_ids, steps, None, valid, ends, fill, choose, stop_early=True):
         generated.append(token[:, None])
         if occurred is not None:
             occurred.scatter_(1, token[:, None], True)
         if streamer is not None:
             streamer.put(token.cpu())
-        if bool(finished.all()):
-            break
     if streamer is not None:
         streamer.end()
     return torch.cat(generated, 1)

@@ -186,7 +186,8 @@ class LanguageModel(PretrainedModel):
             generator: random number generator, on the device of the model.
 
         Returns tokens (B * num_return_sequences, L + n) with n <= max_new_tokens. Raises ValueError naming an argument that does
-        not fit, and if the model cannot run step by step.
+        not fit, if the model cannot run step by step, and if its logits after a token have no finite largest number (after the
+        last token, as an earlier check would wait for the GPU at every token).
         """
         from longscan.models.generation import generate_ids
 
