@@ -266,6 +266,15 @@ def test_forecasts_at_uneven_times_depend_on_the_times():
         SSMForecaster(horizon=3, window=8, **BRIEF).fit(y).predict(y, times_ahead=times[-3:])
 
 
+def test_blocks_that_take_no_elapsed_times_name_the_times():
+    times = 2.0 ** np.arange(40)  # too uneven for equal steps, so that blocks read the times
+    needed = r"`times` must be None, as block 1 \(s7\) takes no elapsed times, got times"
+    with pytest.raises(ValueError, match=needed):
+        SSMForecaster(horizon=3, window=8, **BRIEF, spec="mamba s7").fit(np.sin(np.arange(40)), times)
+    with pytest.raises(ValueError, match=needed):
+        SSMRegressor(**BRIEF, spec="mamba s7").fit(np.random.default_rng(0).random((4, 40)), np.arange(4.0), times=[times] * 4)
+
+
 @pytest.mark.parametrize(
     ("y", "options", "message"),
     [

@@ -1,5 +1,7 @@
 """The training loop of estimators, and the arguments and results that they exchange with it, tested with stubs of models."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -292,6 +294,8 @@ def test_targets_are_standardised_by_column(monkeypatch):
 
 class ContinuingModel(nn.Module):
     """A model that forecasts the last value plus 1, 2, ... times the elapsed time ahead, and records its arguments."""
+
+    backbone = SimpleNamespace(require_irregular=lambda *_: None)
 
     def __init__(self, horizon):
         super().__init__()

@@ -157,8 +157,14 @@ def test_uneven_dates_are_read_as_times():
     np.testing.assert_array_equal(numbers, forecast)
     with pytest.raises(ValueError, match="`times_ahead` must have 3 times, one for each step of the horizon, got 2"):
         model.predict(gappy, "index", ahead[:2])
-    with pytest.raises(ValueError, match="`times_ahead` "):
-        model.predict(gappy, "index", [1.0, 2.0, 3.0])
+    for wrong, kind in (
+        ([1.0, 2.0, 3.0], "numbers"),
+        (ahead.tz_localize(None), "dates without a time zone"),
+        (ahead.tz_localize(None).to_period("h"), "periods"),
+        (ahead - HOURS[0], "durations"),
+    ):
+        with pytest.raises(ValueError, match=f"`times_ahead` must be dates with a time zone, as the times before, got {kind}"):
+            model.predict(gappy, "index", wrong)
     with pytest.raises(ValueError, match="`y` must be without duplicated time stamps, got 1"):
         SSMForecaster(**AHEAD).fit(pd.concat([gappy, gappy[-1:]]), times="index")
     months = pd.Series(np.sin(np.arange(40)), index=pd.period_range("2020-01", periods=42, freq="M").delete([5, 9]))

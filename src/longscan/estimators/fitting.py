@@ -569,6 +569,8 @@ class SeriesEstimator(SavedEstimator):
             pooling=stack.pooling,
             head="affine",
         ).to(device)
+        if series.gaps is not None:
+            model.require_irregular("times", "times")
 
         def batch_of(rows: np.ndarray) -> LabelledBatch:
             weights = None if examples.weights is None else torch.from_numpy(examples.weights[rows]).to(device, torch.float32)

@@ -244,11 +244,20 @@ def read_times_ahead(times_ahead: Any, clock: pd.Index, horizon: int) -> pd.Inde
     ahead = as_clock(times_ahead, "`times_ahead`")
     if getattr(ahead, "tz", None) is not None and getattr(clock, "tz", None) is not None:
         ahead = ahead.tz_convert(clock.tz)
+    if _kind_of_times(ahead) != _kind_of_times(clock):
+        raise ValueError(f"`times_ahead` must be {_kind_of_times(clock)}, as the times before, got {_kind_of_times(ahead)}")
     if len(ahead) != horizon:
         raise ValueError(f"`times_ahead` must have {horizon} times, one for each step of the horizon, got {len(ahead)}")
     if not as_clock(clock[-1:].append(ahead), "`times_ahead`").is_monotonic_increasing:
         raise ValueError("`times_ahead` must be in the order of time and start after the series ends, got times that do not")
     return ahead
+
+
+def _kind_of_times(clock: pd.Index) -> str:
+    """Return what the times of a clock are, such as "dates with a time zone"."""
+    if isinstance(clock, pd.DatetimeIndex):
+        return f"dates {'without' if clock.tz is None else 'with'} a time zone"
+    return {pd.PeriodIndex: "periods", pd.TimedeltaIndex: "durations"}.get(type(clock), "numbers")
 
 
 def in_zone(stamps: pd.Index | None, y: pd.Series | pd.DataFrame) -> pd.Index | None:

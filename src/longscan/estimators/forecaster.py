@@ -536,6 +536,8 @@ class SSMForecaster(SavedEstimator):
         n_threads, device = choose_threads(self.n_jobs, self.batch_size * self.window_ * self.d_model), find_device(self.device)
         with seeded(int(random.randint(2**31 - 1))), limited_threads(n_threads):
             model = self._build_model(linear).to(device)
+            if series.gaps is not None:
+                model.backbone.require_irregular("times", "times")
             if evaluate is not None and seconds is None:  # with a limit, `minimise` evaluates the model to measure the time
                 evaluate(model)
             losses = minimise(
