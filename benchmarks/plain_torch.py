@@ -228,7 +228,10 @@ def measure_times(one: Implementation) -> Row:
     except torch.OutOfMemoryError:
         row["reason"] = "out of memory in the capture"
     except RuntimeError as error:  # what torch raises for an operation that cannot be captured
-        row["reason"] = f"cannot be captured: {error}".splitlines()[0][:200]
+        first: BaseException = error
+        while first.__context__ is not None:  # the end of a capture that failed raises a second error
+            first = first.__context__
+        row["reason"] = f"cannot be captured: {first}".splitlines()[0][:200]
     return row | {"timed": "called", **{name: called_ms(call) for name, call in calls.items()}}
 
 

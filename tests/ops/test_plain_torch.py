@@ -91,7 +91,10 @@ def test_lack_of_memory_and_calls_that_cannot_be_captured_give_a_reason(script, 
     assert {row["reason"] for row in prepared.rows()} == {"out of memory"}
 
     def fail(*_):
-        raise RuntimeError("operation not permitted when stream is capturing")
+        try:
+            raise RuntimeError("operation not permitted when stream is capturing")
+        finally:
+            raise RuntimeError("operation failed due to a previous error during capture")
 
     monkeypatch.setattr(script, "GPU", torch.device("cuda"))
     monkeypatch.setattr(script, "peak_mib", lambda _: 1.0)

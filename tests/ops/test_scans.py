@@ -1,7 +1,9 @@
 """Properties of single ops: closed forms, memory, and the functions that eager backends use."""
 
+import gc
 import itertools
 import math
+import weakref
 
 import pytest
 import torch
@@ -91,6 +93,24 @@ def test_fft_length_is_a_sufficient_product_of_small_primes(needed):
     assert needed <= size <= max(1.25 * needed, needed + 1)
     odd = size // (size & -size)
     assert odd in (1, 3, 5, 9, 15)
+
+
+@pytest.fixture
+def without_garbage_collector():
+    gc.disable()
+    yield
+    gc.enable()
+
+
+def test_affine_scan_leaves_nothing_to_the_garbage_collector(without_garbage_collector):
+    """On a GPU its memory would be free later than that of other operations, also while a CUDA graph is captured."""
+    a, b = torch.rand(1, 8, 2, requires_grad=True), torch.rand(1, 8, 2)
+    state = a.sum(1)
+    lifetime = weakref.ref(state)
+    y = affine_scan(a, b, state)
+    y.sum().backward()
+    del y, state
+    assert lifetime() is None
 
 
 def test_fft_length_is_the_smallest_such_product():

@@ -45,29 +45,37 @@ def affine_scan(
     below 1 loses its last term, (1 - d)^2 = 1 - 2d + d^2, always in the same direction, so that states that decay slowly drift.
     """
 
+    b, _ = fix_length(b)
+    return _scan(_zero_where(reset, a), b, state, reset, multiply, affine)
+
+
+# Not a function inside of `affine_scan`: one that calls itself is part of a reference cycle, which would keep `state` and its
+# autograd graph allocated until Python's garbage collector runs.
+def _scan(a: Tensor, b: Tensor, state: Tensor, reset: OptionalTensor, multiply: Multiply, affine: Affine | None) -> Tensor:
+    """Return what `affine_scan` returns.
+
+    a is 0 wherever `reset` is True, so that no factor of an earlier sequence is multiplied with a later gradient.
+    """
+
     def apply(a: Tensor, x: Tensor, b: Tensor, reset: OptionalTensor) -> Tensor:
         x = _zero_where(reset, x)
         return multiply(a, x) + b if affine is None else affine(a, x, b)
 
-    def scan(a: Tensor, b: Tensor, reset: OptionalTensor) -> Tensor:
-        # a is 0 wherever `reset` is True, so that no factor of an earlier sequence is multiplied with a later gradient
-        length, factor, wide = b.shape[1], a.to(b.dtype), carry_dtype(b)
-        if length == 1:
-            return apply(factor, state.unsqueeze(1), b, reset)
-        if length % 2:
-            (a, _), (_, last_factor), (b, last) = (_split_steps(x, [length - 1, 1]) for x in (a, factor, b))
-            reset, last_reset = (None, None) if reset is None else torch.split(reset, [length - 1, 1], 1)
-            states = scan(a, b, reset)
-            return torch.cat([states, apply(last_factor, states[:, -1:], last, last_reset)], 1)
-        (a1, a2), (factor1, factor2), (b1, b2) = (_split_pairs(x) for x in (a, factor, b))
-        reset1, reset2 = (None, None) if reset is None else _split_pairs(reset)
-        either = None if reset1 is None or reset2 is None else reset1 | reset2
-        second = scan(multiply(a2.to(wide), _zero_where(reset2, a1).to(wide)), apply(factor2, b1, b2, reset2), either)
-        before = torch.cat([state.unsqueeze(1), second[:, :-1]], 1)
-        return torch.stack([apply(factor1, before, b1, reset1), second], 2).flatten(1, 2)
-
-    b, _ = fix_length(b)
-    return scan(_zero_where(reset, a), b, reset)
+    length, factor, wide = b.shape[1], a.to(b.dtype), carry_dtype(b)
+    if length == 1:
+        return apply(factor, state.unsqueeze(1), b, reset)
+    if length % 2:
+        (a, _), (_, last_factor), (b, last) = (_split_steps(x, [length - 1, 1]) for x in (a, factor, b))
+        reset, last_reset = (None, None) if reset is None else torch.split(reset, [length - 1, 1], 1)
+        states = _scan(a, b, state, reset, multiply, affine)
+        return torch.cat([states, apply(last_factor, states[:, -1:], last, last_reset)], 1)
+    (a1, a2), (factor1, factor2), (b1, b2) = (_split_pairs(x) for x in (a, factor, b))
+    reset1, reset2 = (None, None) if reset is None else _split_pairs(reset)
+    either = None if reset1 is None or reset2 is None else reset1 | reset2
+    products, sums = multiply(a2.to(wide), _zero_where(reset2, a1).to(wide)), apply(factor2, b1, b2, reset2)
+    second = _scan(products, sums, state, either, multiply, affine)
+    before = torch.cat([state.unsqueeze(1), second[:, :-1]], 1)
+    return torch.stack([apply(factor1, before, b1, reset1), second], 2).flatten(1, 2)
 
 
 def running_sum(x: Tensor, reset: Tensor | None = None) -> Tensor:
