@@ -234,6 +234,14 @@ def test_answers_in_a_format_that_is_not_written_are_an_error(run, table, tmp_pa
     assert not picture.exists()
 
 
+def test_blocks_that_take_no_elapsed_times_are_an_error_before_the_run(table, tmp_path, capsys):
+    argv = ["train", str(table), "--label", "kind", *COLUMNS, "--task.uneven", "elapsed", "--model.spec", "mamba s7"]
+    assert main([*argv, "--out", str(tmp_path / "run")]) == 2
+    needed = "`model.spec` must be blocks that take elapsed times, which task series_classes has (block 1 (s7) takes none), got"
+    assert needed in capsys.readouterr().err
+    assert not (tmp_path / "run" / "settings.yaml").exists()
+
+
 def test_report_and_pictures_name_the_series_of_an_example(run, table, capsys):
     ids = [f"u{number}" for number in Run(run).settings.task._data.rows["test"].tolist()]
     examples = json.loads(Path(run, "examples.json").read_text())["examples"]

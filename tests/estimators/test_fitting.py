@@ -295,7 +295,7 @@ def test_targets_are_standardised_by_column(monkeypatch):
 class ContinuingModel(nn.Module):
     """A model that forecasts the last value plus 1, 2, ... times the elapsed time ahead, and records its arguments."""
 
-    backbone = SimpleNamespace(require_irregular=lambda *_: None)
+    backbone = SimpleNamespace(block_without_times=lambda: None)
 
     def __init__(self, horizon):
         super().__init__()

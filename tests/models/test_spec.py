@@ -196,6 +196,7 @@ def test_list_of_blocks_has_optional_keys_and_any_combination():
         ("m", "m", "`block_options` must be a mapping of names of blocks to mappings of options, got 'm'"),
         ("m", {"m": 3}, r"`block_options` must be a mapping of names of blocks to mappings of options, got \{'m': 3\}"),
         (3, None, "`spec` must be a text or a list of blocks, got 3"),
+        (b"mamba", None, "`spec` must be a text or a list of blocks, got b'mamba'"),
         ("ma", {"a": {"phase_dt": "no"}}, r"phase_dt of block 1 \(aussm\) of `spec` must be true or false, got 'no'"),
         ("m", {"m": {"recompute": 3}}, r"recompute of block 0 \(mamba\) of `spec` must be true or false, got 3"),
         ("a", {"a": {"d_state": "x"}}, r"d_state of .* must be a whole number of at least 1, got 'x'"),

@@ -31,6 +31,9 @@ def test_random_replacement_depends_on_the_seed():
         ({}, "exactly one of `positions` and `count` must be given, got None and None"),
         ({"positions": [0], "count": 1}, r"exactly one of `positions` and `count` must be given, got \[0\] and 1"),
         ({"positions": [1]}, r"`positions` must be those of mamba blocks, \[0, 2\], got 1"),
+        ({"positions": [0, 0]}, r"`positions` must be whole numbers without repetitions, got \[0, 0\]"),
+        ({"positions": [2.0]}, r"`positions` must be whole numbers without repetitions, got \[2\.0\]"),
+        ({"positions": 2}, "`positions` must be whole numbers without repetitions, got 2"),
         ({"count": 3}, "`count` must be 0 to 2, .*, got 3"),
         ({"count": 1.5}, "`count` must be 0 to 2, .*, got 1.5"),
         ({"count": 0, "replaced": "mamab"}, "`replaced` must be one of .*, got 'mamab'"),
@@ -40,6 +43,11 @@ def test_random_replacement_depends_on_the_seed():
 def test_invalid_replacement_raises(options, message):
     with pytest.raises(ValueError, match=message):
         replace_blocks("mamba s4d mamba", **options)
+
+
+def test_rotary_options_that_are_no_mapping_raise():
+    with pytest.raises(ValueError, match="`options` must be a mapping of the settings of Rotary, got 10"):
+        place_rotary("mamba", 10)
 
 
 @pytest.mark.parametrize(("where", "positions"), [("all", [0, 1, 3, 5, 6]), ("first", [0]), ("every_other", [0, 3, 6])], ids=str)

@@ -108,6 +108,11 @@ BAD: dict[str, tuple[str, dict[str, object], str]] = {
         text_of([[*row[1:], "red"] for row in long_rows()[:5]], (*HEADER[1:], "hue")), {"id": None},
         "`channels` lists the columns to read, and `id` names the column of several series",
     ),
+    "column of dates": (
+        text_of([[*row, f"2024-03-{n % 28 + 1:02d} 10:00"] for n, row in enumerate(long_rows())],
+                ("unit", "step", *HEADER[2:], "when")), {},
+        "got '2024-03-01 10:00' in line 2; `time` names the column of the times, and `channels` lists the columns to read",
+    ),
     "id missing in a row": (change(3, 0, ""), {}, "column 'unit' must have a value in each row, got none in line 5"),
     "time missing in a row": (change(3, 1, ""), {}, "column 'time' must have a value in each row, got none in line 5"),
     "several labels": (change(7, 4, "a"), {}, "each series must have one label, got 'b' and 'a' in column 'kind' of series 'u1'"),

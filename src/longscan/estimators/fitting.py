@@ -146,6 +146,12 @@ class ValidationCurve(Callback):
             self.curve.append({name: value for name, value in row.items() if name not in ("step", "split")})
 
 
+def check_takes_times(model: SequenceModel) -> None:
+    """Raise ValueError unless all blocks of a model take the times between steps."""
+    if block := model.block_without_times():
+        raise ValueError(f"`times` must be None, as {block} takes no elapsed times, got times")
+
+
 def minimise(
     model: nn.Module,
     batch_of: Callable[[np.ndarray], Any],
@@ -570,7 +576,7 @@ class SeriesEstimator(SavedEstimator):
             head="affine",
         ).to(device)
         if series.gaps is not None:
-            model.require_irregular("times", "times")
+            check_takes_times(model)
 
         def batch_of(rows: np.ndarray) -> LabelledBatch:
             weights = None if examples.weights is None else torch.from_numpy(examples.weights[rows]).to(device, torch.float32)

@@ -27,7 +27,17 @@ from longscan.estimators.backtesting import build_frame, find_cutoffs
 from longscan.estimators.clock import as_clock, check_unit, has_seconds, season_of, to_seconds
 from longscan.estimators.covariates import CovariateEffect, fit_effect, read_covariates, split_columns
 from longscan.estimators.even_steps import append_steps, at_times, even_length, fill_evenly
-from longscan.estimators.fitting import BlockOptions, Jobs, RandomState, Spec, Verbose, check_settings, minimise, seeded
+from longscan.estimators.fitting import (
+    BlockOptions,
+    Jobs,
+    RandomState,
+    Spec,
+    Verbose,
+    check_settings,
+    check_takes_times,
+    minimise,
+    seeded,
+)
 from longscan.estimators.forecast_series import (
     History,
     as_given,
@@ -537,7 +547,7 @@ class SSMForecaster(SavedEstimator):
         with seeded(int(random.randint(2**31 - 1))), limited_threads(n_threads):
             model = self._build_model(linear).to(device)
             if series.gaps is not None:
-                model.backbone.require_irregular("times", "times")
+                check_takes_times(model.backbone)
             if evaluate is not None and seconds is None:  # with a limit, `minimise` evaluates the model to measure the time
                 evaluate(model)
             losses = minimise(

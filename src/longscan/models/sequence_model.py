@@ -282,13 +282,9 @@ class SequenceModel(PretrainedModel):
         if name := self._find_block(lambda block: block.changes_length):
             raise ValueError(f"each block must keep the length of the sequence for {caller}, got {name}, which shortens it")
 
-    def require_irregular(self, argument: str, given: str) -> None:
-        """Raise ValueError unless every block takes elapsed times.
-
-        argument, given: name and description of the times in the message.
-        """
-        if name := self._find_block(lambda block: not block.irregular):
-            raise ValueError(f"`{argument}` must be None, as {name} takes no elapsed times, got {given}")
+    def block_without_times(self) -> str | None:
+        """Return the position and name of the first block that takes no elapsed times; None if all take them."""
+        return self._find_block(lambda block: not block.irregular)
 
     def _find_block(self, has_property: Callable[[Residual], bool]) -> str | None:
         """Return the position and name of the first block with a property, such as "block 1 (s5)"; None if no block has it."""
@@ -338,8 +334,8 @@ class SequenceModel(PretrainedModel):
             raise ValueError(f"`{name}` must have shape (batch, length, {self.d_input}), got {tuple(inputs.shape)}")
         if self.d_input is not None and inputs.is_complex():
             raise TypeError(f"`{name}` must be real numbers, got {inputs.dtype}")
-        if elapsed is not None:
-            self.require_irregular(f"elapsed{suffix}", "a tensor")
+        if elapsed is not None and (block := self.block_without_times()):
+            raise ValueError(f"`elapsed{suffix}` must be None, as {block} takes no elapsed times, got a tensor")
         if seq_idx is not None:
             for is_wrong, setting in (
                 (self.pooling != "none", f"pooling={self.pooling!r}"),

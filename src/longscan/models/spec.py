@@ -104,7 +104,7 @@ def parse_spec(
 
     Raises ValueError if a name does not exist, or an option is no setting of the layer or its block or has another type.
     """
-    if not isinstance(spec, (str, Sequence)):
+    if not isinstance(spec, (str, Sequence)) or isinstance(spec, (bytes, bytearray)):
         raise ValueError(f"`spec` must be a text or a list of blocks, got {spec!r}")
     if not matches_type(d_state, PositiveInt | None):
         raise ValueError(f"`d_state` must be {describe_type(PositiveInt | None)}, got {d_state!r}")

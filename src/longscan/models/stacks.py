@@ -1,6 +1,6 @@
 """Changes to the list of blocks of a stack: other blocks at some positions, rotary positions in some blocks."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -47,7 +47,10 @@ def replace_blocks(
         if not matches_type(count, NonNegativeInt) or count > len(candidates):
             raise ValueError(f"`count` must be 0 to {len(candidates)}, the number of {replaced} blocks, got {count}")
         positions = sorted(np.random.default_rng(seed).choice(candidates, count, replace=False).tolist()) if count else []
-    for index in positions or ():
+    chosen = list(positions) if isinstance(positions, Iterable) else None
+    if chosen is None or not matches_type(chosen, list[NonNegativeInt]) or len(set(chosen)) < len(chosen):
+        raise ValueError(f"`positions` must be whole numbers without repetitions, got {positions!r}")
+    for index in chosen:
         if index not in candidates:
             raise ValueError(f"`positions` must be those of {replaced} blocks, {candidates}, got {index}")
         options = dict(replacement.get("options") or {})
@@ -69,6 +72,8 @@ def place_rotary(blocks: str | Sequence[Mapping[str, Any]], options: Mapping[str
     """
     if where not in ("all", "first", "every_other"):
         raise ValueError(f"`where` must be 'all', 'first' or 'every_other', got {where!r}")
+    if not isinstance(options, Mapping):
+        raise ValueError(f"`options` must be a mapping of the settings of Rotary, got {options!r}")
     entries = parse_spec(blocks)
     positions = [index for index, entry in enumerate(entries) if entry["block"] in ROTARY_BLOCKS]
     if not positions:

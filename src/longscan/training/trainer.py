@@ -35,6 +35,7 @@ from longscan.blocks import BatchNorm
 from longscan.distributed import watch_processes
 from longscan.engine import Callback, Engine, NonFiniteLossError, Patience, StepResult, WeightAverage, copy_weights
 from longscan.models.roles import optimizer_groups
+from longscan.models.siamese import SiameseModel
 from longscan.ops.dispatch import NATIVE
 from longscan.tasks import Batch
 from longscan.tasks.base import Split, rows_of_step
@@ -365,6 +366,10 @@ class Trainer(Callback):
             raise SettingError(with_section("task", error, type(self.task))) from error
         except (MemoryError, OverflowError):
             raise setting_error("training.batch_size", self.training.batch_size, "a batch that fits into memory") from None
+        stack = self.model.backbone if isinstance(self.model, SiameseModel) else self.model
+        if batch.elapsed is not None and (block := stack.block_without_times()):
+            needed = f"blocks that take elapsed times, which task {self.task.name} has ({block} takes none)"
+            raise setting_error("model.spec", self.settings.model.spec, needed)
         if self.settings.model.backend in NATIVE:
             self._check_backend(batch)
         for split in self.task.splits[1:]:

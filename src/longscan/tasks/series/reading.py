@@ -9,7 +9,7 @@ does not grow with their text.
 import logging
 import re
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -56,6 +56,7 @@ MIN_STEPS = 3  # smallest number of numbered columns that are taken for the step
 PIECE_STEPS = 1_000_000  # largest number of steps that are read together
 _WORDS_FOR_MISSING = ", ".join(filter(None, MISSING_WORDS))
 _WHOLE = re.compile(r"\s*[+-]?\d+\s*")
+_DATE = re.compile(r"\s*\d{1,4}([-/.])\d{1,2}\1\d{1,4}\b")  # 2024-03-01 or 1/3/2024, also before a time of day
 _THOUSANDS = re.compile(r"\s*[+-]?[1-9]\d{0,2}(,\d{3})+(\.\d*)?\s*")  # 1,000 or 1,234,567.8
 _NUMBERED = re.compile(r"(.*?)[ _.\[(-]*(\d+)[\])]?")
 # Column names by which tables of this shape call ids and times; a table with one of them needs no setting for it.
@@ -424,8 +425,9 @@ def _read_long(path: Path, files: Sequence[Path], roles: _Roles, options: ReadOp
                 codes.add(frame, names, file, first).tofile(codes_file)
                 if roles.time is not None:
                     _add_times(clock, frame[roles.time], file, first, options)
+                may_be = [role for role, is_given in (("id", has_ids), ("time", roles.time is not None)) if not is_given]
                 for name in roles.channels:
-                    frame[name] = _as_numbers(frame[name], name, file, first, options.dialect.decimal, may_be_id=not has_ids)
+                    frame[name] = _as_numbers(frame[name], name, file, first, options.dialect.decimal, may_be)
                 frame[list(roles.channels)].to_numpy(np.float64).tofile(values_file)
                 first += len(frame)
             if not first:
@@ -472,10 +474,10 @@ def _file_id(folder: Path, file: Path) -> str:
     return without_suffix(str(file.relative_to(folder)))
 
 
-def _as_numbers(column: Any, name: str, path: Path, first: int, decimal: str, *, may_be_id: bool = False) -> np.ndarray:
+def _as_numbers(column: Any, name: str, path: Path, first: int, decimal: str, may_be: Collection[str] = ()) -> np.ndarray:
     """Return a column as float64 with NaN for missing values.
 
-    may_be_id: whether a column of text may be that of the ids of the series, for the error.
+    may_be: what a column of text may be instead, for the error: the "id" of the series, or their "time" if it has dates.
 
     Raises ValueError with the first word that is no number with this decimal mark, and with the first whole number that is too
     large to be exact.
@@ -504,8 +506,11 @@ def _as_numbers(column: Any, name: str, path: Path, first: int, decimal: str, *,
                 hint = "commas between thousands must be removed"
             elif found.notna().any():
                 hint = f"missing values are empty or one of the words {_WORDS_FOR_MISSING}; `channels` lists the columns to read"
+            elif "time" in may_be and (column.dtype.kind == "M" or _DATE.match(word)):
+                hint = "`time` names the column of the times, and `channels` lists the columns to read"
             else:
-                hint = "`channels` lists the columns to read" + (", and `id` names the column of several series" * may_be_id)
+                hint = "`channels` lists the columns to read"
+                hint += ", and `id` names the column of several series" * ("id" in may_be)
             raise ValueError(
                 f"{path}: column {quote(name)} must contain numbers{' with a decimal comma' if decimal == ',' else ''}, got "
                 f"{quote(word, 40)} in {_where(path, first + row)}; {hint}"
