@@ -9,6 +9,7 @@ microseconds. Parts of a forward and backward pass whose launches are repeated:
 
     call_forward, call_forward_backward    the op as a user calls it
     host, host_backward                    (x * 2).sum(), without and with its gradient, for comparison
+    ..._one_thread                         the same with the backward pass in the calling thread, not in autograd's of the device
     autograd                               an autograd function with the same inputs that only allocates its results
     describe                               the key of the recorded call from the arguments
     repeat_forward, repeat_backward        the recorded calls: allocations and launches
@@ -83,6 +84,12 @@ def measure(call: Call, runs: int) -> tuple[float, float]:
     return min(times[2:]), statistics.median(times[2:])
 
 
+def in_one_thread(call: Call) -> object:
+    """Return the result of `call`, with backward passes in the calling thread instead of autograd's thread of the device."""
+    with torch.autograd.set_multithreading_enabled(False):
+        return call()
+
+
 def repeated_calls(call: Call) -> list[Repeated]:
     """Return the recorded calls that `call` repeats."""
     found: list[Repeated] = []
@@ -147,8 +154,10 @@ def parts(name: str, sizes: str, dtype: str, runs: int) -> dict[str, Any]:
     measured: dict[str, Call] = {
         "host": lambda: (x * 2).sum(),
         "host_backward": lambda: torch.autograd.grad((leaf * 2).sum(), leaf),
+        "host_backward_one_thread": lambda: in_one_thread(measured["host_backward"]),
         "call_forward": lambda: call.call(*inputs, backend="triton"),
         "call_forward_backward": forward_backward,
+        "call_forward_backward_one_thread": lambda: in_one_thread(forward_backward),
         "autograd": lambda: torch.autograd.grad(Nothing.apply(*leaves), leaves, dy),
         "describe": lambda: describe(inputs),
         "repeat_forward": lambda: recorded[0][0].repeat(*recorded[0][1:]),

@@ -1,10 +1,11 @@
 """Time a training step of six Mamba blocks on a GPU: called, compiled by inductor, replayed as a CUDA graph, and both.
 
-    python benchmarks/mamba_blocks.py [--modes called compiled replayed compiled_replayed] [--width 128] [--batch 4] [--out FILE]
+    python benchmarks/mamba_blocks.py [--modes MODE ...] [--width 128] [--batch 4] [--out FILE]
 
 The model is Linear 8 -> width, 6 x [RMSNorm, Mamba block], mean over time, Linear -> 10, in bfloat16 autocast, trained with fused
 AdamW. A row of the file is one mode: the median and the single values, in milliseconds, of --turns batches of --steps steps, and
-next to them the host's own measure, (x * 2).sum() with its gradient, taken before each batch. The modes take turns.
+next to them the host's own measure, (x * 2).sum() with its gradient, taken before each batch. The modes take turns. In a
+mode that ends in one_thread the calling thread runs the backward pass, otherwise autograd's thread of the device does.
 """
 
 import argparse
@@ -23,7 +24,7 @@ from longscan.blocks.residual import Residual
 from longscan.training.run import commit
 from row_files import write_row
 
-MODES = ("called", "compiled", "replayed", "compiled_replayed")
+MODES = ("called", "called_one_thread", "compiled", "compiled_one_thread", "replayed", "compiled_replayed")
 CUDA = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if CUDA else "cpu")
 
@@ -50,12 +51,14 @@ def make_step(mode: str, width: int, x: torch.Tensor, labels: torch.Tensor, laye
         model.parameters(), lr=1e-3, fused=CUDA, capturable=CUDA and mode.endswith(("replayed", "recorded"))
     )
     run = torch.compile(model) if mode.startswith("compiled") else model
+    in_threads = not mode.endswith("one_thread")
 
     def step() -> torch.Tensor:
         with torch.autocast(DEVICE.type, torch.bfloat16):
             loss = nn.functional.cross_entropy(run(x), labels)
         optimizer.zero_grad(set_to_none=True)
-        loss.backward()  # type: ignore[no-untyped-call]
+        with torch.autograd.set_multithreading_enabled(in_threads):
+            loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         return loss.detach()
 

@@ -21,6 +21,9 @@ from longscan.ops.selective_scan.triton.forward import chunk_scan_fwd_kernel, ch
 MANY_STATES = 32  # number of real states of a channel above which tiles have other sizes
 MAX_PASSED_PIECES = 64  # largest number of pieces whose maps the programs of the scans apply themselves, if A is real
 CHECKPOINT_STEPS = 64  # smallest number of steps between two checkpoints
+# The same for states of at most SMALL_STATE numbers. The states of tiles, which the backward pass stores between two checkpoints,
+# take more memory than the checkpoints there.
+SMALL_CHECKPOINT_STEPS, SMALL_STATE = 32, 8192
 MIN_RECOMPUTE_STEPS = {1: 16, 2: 4}  # number of components of A -> smallest tile of `recompute_tile_states`, in steps
 # Entries of the launch table -> smallest number of tiles of a piece for each program of a chain.
 MIN_CHAIN_TILES = {"selective_scan_wide_backward": 4, "selective_scan_pairs_backward": 12}
@@ -102,7 +105,7 @@ def make_problem(u: Tensor, A: Tensor, B: Tensor, dt_softplus: bool, direction: 
         "num_warps": layout.warps,
     }  # fmt: skip
     groups = len(A) if A.ndim > 1 + components else 1
-    interval, ptx = checkpoint_interval(states, components), tables.special_functions(u)
+    interval, ptx = checkpoint_interval(channels, states, components), tables.special_functions(u)
     pairs, state_warps = layout.BD * layout.NB, min(layout.NB // NL, layout.warps // CW)
     return Problem(
         entry, batch, length, channels, states, components, groups, layout.blocks, pairs, state_warps, interval, ptx, u.device,
@@ -110,10 +113,12 @@ def make_problem(u: Tensor, A: Tensor, B: Tensor, dt_softplus: bool, direction: 
     )  # fmt: skip
 
 
-def checkpoint_interval(states: int, components: int) -> int:
+def checkpoint_interval(channels: int, states: int, components: int) -> int:
     """Return the steps between two checkpoints, whole tiles of both directions."""
+    is_small = components == 1 and states <= MANY_STATES and channels * states <= SMALL_STATE
+    smallest = min(CHECKPOINT_STEPS, SMALL_CHECKPOINT_STEPS) if is_small else CHECKPOINT_STEPS
     steps = [tables.TABLE[table_entry(components, direction, states)].steps for direction in ("", "_backward")]
-    return max(CHECKPOINT_STEPS, MIN_RECOMPUTE_STEPS[components], *steps)
+    return max(smallest, MIN_RECOMPUTE_STEPS[components], *steps)
 
 
 def parallel_pieces(programs: int, warps: int, device: torch.device) -> int:
@@ -124,7 +129,7 @@ def parallel_pieces(programs: int, warps: int, device: torch.device) -> int:
 def chunk_states_shape(batch: int, length: int, channels: int, states: int, *pair: int) -> tuple[int, int]:
     """Return the shape of the checkpoints (B, chunks [2] N D), real parts before imaginary parts."""
     components = 1 + len(pair)
-    return batch, ceil_div(length, checkpoint_interval(int(states), components)) * components * states * channels
+    return batch, ceil_div(length, checkpoint_interval(int(channels), int(states), components)) * components * states * channels
 
 
 def scans_pass_states(p: Problem, split: tables.Plan, flags: Tensor | None) -> bool:

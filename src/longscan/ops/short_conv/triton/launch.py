@@ -23,6 +23,7 @@ class Blocks(NamedTuple):
 
 
 FORWARD, BACKWARD = Blocks(4, 64, 1, 5, 128), Blocks(4, 64, 1, 3, 256)
+PROGRAMS_PER_SCHEDULER = 2  # in short calls, so that a warp scheduler has another program while one waits for memory
 SUMS = {"ROWS": 64, "BLOCK_D": 32, "num_warps": 4}  # compile-time arguments of the kernel that adds the sums of all chunks
 
 
@@ -41,7 +42,7 @@ def plan(u: Tensor, weight: Tensor, silu: bool, blocks: Blocks) -> Launch:
     batch, length, channels = u.shape
     BLOCK_D = min(blocks.BLOCK_D, power_of_two(channels))
     programs = batch * ceil_div(channels, BLOCK_D)
-    steps = ceil_div(length * programs, programs_to_fill(u.device))
+    steps = ceil_div(length * programs, PROGRAMS_PER_SCHEDULER * programs_to_fill(u.device))
     chunk = largest(blocks.BLOCK_T, smallest(blocks.max_chunk, ceil_div(steps, blocks.BLOCK_T) * blocks.BLOCK_T))
     chunks, groups = ceil_div(length, chunk), weight.shape[0] if weight.ndim == 3 else 1
     constants = {

@@ -136,6 +136,7 @@ def chunk_scan_bwd_kernel(
             earlier_scores = scores if own_scale is None else tl.where(index[:, None] == index[None, :], 0.0, scores)
             d_weighted_x = dot(tl.trans(earlier_scores.to(dtype)), dy_tile, dx_of_state, PRECISION)
             dx_tile = d_weighted_x * input_weight[:, None]
+            d_weight, d_decay_to_end = tl.sum(x_tile * d_weighted_x, 1), tl.sum(x_tile * dx_of_state, 1) * input_weight
             weights, own_weight = output_weights(input_weight, own_scale, position, valid, heads, Q)
             if own_scale is not None:
                 own_score = tl.sum(scores - earlier_scores, 1)
@@ -151,21 +152,20 @@ def chunk_scan_bwd_kernel(
             # The gradients of B and C.
             dy_x = dot(dy_tile, tl.trans(x_tile), zeros_qq, PRECISION) * weights
             weighted_dy_x = (dy_x * decay).to(dtype)
-            dC_of_state = dot(dy_from_start, state_before, zeros_qn, PRECISION)
-            dC_tile = dot(weighted_dy_x, B_tile, dC_of_state, PRECISION)
-            dB_of_state = dot((x_tile * (end_decay * input_weight)[:, None]).to(dtype), d_state_cast, zeros_qn, PRECISION)
-            dB_tile = dot(tl.trans(weighted_dy_x), C_tile, dB_of_state, PRECISION)
             offset = (row * heads + head)[:, None] * N + n[None, :]
             row_mask = in_sequence[:, None] & (n < N)[None, :]
-            tl.store(dB + offset, tl.where(valid[:, None], dB_tile, 0.0).to(dB.dtype.element_ty), mask=row_mask)
-            tl.store(dC + offset, tl.where(valid[:, None], dC_tile, 0.0).to(dC.dtype.element_ty), mask=row_mask)
-            # The gradients of the log decays, dt A, and of the weights of the inputs.
+            dC_of_state = dot(dy_from_start, state_before, zeros_qn, PRECISION)
             d_decay_from_start = tl.sum(C_tile * dC_of_state, 1)
-            d_decay_to_end = tl.sum(x_tile * dx_of_state, 1) * input_weight
+            dC_tile = dot(weighted_dy_x, B_tile, dC_of_state, PRECISION)
+            tl.store(dC + offset, tl.where(valid[:, None], dC_tile, 0.0).to(dC.dtype.element_ty), mask=row_mask)
+            dB_of_state = dot((x_tile * (end_decay * input_weight)[:, None]).to(dtype), d_state_cast, zeros_qn, PRECISION)
+            dB_tile = dot(tl.trans(weighted_dy_x), C_tile, dB_of_state, PRECISION)
+            tl.store(dB + offset, tl.where(valid[:, None], dB_tile, 0.0).to(dB.dtype.element_ty), mask=row_mask)
+            # The gradients of the log decays, dt A, and of the weights of the inputs.
             d_log = d_log_decays(dy_x, scores, d_decay_from_start, d_decay_to_end, zeros_qq, dtype, PRECISION)
             d_log += chunk_decay * tl.sum(tl.sum(d_state * state_before, 1), 0)
             sum_A += tl.sum(tl.where(valid, d_log * dt_value, 0.0), 0)
-            d_dt, d_weight = d_log * A_head, tl.sum(x_tile * d_weighted_x, 1)
+            d_dt = d_log * A_head
             if scale is None:
                 d_dt += d_weight
             else:
