@@ -1,6 +1,7 @@
 """The training loop: updates, the order of callbacks, and losses that are not finite."""
 
 import math
+import threading
 from contextlib import nullcontext
 from functools import partial
 from typing import Any
@@ -53,6 +54,18 @@ def test_update_subtracts_gradient_times_learning_rate_of_the_step() -> None:
     assert results[1].outputs.item() == 2 * results[1].loss.item()
     assert results[1].grad_norm is None
     assert not results[1].loss.requires_grad
+
+
+@pytest.mark.parametrize(
+    "device", ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU"))]
+)
+def test_backward_pass_is_made_by_the_calling_thread(device: str) -> None:
+    model = nn.Linear(1, 1).to(device)
+    found: list[tuple[int, bool]] = []
+    model.weight.register_hook(lambda _: found.append((threading.get_ident(), torch._C._is_multithreading_enabled())))
+    make_engine(model).update(torch.tensor(1.0, device=device))
+    assert found == [(threading.get_ident(), False)]
+    assert torch._C._is_multithreading_enabled(), "other backward passes are not changed"
 
 
 def test_clip_gradients_is_applied() -> None:

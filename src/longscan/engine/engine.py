@@ -129,7 +129,9 @@ class Engine:
         """
         self.optimizer.zero_grad()
         loss, outputs = self.compute_loss(batch)
-        self.backward(loss)
+        # By this thread: it launches the kernels of a GPU sooner than autograd's thread of the device (results/README.md).
+        with torch.autograd.set_multithreading_enabled(False):
+            self.backward(loss)
         return outputs, loss.detach(), self.apply_gradients(loss)
 
     def apply_gradients(self, loss: Tensor) -> Tensor | None:

@@ -419,7 +419,8 @@ class _StackedStep:
             losses.append(trainer.task.loss(output, rows, training.loss_reduction, training.label_smoothing))
             steps.append(StepOutputs(output.detach(), rows, 1.0))
         together = torch.stack(losses)
-        together.sum().backward()  # type: ignore[no-untyped-call]
+        with torch.autograd.set_multithreading_enabled(False):  # as in Engine.gradient_step
+            together.sum().backward()  # type: ignore[no-untyped-call]
         norms = self.optimizer.step()
         self._all_finite &= torch.isfinite(together.detach()) & torch.isfinite(norms)
         return list(zip(steps, together.detach(), norms, strict=True))
