@@ -7,6 +7,10 @@ interpreter, in float32 and float64. A complex number is two tensors. A tile has
 import triton
 import triton.language as tl
 
+from longscan.ops import arguments
+
+INVALID, RESET = tl.constexpr(arguments.INVALID), tl.constexpr(arguments.RESET)  # flags of a step, see `arguments.step_flags`
+
 # ---------------------------------------------------------------------------------------------- elementary functions
 
 

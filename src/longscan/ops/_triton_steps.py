@@ -8,10 +8,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from longscan.ops import arguments
 from longscan.ops._gpu import launch, on_device
+from longscan.ops._triton import INVALID, RESET
 
-INVALID, RESET = tl.constexpr(arguments.INVALID), tl.constexpr(arguments.RESET)
 BLOCK_T, NUM_WARPS = 1024, 4
 
 

@@ -6,9 +6,8 @@ The kernels go through the steps in reverse, with m_t = M_t^T g_t in registers; 
 import triton
 import triton.language as tl
 
+from longscan.ops._triton import INVALID, RESET
 from longscan.ops.block2_scan.triton.math import (
-    INVALID,
-    RESET,
     add,
     add_outer,
     apply_chunk_maps,

@@ -3,9 +3,8 @@
 import triton
 import triton.language as tl
 
+from longscan.ops._triton import INVALID, RESET
 from longscan.ops.block2_scan.triton.math import (
-    INVALID,
-    RESET,
     apply_chunk_maps,
     block_offsets,
     cast,

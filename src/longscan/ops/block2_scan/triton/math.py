@@ -6,9 +6,7 @@ In memory the entries of a matrix lie next to each other: a block is a tile (BLO
 import triton
 import triton.language as tl
 
-from longscan.ops import arguments
-
-INVALID, RESET = tl.constexpr(arguments.INVALID), tl.constexpr(arguments.RESET)
+from longscan.ops._triton import append
 
 
 @triton.jit
@@ -40,12 +38,6 @@ def pack(entries, K: tl.constexpr):
         left, right = tl.join(entries[0], entries[2]), tl.join(entries[1], entries[3])
         tile = tl.reshape(tl.join(left, right), (left.shape[0], 4))
     return tile
-
-
-@triton.jit
-def append(entries, entry):
-    """Return a tuple with one entry more."""
-    return entries + (entry,)  # noqa: RUF005
 
 
 @triton.jit

@@ -6,9 +6,8 @@ The kernels go through the steps in reverse, with m_t = conj(a_t) g_t in registe
 import triton
 import triton.language as tl
 
+from longscan.ops._triton import INVALID, RESET
 from longscan.ops.linear_scan.triton.math import (
-    INVALID,
-    RESET,
     apply_chunk_maps,
     block_offsets,
     conj_multiply,

@@ -3,7 +3,8 @@
 import triton
 import triton.language as tl
 
-from longscan.ops.linear_scan.triton.math import INVALID, RESET, apply_chunk_maps, block_offsets, multiply, multiply_add, ones
+from longscan.ops._triton import INVALID, RESET
+from longscan.ops.linear_scan.triton.math import apply_chunk_maps, block_offsets, multiply, multiply_add, ones
 
 
 @triton.jit(do_not_specialize=["L", "CHUNK", "rows_per_a"])

@@ -3,10 +3,6 @@
 import triton
 import triton.language as tl
 
-from longscan.ops import arguments
-
-INVALID, RESET = tl.constexpr(arguments.INVALID), tl.constexpr(arguments.RESET)
-
 
 @triton.jit
 def block_offsets(i_s, S, COMPLEX: tl.constexpr, BLOCK_S: tl.constexpr):

@@ -7,7 +7,7 @@ step, `w_re`, `w_im` those of the state before it.
 import triton
 import triton.language as tl
 
-from longscan.ops._triton import sigmoid, silu, silu_derivative, where_positive
+from longscan.ops._triton import INVALID, RESET, sigmoid, silu, silu_derivative, where_positive
 from longscan.ops.selective_scan.triton.math import (
     decay,
     expand_channels,
@@ -45,8 +45,8 @@ def load_next_restart(p_flags, first, tile, o_t, length):
     if p_flags is not None:
         T: tl.constexpr = o_t.shape[0]
         following = T - o_t
-        flag = tl.load(p_flags + first + following, mask=(o_t > 0) & (tile * T + following < length), other=1)
-        restart = flag == 2
+        flag = tl.load(p_flags + first + following, mask=(o_t > 0) & (tile * T + following < length), other=INVALID)
+        restart = flag == RESET
     return restart
 
 
@@ -272,8 +272,8 @@ def sum_state_gradients(dB, dC, p_flags, first, tile, length, P: tl.constexpr):
     sums = tl.reshape(tl.permute(sums, (0, 2, 3, 1)), (2 * T, BN * P))
     if p_flags is not None:  # the state at an invalid step may be infinite, and its product with 0 NaN
         step = tl.arange(0, 2 * T) % T
-        flag = tl.load(p_flags + first + step, mask=tile * T + step < length, other=1)
-        sums = tl.where((flag != 1)[:, None], sums, 0.0)
+        flag = tl.load(p_flags + first + step, mask=tile * T + step < length, other=INVALID)
+        sums = tl.where((flag != INVALID)[:, None], sums, 0.0)
     return sums
 
 

@@ -254,8 +254,9 @@ def backward(
     sums = like.new_empty((p.batch, pieces, p.size * p.components + 2 * p.channels))
     d_scale = None if dt_scale is None else like.new_empty((p.blocks, p.batch, p.length))
     counters = None
-    if chain_length > 1:
-        counters = torch.empty(p.programs * split.splits + 1, dtype=torch.int32, device=u.device)
+    if chain_length > 1:  # `chunk_state_bwd_kernel` sets them to 0 where it runs
+        new = torch.empty if split.parallel else torch.zeros
+        counters = new(p.programs * split.splits + 1, dtype=torch.int32, device=u.device)
     maps = None
     with on_device(u):
         if split.parallel:
@@ -274,7 +275,6 @@ def backward(
                 grad_final, maps = d_states, None
         else:
             grad_final = torch.zeros_like(d_initial) if grad_final is None else grad_final
-            counters = None if counters is None else counters.zero_()
         tiles = p.interval // p.constants["T"]  # of a chunk
         tile_states = like.new_empty((p.programs * pieces_per_launch, tiles, p.components, p.pairs))
 

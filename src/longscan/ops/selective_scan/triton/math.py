@@ -9,7 +9,7 @@ Values of a channel alone are (T, BD) tiles, values of a state alone (T, BN) til
 import triton
 import triton.language as tl
 
-from longscan.ops._triton import affine, segmented_affine, sincos, softplus, where_positive
+from longscan.ops._triton import INVALID, RESET, affine, segmented_affine, sincos, softplus, where_positive
 
 # ---------------------------------------------------------------------------------------------- elements of tiles
 
@@ -225,8 +225,8 @@ def load_flags(p_flags, first, o_t, m_t):
     """Return which steps of a tile are valid and which restart the state. first: the tile's first step in (B L)."""
     valid, restart = m_t, o_t < 0
     if p_flags is not None:
-        flag = tl.load(p_flags + first + o_t, mask=m_t, other=1)
-        valid, restart = m_t & (flag != 1), flag == 2
+        flag = tl.load(p_flags + first + o_t, mask=m_t, other=INVALID)
+        valid, restart = m_t & (flag != INVALID), flag == RESET
     return valid, restart
 
 

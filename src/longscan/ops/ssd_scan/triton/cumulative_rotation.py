@@ -21,7 +21,7 @@ batch rows belong to different models. The flags are those of `longscan.ops.argu
 import triton
 import triton.language as tl
 
-from longscan.ops._triton import row_of, segmented_add, sincos, wrap
+from longscan.ops._triton import INVALID, RESET, row_of, segmented_add, sincos, wrap
 
 # ---------------------------------------------------------------------------------------------- tiles
 
@@ -34,14 +34,14 @@ def _tile_steps(flags, tile, tiles, length, T: tl.constexpr):
     in_range = step < length
     valid = in_range
     if flags is not None:
-        valid = in_range & (tl.load(flags + b * length + step, mask=in_range, other=1) != 1)
+        valid = in_range & (tl.load(flags + b * length + step, mask=in_range, other=INVALID) != INVALID)
     return b, b * length + step, valid, in_range
 
 
 @triton.jit
 def _sequence_starts(flags, position, in_range):
     """Return whether each step of a tile starts a sequence, and the number of such steps up to each step."""
-    is_start = tl.load(flags + position, mask=in_range, other=1) == 2
+    is_start = tl.load(flags + position, mask=in_range, other=INVALID) == RESET
     return is_start, tl.cumsum(is_start.to(tl.int32))
 
 
@@ -246,7 +246,7 @@ def cumulative_rotation_bwd_kernel(
             d_phase += dc0 * head_c1 - dc1 * head_c0
             if flags is not None:
                 has_next = (tl.arange(0, T) < T - 1) & (position + 1 < (b + 1) * length)
-                next_starts = tl.load(flags + position + 1, mask=has_next, other=1) == 2
+                next_starts = tl.load(flags + position + 1, mask=has_next, other=INVALID) == RESET
                 next_starts = tl.broadcast_to(next_starts[:, None], d_phase.shape)
                 _, summed = tl.associative_scan((next_starts, d_phase), 0, segmented_add, reverse=True)
                 _, sequence = _sequence_starts(flags, position, in_range)

@@ -6,6 +6,8 @@ Q: steps of a chunk. PB, NB: channels and states of a program, powers of 2.
 import triton
 import triton.language as tl
 
+from longscan.ops._triton import INVALID, RESET
+
 
 @triton.jit
 def hi_lo_cumsum(a, Q: tl.constexpr):
@@ -28,8 +30,8 @@ def sequence_flags(flags, position, step, length, Q: tl.constexpr):
     in_range = step < length
     valid, sequence, restarts = in_range, tl.zeros((Q,), tl.int32), 0
     if flags is not None:
-        flag = tl.load(flags + position, mask=in_range, other=1)
-        valid, sequence = in_range & (flag != 1), tl.cumsum((flag == 2).to(tl.int32))
+        flag = tl.load(flags + position, mask=in_range, other=INVALID)
+        valid, sequence = in_range & (flag != INVALID), tl.cumsum((flag == RESET).to(tl.int32))
         restarts = tl.max(sequence)
     return in_range, valid, sequence, restarts
 

@@ -8,12 +8,10 @@ the state in the rotating frame.
 import triton
 import triton.language as tl
 
-from longscan.ops._triton import row_of, segmented_add_pair, silu, silu_derivative, wrap
+from longscan.ops._triton import INVALID, RESET, row_of, segmented_add_pair, silu, silu_derivative, wrap
 from longscan.ops.unitary_scan.triton.forward import preprocess_tile, sum_parts, zero_if_restarted
 from longscan.ops.unitary_scan.triton.gemm import interleave_weights, multiply_tile, split_weights
 from longscan.ops.unitary_scan.triton.math import (
-    INVALID,
-    RESET,
     U_SCALE,
     add_wrapped_exclusive,
     add_wrapped_segmented,

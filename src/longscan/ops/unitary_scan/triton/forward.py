@@ -8,10 +8,8 @@ channel. `rows`: number of batch rows that have the same parameters. What the sc
 import triton
 import triton.language as tl
 
-from longscan.ops._triton import row_of, segmented_add_pair, silu, sincos, wrap
+from longscan.ops._triton import INVALID, RESET, row_of, segmented_add_pair, silu, sincos, wrap
 from longscan.ops.unitary_scan.triton.math import (
-    INVALID,
-    RESET,
     U_SCALE,
     add_wrapped,
     add_wrapped_segmented,

@@ -282,7 +282,7 @@ class Sequences(NamedTuple):
 
 
 def sequence_bytes(p: Problem, steps: int) -> int:
-    """Return the bytes of the buffers of `new_sequences` for the backward scans: u, x, g, and dt or the mask."""
+    """Return the bytes of the buffers of `new_sequences` for the backward scans, without `u_parts`: u, x, g, dt or mask."""
     numbers = p.K + p.D * (2 + p.phase_dt) + (not p.phase_dt)
     return p.batch * steps * numbers * (4 if p.single else 8)
 

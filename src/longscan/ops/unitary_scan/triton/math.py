@@ -6,10 +6,8 @@ A lane is a pair of a channel and a state. Tiles are (T steps, R lanes), states 
 import triton
 import triton.language as tl
 
-from longscan.ops import arguments
 from longscan.ops._triton import fast_sincos, sincos, wrap
 
-INVALID, RESET = tl.constexpr(arguments.INVALID), tl.constexpr(arguments.RESET)
 U_SCALE = tl.constexpr(16.0)  # u is divided by it, and W multiplied, before they become fp16, which is infinite beyond 65504
 
 # ---------------------------------------------------------------------------------------------- angles
