@@ -6,13 +6,15 @@ from typing import Any
 
 original_scans: list[Any] = []  # the interpreter's implementation of associative scans, after it was replaced
 original_dot: Any = None  # the kernel's function for products of tiles, after it was replaced
+shipped_tables: dict[tuple[str, str], Any] = {}  # module and name -> launch table of the package, after it was replaced
 
 
 def speed_up_interpreter() -> None:
     """Apply all patches of this file, and launch few programs with large tiles.
 
     The interpreter takes about 0.1 ms for an operation on a tile of any size. Tiles stay below 128 KiB, because NumPy requests
-    larger arrays from the operating system one by one. Other tests cover how the work is divided among programs.
+    larger arrays from the operating system one by one. Other tests cover how the work is divided among programs, and one runs the
+    launch tables of the package (`shipped_tables`).
     """
     from longscan.ops import _triton_launch
     from longscan.ops.unitary_scan.triton import launch as unitary
@@ -25,9 +27,13 @@ def speed_up_interpreter() -> None:
     replace_scan()
     replace_dot()
     replace_bfloat16_casts()
-    for name, launch in _triton_launch.TABLE.items():
-        # Kernels of rotations scan their tiles row by row, so that large tiles are slow where there are few steps.
-        _triton_launch.TABLE[name] = replace(launch, lanes=128, steps=launch.steps if name == "rotation" else 64)
+    for module, name in ((_triton_launch, "TABLE"), (unitary, "SCAN_TILES"), (unitary, "ELEMENTWISE")):
+        shipped_tables.setdefault((module.__name__, name), getattr(module, name))
+    # Kernels of rotations scan their tiles row by row, so that large tiles are slow where there are few steps.
+    _triton_launch.TABLE = {
+        name: replace(launch, lanes=128, steps=launch.steps if name == "rotation" else 64)
+        for name, launch in _triton_launch.TABLE.items()
+    }
     unitary.SCAN_TILES = {most: tile._replace(lanes=128, steps=64) for most, tile in unitary.SCAN_TILES.items()}
     unitary.ELEMENTWISE = unitary.ELEMENTWISE._replace(steps=128, channels=128)
 

@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 import torch
 
+from interpreter import shipped_tables
 from longscan.ops import OPS, _gpu, _repeated_calls, _triton_launch, selective_scan, ssd_scan, unitary_scan
 from longscan.ops.arguments import INVALID, RESET, last_valid
 from longscan.ops.dispatch import unsupported_reason
@@ -124,6 +125,35 @@ def test_results_do_not_depend_on_the_division_among_programs(op, is_complex, pl
     torch.testing.assert_close(run_backend(op, move_to_device(inputs), "triton"), expected, rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.parametrize(
+    ("op", "sizes"),
+    [
+        ("selective_scan", {"D": 40, "N": 4}),
+        ("selective_scan", {"D": 5, "N": 33}),
+        ("selective_scan", {"D": 5, "N": 4, "is_complex": True}),
+        ("ssd_scan", {}),
+        ("unitary_scan", {"D": 3, "N": 44}),
+        ("unitary_scan", {"D": 33, "N": 2}),
+        ("unitary_scan", {"D": 129, "N": 1}),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")  # 0 / 0 that is not selected, in the interpreter
+def test_launch_tables_of_the_package_give_the_results(op, sizes, monkeypatch):
+    """Float32 on a device that 528 programs fill: every entry of the tables of `speed_up_interpreter`, which other tests replace.
+
+    The programs of the second case form chains. The sixth case scans with masks, the others without.
+    """
+    for (module, name), table in shipped_tables.items():
+        monkeypatch.setattr(import_module(module), name, table)
+    set_plan(monkeypatch, 528)
+    inputs = example(op, torch.float64, length=70, batch=1, masked=sizes.get("D") == 33, **sizes)
+    exact = run_backend(op, inputs, "reference")
+    single = {name: x.float() if isinstance(x, torch.Tensor) and x.is_floating_point() else x for name, x in inputs.items()}
+    found, eager = run_backend(op, move_to_device(single), "triton"), run_backend(op, single, "eager")
+    for truth, fast, plain in zip(exact, found, eager, strict=True):
+        assert (fast - truth).norm() <= 4 * (plain - truth).norm() + 2.0**-20 * truth.norm()
+
+
 @pytest.mark.parametrize("op", ["selective_scan", "ssd_scan"])
 def test_states_are_passed_where_a_graph_with_a_dynamic_length_has_one_split(op, monkeypatch):
     """Such a graph has the kernels of parallel splits, however short the sequences are with which it runs."""
@@ -188,6 +218,23 @@ def test_third_call_repeats_the_second(op, monkeypatch):
     assert calls == ["forward", "backward"] * 2
     for other, found in zip(others, results, strict=True):
         torch.testing.assert_close(found, run_backend(op, move_to_device(other), "eager"), rtol=1e-4, atol=1e-4)
+
+
+def test_calls_with_chains_in_one_piece_are_repeated(monkeypatch):
+    """Their counters are zeros when the backward scan begins, also in repeated calls."""
+    module = import_module("longscan.ops.selective_scan.triton.launch")
+    set_plan(monkeypatch, 1)
+    set_tile_sizes(monkeypatch, steps=8, lanes=4, warps=1)
+    monkeypatch.setattr(module, "MIN_CHAIN_TILES", {"selective_scan_pairs_backward": 1})
+    inputs = floats(example("selective_scan", torch.float64, length=20, masked=False, is_complex=True))
+    expected = run_backend("selective_scan", inputs, "reference")
+    for _ in range(2):
+        run_backend("selective_scan", move_to_device(inputs), "triton")
+    kernels = record_launches(module, monkeypatch)
+    for _ in range(2):
+        found = run_backend("selective_scan", move_to_device(inputs), "triton")
+        torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)
+    assert not kernels
 
 
 @pytest.mark.parametrize("shared", ["C", "BC", *(pytest.param(shared, marks=pytest.mark.slow) for shared in ("B", ""))])
