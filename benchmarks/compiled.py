@@ -4,6 +4,7 @@
     python benchmarks/compiled.py --only unitary --capability 80
     python benchmarks/compiled.py --only unitary --set unitary_scan=16,64,1
     python benchmarks/compiled.py --only S4                       the transform of S4's kernel
+    python benchmarks/compiled.py --only selective --without-ptx  as for GPUs of other vendors than NVIDIA
 
 Every launch of a kernel is replaced by its compilation. Instructions of a loop are counted for one thread and iteration, by
 opcode, the most frequent first. LDL and STL are spills; SHFL, STS and LDS exchange data between threads; MUFU is the special
@@ -113,6 +114,7 @@ def main() -> int:
     parser.add_argument("--only", nargs="+", default=[""], help="texts; only cases whose names contain one of them")
     parser.add_argument("--capability", type=int, default=90, help="compute capability of the GPU: 80, 90, 120")
     parser.add_argument("--set", nargs="*", default=[], metavar="OP=STEPS,LANES,WARPS[,STAGES]", help="launches of kernels")
+    parser.add_argument("--without-ptx", action="store_true", help="kernels without inline PTX")
     options = parser.parse_args()
     set_launches(parser, options.set)
     compiler = Compiler(options.capability)
@@ -121,7 +123,7 @@ def main() -> int:
         compiler(kernel, args, constants)
 
     _gpu.launch = launch  # before the modules that import it
-    _triton_launch.special_functions = lambda _: True
+    _triton_launch.special_functions = lambda _: not options.without_ptx
     dispatch.unsupported_reason = lambda *_: None
     for case in ON_GPU:
         if any(word in case.name for word in options.only):

@@ -412,6 +412,11 @@ def profile_events(call: Call, device: torch.device) -> Any:
     return profile.key_averages()
 
 
+def leave_out_ptx() -> None:
+    """Launch Triton kernels without inline PTX, as on GPUs of other vendors. Call it before an op imports its kernels."""
+    _triton_launch.special_functions = lambda _: False
+
+
 def set_launches(parser: argparse.ArgumentParser, entries: Sequence[str]) -> None:
     """Change the launch table of the Triton kernels by entries OP=STEPS,LANES,WARPS[,...]. The parser reports invalid ones."""
     for entry in entries:

@@ -22,7 +22,20 @@ from pathlib import Path
 import torch
 
 from cases import CASES
-from harness import GPU, MAX_CALL_MS, ROOT, Case, Measurement, Row, attempt, compare, print_memory, record, set_launches
+from harness import (
+    GPU,
+    MAX_CALL_MS,
+    ROOT,
+    Case,
+    Measurement,
+    Row,
+    attempt,
+    compare,
+    leave_out_ptx,
+    print_memory,
+    record,
+    set_launches,
+)
 from longscan.report.records import append_record, check_record
 from page import label_of
 
@@ -99,6 +112,7 @@ def main() -> int:
     parser.add_argument(
         "--set", nargs="*", default=[], metavar="OP=STEPS,LANES,WARPS[,STAGES]", help="launches of Triton kernels; no files"
     )
+    parser.add_argument("--without-ptx", action="store_true", help="Triton kernels without inline PTX; no files")
     parser.add_argument("--recipes", nargs="+", type=Path, default=None, help="recipes for the suite loaders")
     parser.add_argument("--memory-of", nargs="+", help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -111,6 +125,8 @@ def main() -> int:
         print_memory(case, label, {axis: int(size) for axis, _, size in (word.partition("=") for word in sizes)})
         return 0
     set_launches(parser, options.set)
+    if options.without_ptx:
+        leave_out_ptx()
     torch.set_num_threads(options.threads)
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     options.runs = options.runs or (2 if options.quick else 5)
@@ -130,7 +146,7 @@ def main() -> int:
                 print(describe(row) if case.folder == "bench" else row, flush=True)
                 failed |= any(row.get(name) for name in ("shortfall", "wrong", "missed")) or row.get("right") is False
                 check_record(case.folder, row)
-                if options.out or not (options.quick or options.set):
+                if options.out or not (options.quick or options.set or options.without_ptx):
                     if case.replaces and path not in written:
                         path.unlink(missing_ok=True)
                     append_record(path, row)

@@ -57,6 +57,15 @@ def test_kernels_of_gpus_need_a_gpu_or_the_interpreter(monkeypatch, tmp_path):
         run(monkeypatch, tmp_path / "bench", "--only", "gpu/linear")
 
 
+def test_without_ptx_kernels_are_compiled_for_any_gpu(monkeypatch, tmp_path):
+    from longscan.ops import _triton_launch
+
+    monkeypatch.setattr(_triton_launch, "special_functions", lambda _: True)
+    assert run(monkeypatch, tmp_path, "--only", "token", "--limit", "0", "--without-ptx") == 0
+    assert not _triton_launch.special_functions(torch.empty(0))
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize("system", systems.SYSTEMS, ids=lambda system: system.name)
 def test_systems_have_equal_sizes(system):
     assert system.parameters == pytest.approx(600_000, rel=0.04)
