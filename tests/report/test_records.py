@@ -190,6 +190,7 @@ def test_results_folder_has_only_records_and_images():
         "stacked_seeds",
         "table1_validation",
         "kernels_old_new",
+        "plain_torch",
         "host_time",
         "first_calls",
         "image_features",
