@@ -18,7 +18,7 @@ SUMS = {"BLOCK_CHUNKS": MAX_CHUNKS, "BLOCK": 64}  # partial sums of a sum over c
 
 
 def forward(table: Tensor, eigenvalues: Tensor, P: Tensor, B: Tensor, C: Tensor, dt: Tensor) -> Tensor:
-    """Return the spectrum (D, F, 2), for contiguous float64 tensors.
+    """Return the spectrum (D, F, 2), for contiguous tensors of one dtype, float32 or float64.
 
     table: (3, F, 2), the rows 2 sinh(w), cosh(w) and e^w; eigenvalues, P, B, C: (D, N, 2); dt: (D,).
     """
