@@ -656,6 +656,27 @@ def test_gradients_of_short_packed_sequences_are_accurate() -> None:
         assert (fast - exact).norm() <= 4 * (plain - exact).norm() + 2.0**-21 * exact.norm()
 
 
+@pytest.mark.parametrize(("scale", "tolerance"), [(1e-4, 1e-5), (1e-6, 1e-3)])
+def test_gradient_of_weights_for_small_inputs_has_the_precision_of_the_readme(scale: float, tolerance: float) -> None:
+    """The fp16 parts of u have a fixed scale, so that they have fewer bits where all of u is small."""
+    generator = torch.Generator().manual_seed(0)
+    batch, length, channels, states = 1, 40, 3, 44
+    randn = partial(torch.randn, generator=generator)
+    u, dt, W = scale * randn(batch, length, channels), randn(batch, length, channels).abs(), randn(channels, states, channels) / 2
+    inputs = [u, dt, W, randn(channels, states), randn(channels, states, 2), randn(channels, states, 2)]
+    cotangent = randn(batch, length, channels)
+
+    def gradients(dtype: torch.dtype, backend: str) -> list[torch.Tensor]:
+        leaves = [x.to(DEVICE, dtype).requires_grad_() for x in inputs]
+        y, _ = unitary_scan(*leaves, backend=backend)
+        return [x.cpu().double() for x in torch.autograd.grad(y, leaves, cotangent.to(DEVICE, dtype))]
+
+    pairs = zip(gradients(torch.float32, "triton"), gradients(torch.float64, "eager"), strict=True)
+    errors = [(x - exact).norm() / exact.norm() for x, exact in pairs]
+    assert errors.pop(2) <= tolerance
+    assert max(errors) <= 1e-5
+
+
 @pytest.mark.parametrize("phase_dt", [False, True])
 @pytest.mark.parametrize(
     ("most_channels", "slice_steps", "sequence_bytes", "launches"),
