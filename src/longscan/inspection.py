@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor, nn
 
-from longscan._types import PositiveInt, checked_value
+from longscan._types import PositiveInt, checked_value, matches_type
 from longscan.layers import S6, PhaseState, SequenceLayer, SequenceModule
 from longscan.layers.base import SequenceInfo, mask_padding
 from longscan.layers.heads import Heads
@@ -63,6 +63,12 @@ class SelectedS6(nn.Module):
         return self.layer.scan_activated(u, self._split(selected), state, info)[0]
 
 
+def _check_index(name: str, index: object, size: int) -> None:
+    """Raise IndexError naming an argument unless it is a whole number from -size to size - 1."""
+    if not matches_type(index, int) or not -size <= cast("int", index) < size:
+        raise IndexError(f"`{name}` must be a whole number from {-size} to {size - 1}, got {index!r}")
+
+
 class InspectedLayer(NamedTuple):
     """One call of a layer inside a model.
 
@@ -98,6 +104,8 @@ class InspectedLayer(NamedTuple):
         Raises TypeError if the layer is not linear in its state, IndexError if there is no such output.
         """
         call = self._select(row)
+        _check_index("step", step, call.y.shape[1])
+        _check_index("channel", channel, call.y.shape[2])
         values = call.x.clone().requires_grad_()
         with torch.enable_grad():
             (gradient,) = torch.autograd.grad(call._map_values(values)[0, step, channel], values)
@@ -184,9 +192,7 @@ class InspectedLayer(NamedTuple):
             selected=None if call.selected is None else call.selected.double(),
             info=SequenceInfo(call.info.elapsed, call.info.valid),
         )
-        length = call.x.shape[1]
-        if not -length <= step < length:
-            raise IndexError(f"`step` must be from {-length} to {length - 1}, got {step}")
+        _check_index("step", step, call.x.shape[1])
 
         def next_states(states: Tensor) -> Tensor:
             """Return the states (n, S) after the step from states (n, S)."""
@@ -212,7 +218,8 @@ class InspectedLayer(NamedTuple):
         return _sparse_eigenvalues(torch.cat(rows), torch.cat(columns), torch.cat(values), size)
 
     def _select(self, row: int) -> "InspectedLayer":
-        """Return the call with one sequence of the batch."""
+        """Return the call with one sequence of the batch. Raises IndexError if there is no such sequence."""
+        _check_index("row", row, self.x.shape[0])
         elapsed, valid, seq_idx, gate = (None if value is None else value[row].unsqueeze(0) for value in self.info[:4])
         return self._replace(
             x=self.x[row].unsqueeze(0),
@@ -354,6 +361,8 @@ def gradient_times_input(
 
     Returns (B, L, C) for vectors. For tokens, whose embeddings are the input, the sum over the channels of an embedding, (B, L).
     """
+    if not callable(score):
+        raise TypeError(f"`score` must be a function of the model's output, got a {type(score).__name__}")
     given = {"elapsed": elapsed, "valid": valid, "seq_idx": seq_idx}
     arguments = {name: value for name, value in given.items() if value is not None}
     encoded: list[Tensor] = []
@@ -436,15 +445,21 @@ def patch_state(
 
     Returns y (B, L - step, D), or (B, d_output) for a model with pooling.
 
-    Raises ValueError if the module's outputs depend on later steps or `step` is not in the sequence.
+    Raises ValueError if the module's outputs depend on later steps or `step` is not in the sequence, and TypeError if `change`
+    is no function or returns None.
     """
     _require_streaming(module)
-    if not 0 <= step < x.shape[1]:
-        raise ValueError(f"`step` must be from 0 to {x.shape[1] - 1}, got {step}")
+    if not matches_type(step, int) or not 0 <= step < x.shape[1]:
+        raise ValueError(f"`step` must be a whole number from 0 to {x.shape[1] - 1}, got {step!r}")
+    if not callable(change):
+        raise TypeError(f"`change` must be a function of the state, got a {type(change).__name__}")
     state = module.initial_state(x.shape[0])
     if step:
         _, state = _run(module, x, slice(0, step), state, elapsed, valid)
-    y, _ = _run(module, x, slice(step, None), change(state), elapsed, valid)
+    changed = change(state)
+    if changed is None:  # the module would take it for the start of a sequence
+        raise TypeError("`change` must return a state of the same form, got None")
+    y, _ = _run(module, x, slice(step, None), changed, elapsed, valid)
     return y
 
 

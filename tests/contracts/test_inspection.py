@@ -177,9 +177,37 @@ def test_eigenvalues_of_padding_are_one_and_those_of_no_step_raise() -> None:
     call = longscan.inspect(LAYERS["s6"](4, d_state=2), x, valid=torch.arange(6).unsqueeze(0) < 4)[""]
     assert (call.eigenvalues(5) == 1).all()
     assert (call.eigenvalues(3).abs() < 1).all()
-    for step in (6, -7):
-        with pytest.raises(IndexError, match=f"`step` must be from -6 to 5, got {step}"):
-            call.eigenvalues(step)
+    for step in (6, -7, 1.0):
+        with pytest.raises(IndexError, match=f"`step` must be a whole number from -6 to 5, got {step}"):
+            call.eigenvalues(step)  # type: ignore[arg-type]
+
+
+def test_outputs_and_sequences_that_do_not_exist_are_named() -> None:
+    call = longscan.inspect(LAYERS["s6"](4, d_state=2), torch.randn(2, 6, 4))[""]
+    calls: dict[str, Any] = {
+        "`step` must be a whole number from -6 to 5, got 6": lambda: call.attention_row(6, 0),
+        "`channel` must be a whole number from -4 to 3, got 4": lambda: call.attention_row(0, 4),
+        "`row` must be a whole number from -2 to 1, got 2": lambda: call.attention_row(0, 0, row=2),
+        "`row` must be a whole number from -2 to 1, got True": lambda: call.bias(True),
+    }
+    for message, make in calls.items():
+        with pytest.raises(IndexError, match=message):
+            make()
+    with pytest.raises(IndexError, match="`row` must be"):
+        next(call.states(row=-3))
+    assert call.attention_row(-6, -4, row=-2).equal(call.attention_row(0, 0))
+
+
+def test_changes_of_the_state_that_are_none_raise() -> None:
+    layer, x = LAYERS["s6"](4, d_state=2), torch.randn(2, 6, 4)
+    changed: Any
+    for changed, got in ((4, "must be a function of the state, got a int"), (lambda _: None, "must return a state .*, got None")):
+        with pytest.raises(TypeError, match=f"`change` {got}"):
+            patch_state(layer, x, 3, changed)
+    with pytest.raises(ValueError, match=r"`step` must be a whole number from 0 to 5, got 2\.5"):
+        patch_state(layer, x, 2.5, lambda state: state)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="`score` must be a function of the model's output, got a int"):
+        gradient_times_input(layer, x, 3)  # type: ignore[arg-type]
 
 
 def test_rounding_errors_do_not_couple_states() -> None:
@@ -392,7 +420,7 @@ def test_ablating_one_block_of_a_model() -> None:
 def test_wrong_arguments_raise() -> None:
     model = longscan.SequenceModel.from_spec("s4d", d_model=8, d_output=3, d_input=2)
     x = torch.randn(1, LENGTH, 2)
-    with pytest.raises(ValueError, match="`step` must be from 0 to 6, got 7"):
+    with pytest.raises(ValueError, match="`step` must be a whole number from 0 to 6, got 7"):
         ablate_state(model, x, 7)
     with pytest.raises(ValueError, match="`block` must be from 0 to 0, got 1"):
         ablate_state(model, x, 2, block=1)

@@ -321,6 +321,12 @@ def test_logits_without_a_most_likely_token_raise():
         generate(diverged, torch.zeros(1, 3, dtype=torch.int64), 2, temperature=0)
 
 
+def test_model_without_tokens_raises():
+    for model in (make_model().backbone, torch.nn.Linear(2, 2)):
+        with pytest.raises(TypeError, match=f"`model` must be a LanguageModel, got a {type(model).__name__}"):
+            generate(model, torch.zeros(1, 3, dtype=torch.int64), 2)
+
+
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_later_logits_without_a_most_likely_token_raise(temperature, monkeypatch):
     model, calls = make_model(), iter(range(9))

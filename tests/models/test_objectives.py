@@ -124,6 +124,8 @@ def test_reverse_loss_equals_the_forward_loss_of_reversed_tokens():
         ({"mask_token": 1.5}, "`mask_token` must be .*, got 1.5"),
         ({"valid": torch.ones(1, 5, dtype=torch.bool)}, r"`valid` must have shape \(1, 4\), got \(1, 5\)"),
         ({"special": range(12)}, "`special` must .*, got all 12"),
+        ({"special": [12]}, r"`special` must be a token below vocab_size \(12\), got 12"),
+        ({"special": [-1]}, r"`special` must be a token below vocab_size \(12\), got -1"),
         ({"tokens": torch.zeros(1, 4)}, "`tokens` must be integer tokens .*, got torch.float32"),
         ({"tokens": torch.full((1, 4), 12)}, "`tokens` must be tokens from 0 to 11, got 12"),
     ],
@@ -140,6 +142,10 @@ def test_next_token_loss_of_a_model_that_is_not_causal_raises():
         token_loss(make_model("mamba bidirectional"), next_tokens(tokens))
     with pytest.raises(ValueError, match=r"`tokens` must have shape .*, got \(1, 1\)"):
         next_tokens(tokens[:, :1])
+    with pytest.raises(ValueError, match=r"`tokens` must be integer tokens .*, got torch\.float32 \(1, 5\)"):
+        next_tokens(tokens.float())
+    with pytest.raises(TypeError, match="`batch` must be the TokenTargets of next_tokens or masked_tokens, got a Tensor"):
+        token_loss(make_model("mamba"), tokens)
 
 
 def test_valid_of_another_shape_or_dtype_raises():

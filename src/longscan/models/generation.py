@@ -133,6 +133,8 @@ def generate(
     state=state)` continues. Raises ValueError naming an argument that does not fit, if the model cannot run step by step, and,
     after the last token, if its logits after a token have no finite largest number.
     """
+    if not isinstance(getattr(model, "backbone", None), SequenceModel) or not hasattr(model, "vocab_size"):
+        raise TypeError(f"`model` must be a LanguageModel, got a {type(model).__name__}")
     model.backbone.require_streaming("`generate`")
     check_is_tensor("valid", valid)
     prompt = _checked_prompt("prompt", prompt, valid, model.vocab_size)

@@ -10,7 +10,7 @@ from torch.nn.functional import cross_entropy
 from longscan.blocks.reversal import flip_valid
 from longscan.layers.checks import check_steps
 from longscan.models.language_model import LanguageModel
-from longscan.models.sequence_model import check_tokens, checked_token
+from longscan.models.sequence_model import check_tokens, checked_token, require_tokens
 
 
 class TokenTargets(NamedTuple):
@@ -41,7 +41,8 @@ def next_tokens(tokens: Tensor, valid: Tensor | None = None, *, reverse: bool = 
 
     Returns TokenTargets of length L - 1. Raises ValueError or TypeError naming an argument of another shape or dtype.
     """
-    if tokens.ndim != 2 or tokens.shape[1] < 2:
+    require_tokens("tokens", tokens)
+    if tokens.shape[1] < 2:
         raise ValueError(f"`tokens` must have shape (batch, length >= 2), got {tuple(tokens.shape)}")
     check_steps((tokens.shape[0], tokens.shape[1]), None, valid, None)
     if reverse:
@@ -90,7 +91,7 @@ def masked_tokens(
     mask_token = checked_token("mask_token", mask_token, vocab_size)
     check_tokens(tokens, valid, vocab_size, name="tokens")
     check_steps((tokens.shape[0], tokens.shape[1]), None, valid, None)
-    never_chosen = torch.tensor(sorted({mask_token, *special}))
+    never_chosen = torch.tensor(sorted({mask_token, *(checked_token("special", token, vocab_size) for token in special)}))
     eligible = ~torch.isin(tokens, never_chosen.to(tokens.device))
     if valid is not None:
         eligible = eligible & valid
@@ -115,8 +116,12 @@ def token_loss(model: LanguageModel, batch: TokenTargets, reduction: Literal["me
         batch: inputs and targets, from `next_tokens` or `masked_tokens`.
         reduction: "mean" or "sum" over the scored steps.
 
-    Raises ValueError if the model is not causal and the inputs of later steps contain the targets.
+    Raises ValueError if the model is not causal and the inputs of later steps contain the targets, and TypeError for a batch
+    that is no TokenTargets.
     """
+    if not isinstance(batch, TokenTargets):
+        needed = "the TokenTargets of next_tokens or masked_tokens"
+        raise TypeError(f"`batch` must be {needed}, got a {type(batch).__name__}")
     if batch.needs_causal and not model.causal:
         raise ValueError("`model` must be causal, as the inputs contain the targets, got one that is not; or use masked_tokens")
     logits = model(batch.inputs, valid=batch.valid)

@@ -372,14 +372,19 @@ def checked_token(name: str, token: SupportsIndex, vocab_size: int) -> int:
     return number
 
 
+def require_tokens(name: str, inputs: Tensor) -> None:
+    """Raise TypeError or ValueError naming the argument unless inputs are integers of shape (B, L)."""
+    require_tensor(name, inputs)
+    if inputs.ndim != 2 or inputs.is_floating_point() or inputs.is_complex() or inputs.dtype == torch.bool:
+        raise ValueError(f"`{name}` must be integer tokens of shape (batch, length), got {inputs.dtype} {tuple(inputs.shape)}")
+
+
 def check_tokens(inputs: Tensor, valid: Tensor | None, vocab_size: int, name: str = "inputs") -> None:
     """Raise ValueError unless inputs are integer tokens (B, L) and, where valid, from 0 to vocab_size - 1.
 
     Values are not checked inside compiled graphs and transforms. name: of the inputs in the message.
     """
-    require_tensor(name, inputs)
-    if inputs.ndim != 2 or inputs.is_floating_point() or inputs.is_complex() or inputs.dtype == torch.bool:
-        raise ValueError(f"`{name}` must be integer tokens of shape (batch, length), got {inputs.dtype} {tuple(inputs.shape)}")
+    require_tokens(name, inputs)
     if inputs.numel() and not values_unavailable(inputs, valid):
         is_mask = isinstance(valid, Tensor) and valid.dtype == torch.bool and valid.shape == inputs.shape
         inputs = inputs.long() if inputs.dtype in WIDE_UNSIGNED else inputs
