@@ -60,7 +60,12 @@ def test_rows_are_found_by_their_names_or_first_parts() -> None:
 
 @pytest.mark.parametrize(
     ("target", "names", "nearest"),
-    [("aussm/tabel1", [], "aussm/table1"), ("aussm/table1", ["partiy"], "parity"), ("s7/table2", ["lisstops"], "listops")],
+    [
+        ("lst", [], "list"),
+        ("aussm/tabel1", [], "aussm/table1"),
+        ("aussm/table1", ["partiy"], "parity"),
+        ("s7/table2", ["lisstops"], "listops"),
+    ],
 )
 def test_error_for_an_unknown_row_names_the_nearest_one(target: str, names: list[str], nearest: str) -> None:
     with pytest.raises(SettingError, match=f"did you mean {nearest}\\?"):

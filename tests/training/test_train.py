@@ -574,6 +574,30 @@ def test_recording_an_unfinished_run_raises(tiny: Any, tmp_path: Path) -> None:
         record_run(run, tmp_path / "runs" / "parity.jsonl")
 
 
+def test_model_of_a_run_that_has_not_ended_is_read_with_a_warning(
+    tiny: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = train(tiny(), tmp_path / "run")
+    run.model()
+    assert not caplog.messages
+    (run.folder / "result.json").unlink()
+    run.model("last")
+    assert not caplog.messages
+    run.model()
+    steps = run.settings.training.steps
+    assert caplog.messages == [f"{run.folder}: the run has not ended; the weights are those after {steps} of {steps} updates"]
+
+
+def test_reading_the_model_of_a_run_does_not_change_the_random_state_of_torch(tiny: Any, tmp_path: Path) -> None:
+    run = train(tiny(), tmp_path / "run")
+    torch.manual_seed(5)
+    model = run.model()
+    run.evaluate("valid")
+    assert torch.rand(3).equal(torch.rand(3, generator=torch.Generator().manual_seed(5)))
+    assert have_equal_tensors(model.state_dict(), read_weights(run, "selected"))
+    assert {x.device.type for x in model.state_dict().values()} == {"cpu"}
+
+
 def test_loading_a_checkpoint_of_another_model_raises(tiny: Any, tmp_path: Path) -> None:
     run = train(tiny(), tmp_path / "run")
     text = (run.folder / "settings.yaml").read_text()

@@ -204,6 +204,9 @@ def _table_name(table: str) -> str:
     return "".join(found.groups()) if found else "headline" if "headline" in table else "text"
 
 
+_OTHER_TARGETS = ("list", "report", "state-tracking")  # of the command `longscan reproduce`
+
+
 def find_rows(target: str, names: Sequence[str] = ()) -> list[PublishedRow]:
     """Return the rows of a paper, a table or one row, reduced to those that `names` name, completely or by their first parts.
 
@@ -211,7 +214,7 @@ def find_rows(target: str, names: Sequence[str] = ()) -> list[PublishedRow]:
     """
     below = [row for row in read_rows() if _is_below(row.id, target)]
     if not below:
-        raise _unknown("target", target, [row.id for row in read_rows()])
+        raise _unknown("target", target, [*_OTHER_TARGETS, *(row.id for row in read_rows())])
     rows: list[PublishedRow] = []
     for name in names:
         found = [row for row in below if _is_below(row.id, f"{target}/{name}") or _is_below(row.id, name)]

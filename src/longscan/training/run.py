@@ -237,16 +237,25 @@ class Run:
     def model(self, which: str = "selected") -> TrainedModel:
         """Return the model of a checkpoint, on the CPU, in evaluation mode.
 
-        If the backend of the settings cannot run this model on the CPU, it is replaced by `auto`, with a warning.
+        The state of torch's random generators is not changed. If the backend of the settings cannot run this model on the CPU,
+        it is replaced by `auto`, with a warning. There is a warning, too, if the last checkpoint is read as "selected", because
+        the run has not ended.
         """
         folder = self.checkpoint(which)
-        read_checkpoint(folder)
-        model = self._model_on_cpu()
+        state = read_checkpoint(folder)
+        if which == "selected" and self.result is None:
+            steps = self.settings.training.steps
+            made = f"{state['step']:,} of {steps:,} updates"
+            log.warning(f"{self.folder}: the run has not ended; the weights are those after {made}")
+        # New weights on "meta" draw no numbers from torch's random generator, which is that of the whole program.
+        with torch.device("meta"):
+            model = self._new_model()
+        model.to_empty(device="cpu")
         load_weights(model, folder)
         return model.eval()
 
-    def _model_on_cpu(self) -> TrainedModel:
-        """Return a new model of the settings, with the backend `auto` if theirs cannot run on the CPU."""
+    def _new_model(self) -> TrainedModel:
+        """Return a new model of the settings on the default device, with the backend `auto` if theirs cannot run on the CPU."""
         settings, backend = self.settings, self.settings.model.backend
         try:
             if backend == "triton":
