@@ -182,7 +182,7 @@ def describe_type(declared: Any) -> str:
         return f"a mapping with {', '.join(field.name for field in fields(kind))}"
     if is_dataclass(kind) or issubclass(kind, Mapping):
         return "a mapping"
-    return "a list" if issubclass(kind, Iterable) else kind.__name__
+    return "a list" if issubclass(kind, Iterable) else f"an instance of {kind.__name__}"
 
 
 type_hints = cache(get_type_hints)

@@ -598,6 +598,24 @@ def test_reading_the_model_of_a_run_does_not_change_the_random_state_of_torch(ti
     assert {x.device.type for x in model.state_dict().values()} == {"cpu"}
 
 
+def test_arguments_of_another_kind_raise_before_the_folder_is_made(tiny: Any, tmp_path: Path) -> None:
+    wrong: Any
+    for wrong in (print, [print], [Callback], Callback()):
+        with pytest.raises(SettingError, match=r"`callbacks(\[0\])?` must be (a list|an instance of Callback), got "):
+            train(tiny(), tmp_path / "run", callbacks=wrong)
+    for wrong in ({"task": "parity"}, None):
+        with pytest.raises(TypeError, match="`settings` must be Settings, such as of parse_settings, got a "):
+            train(wrong, tmp_path / "run")
+    wrong = 7
+    with pytest.raises(TypeError, match="`out` must be a str or a path, got 7"):
+        train(tiny(), wrong)
+    with pytest.raises(TypeError, match="`folder` must be a str or a path, got 7"):
+        Run(wrong)
+    assert not (tmp_path / "run").exists()
+    with pytest.raises(TypeError, match="`path` must be a str or a path, got 7"):
+        train(tiny(), tmp_path / "run").predict(wrong)
+
+
 def test_loading_a_checkpoint_of_another_model_raises(tiny: Any, tmp_path: Path) -> None:
     run = train(tiny(), tmp_path / "run")
     text = (run.folder / "settings.yaml").read_text()

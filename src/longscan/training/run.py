@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 import longscan
 from longscan._errors import SettingError, one_line, setting_error, with_options
-from longscan._files import try_writing
+from longscan._files import checked_path, try_writing
 from longscan._specs import SPEC_VERSION, format_names, upgrade_record
 from longscan._torch_defaults import torch_defaults
 from longscan.blocks import BidirectionalBlock
@@ -190,7 +190,7 @@ class Run:
     """The folder of a run, finished or not. Raises SettingError if `folder` is not that of a run."""
 
     def __init__(self, folder: str | Path) -> None:
-        self.folder = Path(folder)
+        self.folder = checked_path("folder", folder)
         if not is_run_folder(self.folder):
             fault = f"{folder} is not the directory of a run: it has no {SETTINGS}, which `longscan train` writes"
             raise SettingError(fault + describe_runs(self.folder))
@@ -298,6 +298,7 @@ class Run:
         quantiles: levels of quantiles of forecasts, which become columns such as price_q0.1. A quantile is the forecast plus the
             quantile of the errors on the validation windows at the same step.
         """
+        checked_path("path", path)
         settings = self.settings
         task = settings.task if missing is None else _with_missing(settings.task, missing)
         if every_window:

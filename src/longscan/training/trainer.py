@@ -30,7 +30,8 @@ from torch.optim import AdamW
 
 import longscan.report
 from longscan._errors import SettingError, names_argument, one_line, setting_error
-from longscan._files import lock_file, write_text
+from longscan._files import checked_path, lock_file, write_text
+from longscan._types import checked_value
 from longscan.blocks import BatchNorm
 from longscan.distributed import watch_processes
 from longscan.engine import Callback, Engine, NonFiniteLossError, Patience, StepResult, WeightAverage, copy_weights
@@ -123,9 +124,12 @@ def train(
         callbacks: called after those of the package, after each step and at the end. Their state is not saved in checkpoints.
 
     The run's `result["status"]` is "finished", or "failed" if the loss stopped being finite. Raises SettingError for settings
-    that cannot be met, KeyboardInterrupt after a checkpoint if the process was asked to stop (SIGINT, SIGTERM, SIGHUP).
+    that cannot be met and callbacks that are none, TypeError naming another argument of another kind, KeyboardInterrupt after a
+    checkpoint if the process was asked to stop (SIGINT, SIGTERM, SIGHUP).
     """
-    folder = Path(out)
+    if not isinstance(settings, Settings):
+        raise TypeError(f"`settings` must be Settings, such as of parse_settings, got a {type(settings).__name__}")
+    folder, callbacks = checked_path("out", out), checked_value(callbacks, Sequence[Callback], "callbacks")
     for setting in ("start_from", "start_from_reverse"):
         source = getattr(settings.training, setting)
         if overwrite and source is not None and Path(source).resolve().is_relative_to(folder.resolve()):
