@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from longscan.estimators import SSMForecaster
-from longscan.estimators.limits import Limits, fill_codes, find_codes, find_limits
+from longscan.estimators.limits import Limits, fill_codes, find_codes, find_limits, without_values
 from longscan.estimators.series import Collection, pad_arrays
 
 SMALL = {"d_model": 4, "d_state": 2, "epochs": 1, "device": "cpu", "random_state": 0}
@@ -84,6 +84,20 @@ def test_codes_do_not_change_the_forecast(caplog):
     assert "-9999 in channel 0 (3 steps)" in caplog.text
     np.testing.assert_array_equal(model.predict(coded), SSMForecaster(4, window=24, **SMALL).fit(filled).predict(filled))
     assert model.backtest(coded, start=296)["y"].min() == -9999, "the values of the series are returned as they are"
+
+
+def test_forecast_of_a_series_without_a_value_is_made_with_a_warning(caplog):
+    wave = np.stack([np.sin(np.arange(300) / 5), np.cos(np.arange(300) / 7)], 1)
+    wave[20, 1] = -9999
+    model = SSMForecaster(4, window=24, **SMALL).fit(wave)
+    caplog.clear()
+    model.predict(wave[:50])
+    assert not caplog.messages
+    broken = wave.copy()
+    broken[:, 1] = -9999
+    model.predict(broken)
+    assert caplog.messages == ["y: series 0 has only -9999, the missing value, in channel 1; the mean of fit is read instead"]
+    assert without_values(pad_arrays([broken, wave[:5], broken[:3]]), model.missing_codes_) == [(0, 1), (2, 1)]
 
 
 def test_limits_extend_to_the_values_of_the_window_before():

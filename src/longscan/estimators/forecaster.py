@@ -52,7 +52,7 @@ from longscan.estimators.forecast_series import (
     usual_step,
 )
 from longscan.estimators.held_back import Validation, Windows, count_independent, first_lengths, first_part, later_starts
-from longscan.estimators.limits import fill_codes, find_codes, find_limits
+from longscan.estimators.limits import fill_codes, find_codes, find_limits, without_values
 from longscan.estimators.linear import (
     FOLDS,
     LONG_WINDOW,
@@ -328,7 +328,7 @@ class SSMForecaster(SavedEstimator):
         self.missing_codes_ = find_codes(collection)
         for channel, code in enumerate(self.missing_codes_):
             if code is not None:
-                name = channel if collection.channel_names is None else repr(collection.channel_names[channel])
+                name = collection.channel_label(channel)
                 count = int((collection.values[collection.valid][:, channel] == code).sum())
                 _log.warning(
                     "y: %g in channel %s (%d steps) is read as a missing value, the last one before it", code, name, count
@@ -684,6 +684,13 @@ class SSMForecaster(SavedEstimator):
             y, times, covariates = self._last_fit_data
         history = self._read(y, times, covariates, fitting=False)
         collection = history.collection
+        for row, channel in without_values(collection, self.missing_codes_):
+            _log.warning(
+                "y: %s has only %g, the missing value, in channel %s; the mean of fit is read instead",
+                collection.case_label(row),
+                self.missing_codes_[channel],
+                collection.channel_label(channel),
+            )
         if times_ahead is not None and not self.has_times_:
             raise ValueError("`times_ahead` must be None, as fit had no times, got times")
         if times_ahead is not None and len(collection) > 1:

@@ -72,6 +72,16 @@ def fill_codes(collection: Collection, codes: Sequence[float | None], fallback: 
     return replace(collection, values=values)
 
 
+def without_values(collection: Collection, codes: Sequence[float | None]) -> list[tuple[int, int]]:
+    """Return (series, channel) for each channel of a series that has only the code of missing values. codes: of channels."""
+    found = []
+    for channel, code in enumerate(codes):
+        if code is not None:
+            only_codes = ((collection.values[..., channel] == code) | ~collection.valid).all(1) & (collection.lengths > 0)
+            found += [(int(row), channel) for row in np.flatnonzero(only_codes)]
+    return sorted(found)
+
+
 def find_limits(collection: Collection, rounding: np.ndarray) -> Limits:
     """Return the smallest and largest value of each channel where it is a hard limit, such as 0 of rain or 100 of humidity.
 

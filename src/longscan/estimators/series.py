@@ -113,11 +113,11 @@ class Collection:
             if beyond is not None:
                 row, step, channel = beyond
                 row += rows.start
-                name = channel if self.channel_names is None else repr(self.channel_names[channel])
+                largest = f"{mean[channel] + LARGEST * deviation[channel]:.3g} in channel {self.channel_label(channel)}"
                 raise ValueError(
-                    f"{self._case(row)} of `{argument}` must be at most {mean[channel] + LARGEST * deviation[channel]:.3g} in "
-                    f"channel {name}, the largest number of float32 in units of its standard deviation in fit, "
-                    f"{deviation[channel]:g}, got {self.values[row, step, channel]:g} in step {step}"
+                    f"{self.case_label(row)} of `{argument}` must be at most {largest}, the largest number of float32 in "
+                    f"units of its standard deviation in fit, {deviation[channel]:g}, got {self.values[row, step, channel]:g} "
+                    f"in step {step}"
                 )
             standardised[rows] = values
         if self.times is None:
@@ -130,13 +130,18 @@ class Collection:
             if beyond is not None:
                 row, step = rows.start + beyond[0], beyond[1]
                 raise ValueError(
-                    f"{self._case(row)} of `times` must be at most {LARGEST * unit:.3g} from step to step, the largest number of "
-                    f"float32 in units of the median time between steps in fit, {unit:g}, got {own[beyond]:g} before step {step}"
+                    f"{self.case_label(row)} of `times` must be at most {LARGEST * unit:.3g} from step to step, the largest "
+                    f"number of float32 in units of the median time between steps in fit, {unit:g}, got {own[beyond]:g} before "
+                    f"step {step}"
                 )
             gaps[rows] = own / unit
         return StandardisedSeries(standardised, self.lengths, gaps)
 
-    def _case(self, row: int) -> str:
+    def channel_label(self, channel: int) -> str:
+        """Return the name of a channel in messages, or its number if it has none."""
+        return str(channel) if self.channel_names is None else repr(self.channel_names[channel])
+
+    def case_label(self, row: int) -> str:
         """Return the name of a series in error messages: its number, and its case where it has one."""
         return f"series {row}" if self.cases is None else f"series {row} (case {self.cases[row]!r})"
 
