@@ -137,7 +137,7 @@ def test_tensors_are_converted_to_arrays():
             pd.DataFrame({"a": [1.0], "b": [[1.0]]}),
             "^`X` must be a frame of real numbers, got a series in each cell of column 'b'",
         ),
-        (pd.DataFrame([[1, 2]], columns=[2, 1]), "^the columns of `X` must be in the order of time, got .* in row 1 after"),
+        (pd.DataFrame([[1, 2]], columns=[2, 1]), "^the columns of `X` must be in the order of time, got .* in column 1 after"),
         (
             pd.DataFrame([[1, 2]], columns=pd.to_datetime(["2024-01-02", "2024-01-01"])),
             "^the columns of `X` must be in the order of time",
