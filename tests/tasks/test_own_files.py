@@ -90,7 +90,8 @@ BAD: dict[str, tuple[str, dict[str, object], str]] = {
         "`layout` must be wide if each row of",
     ),
     "no label": (GOOD, {"label": None, "channels": ("x",)}, "`label` must be the column with the answers"),
-    "neither id nor time": (GOOD.replace("time", "step"), {"id": None}, "`layout` must be wide if each row is a series"),
+    "neither id nor time": (GOOD.replace("time", "step"), {"id": None},
+        "`--time` alone if all rows are one series), or `layout` must be wide if each row is a series"),
     "two columns that may be ids": (
         GOOD.replace("unit", "id").replace("time", "series_id"), {"id": None}, "`id` must be one of the columns id, series_id"
     ),

@@ -310,8 +310,8 @@ def _find_layout(
         return "long"
     shown = list_columns(columns[:8]) + (", ..." if len(columns) > 8 else "")
     raise setting_error(
-        "id", None, f"the column that says to which series a row of {path} belongs (`--id`, and `--time` for its time), or "
-        f"`layout` must be wide if each row is a series; its columns are {shown}"
+        "id", None, f"the column that says to which series a row of {path} belongs (`--id`, and `--time` for its time; `--time` "
+        f"alone if all rows are one series), or `layout` must be wide if each row is a series; its columns are {shown}"
     )  # fmt: skip
 
 
