@@ -1,7 +1,8 @@
 import importlib
 import pkgutil
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -39,6 +40,33 @@ def test_methods_of_states_reach_nested_states():
     assert not detached.inner[0].ssm.requires_grad
     assert torch.equal(detached.inner[0].ssm, with_graph.ssm)
     assert state.to("meta").inner[0].last_seq_idx.device.type == "meta"
+
+
+@pytest.mark.parametrize(
+    ("index", "rows"),
+    [
+        (1, [1]), (-1, [2]), (np.int64(1), [1]), (torch.tensor(1), [1]), ((0, 1), [0, 1]), ([2, 0], [2, 0]), ([], []),
+        (range(2), [0, 1]), (np.array([2, 0]), [2, 0]),
+        (torch.tensor([2, 0], dtype=torch.uint8), [2, 0]), ([True, False, True], [0, 2]),
+        (torch.tensor([False, False, True]), [2]), (slice(None, None, 2), [0, 2]),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_rows_are_selected_by_every_kind_of_index(index: Any, rows: list[int]) -> None:
+    state = ScanState(torch.randn(3, 2), torch.arange(3))
+    selected = state.select_rows(index)  # type: ignore[attr-defined]
+    assert selected.last_seq_idx.tolist() == rows
+    assert selected.ssm.equal(state.ssm[torch.tensor(rows, dtype=torch.int64)])
+
+
+@pytest.mark.parametrize("index", [None, "a", ..., True, 1.0, [0.0], [[0, 1]], {"row": 1}], ids=str)
+def test_index_that_selects_no_rows_raises(index: Any) -> None:
+    state = ScanState(torch.randn(3, 2), torch.arange(3))
+    with pytest.raises(TypeError, match="`index` must be the number of a row, a slice, numbers of rows or a mask"):
+        state.select_rows(index)  # type: ignore[attr-defined]
+    with pytest.raises(IndexError, match="`index` must be a mask of 3 rows, got one of 2"):
+        state.select_rows([True, False])  # type: ignore[attr-defined]
+
 
 
 def test_every_state_of_a_layer_has_the_methods_of_states():

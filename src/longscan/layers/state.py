@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
+from longscan._errors import quote
 from longscan.distributed.context import current_split
 from longscan.ops.arguments import last_sequence, sequence_ends
 
@@ -44,9 +45,32 @@ def state_rows(state: State) -> int | None:
 
 
 def _select_rows(self: State, index: Any) -> State:
-    """Return the state of the batch rows that `index` selects: a row's number, or anything that indexes a tensor's first axis."""
-    rows = [index] if isinstance(index, int) and not isinstance(index, bool) else index  # a number would remove the axis
+    """Return the state of some rows of the batch.
+
+    index: the number of a row, a slice, numbers of rows (m,), or a mask of the rows (B,) bool; the last two as a tensor, an
+        array, a list or a tuple.
+
+    Raises TypeError for any other index, and IndexError for rows that do not exist and for a mask of another length.
+    """
+    rows = index if isinstance(index, slice) else _row_index(index)
+    if isinstance(rows, Tensor) and rows.dtype == torch.bool and len(rows) != (count := state_rows(self) or 0):
+        raise IndexError(f"`index` must be a mask of {count} rows, got one of {len(rows)}")
     return map_state(lambda x: x[rows], self)
+
+
+def _row_index(index: Any) -> Tensor:
+    """Return the numbers or the mask of rows as a tensor; that of one number has one entry, which keeps the axis of the rows."""
+    try:
+        rows = torch.as_tensor(index)
+    except (TypeError, ValueError, RuntimeError):  # such as None, text and nested lists
+        rows = torch.zeros(())
+    if rows.ndim == 0 and rows.dtype != torch.bool:
+        rows = rows.unsqueeze(0)
+    is_number = not (rows.is_floating_point() or rows.is_complex()) or not rows.numel()  # an empty list has no dtype
+    if rows.ndim != 1 or not is_number:
+        needed = "the number of a row, a slice, numbers of rows or a mask of the rows"
+        raise TypeError(f"`index` must be {needed}, got {quote(index)}")
+    return rows if rows.dtype == torch.bool else rows.long()  # torch would take uint8 for a mask
 
 
 def _to(self: State, target: torch.dtype | torch.device | str) -> State:
