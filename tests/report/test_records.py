@@ -191,6 +191,8 @@ def test_results_folder_has_only_records_and_images():
         "table1_validation",
         "kernels_old_new",
         "plain_torch",
+        "mamba_blocks",
+        "captured_fits",
         "host_time",
         "first_calls",
         "image_features",
