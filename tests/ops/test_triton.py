@@ -237,6 +237,21 @@ def test_calls_with_chains_in_one_piece_are_repeated(monkeypatch):
     assert not kernels
 
 
+def test_masked_calls_in_parallel_pieces_are_repeated(monkeypatch):
+    """Kernels, not operations of torch, find in which pieces a sequence starts."""
+    module = import_module("longscan.ops.selective_scan.triton.launch")
+    set_plan(monkeypatch, 64)
+    set_tile_sizes(monkeypatch, steps=8, lanes=4, warps=1)
+    masked = example("selective_scan", torch.float64, length=40, batch=1)
+    inputs = {name: x for name, x in masked.items() if name != "dt_scale"}
+    expected = run_backend("selective_scan", inputs, "reference")
+    for _ in range(2):
+        run_backend("selective_scan", move_to_device(inputs), "triton")
+    kernels = record_launches(module, monkeypatch)
+    torch.testing.assert_close(run_backend("selective_scan", move_to_device(inputs), "triton"), expected, rtol=1e-9, atol=1e-9)
+    assert not kernels
+
+
 @pytest.mark.parametrize("shared", ["C", "BC", *(pytest.param(shared, marks=pytest.mark.slow) for shared in ("B", ""))])
 def test_coefficients_of_all_channels_are_read_without_copies(shared, monkeypatch):
     """In plain calls without states, whose kernels get no zeros for these; the backward pass has four slices of one chunk."""
@@ -556,6 +571,10 @@ def test_tables_of_steps_equal_those_of_torch(reverse):
     in_order = flags.flip(1) if reverse else flags
     previous = torch.where(in_order == RESET, -2, last_valid(in_order)).masked_fill(in_order == INVALID, -3)
     assert torch.equal(_triton_steps.previous_steps(flags.to(DEVICE), reverse).cpu().long(), previous)
+    for steps in (1, 64, 100, 1500, 2000):
+        runs = [row.split(steps) for row in flags]
+        expected = torch.tensor([[bool((run == RESET).any()) for run in row] for row in runs], dtype=torch.uint8)
+        assert torch.equal(_triton_steps.restarts(flags.to(DEVICE), steps).cpu(), expected)
     tables = [x.cpu().tolist() for x in _triton_steps.valid_steps(flags.to(DEVICE), -3)]
     for row, order, starts, count in zip(flags.tolist(), *tables, strict=True):
         places = [t for t, flag in enumerate(row) if flag != INVALID]

@@ -124,7 +124,7 @@ HEADS = [(1, 70, 4, 3), (1, 70, 4), (4,), (1, 70, 2, 6), (1, 70, 2, 6), (4,)]
 ROTATING = [*HEADS, (1, 70, 4), (1, 70, 4), (1, 70, 4, 2), (4, 6), (4, 6)]
 HEADS_MAP, HEADS_D_MAP = {"split_decay", "local_states"}, {"split_decay", "d_local_states"}
 HEADS_RESULTS, HEADS_GRADIENTS = {"y", "final", "chunk_states"}, {"dx", "d_steps", "dB", "dC", "d_initial", "sums"}
-PHASES = [{"sums"}, {"before", "total"}]
+PHASES = [{"sums"}, {"restarts"}, {"before", "total"}]
 MAP = {"mult", "local"}
 PACKED_MAP = MAP | {"restarted"}
 CASES: dict[str, Any] = {
@@ -157,7 +157,8 @@ CASES: dict[str, Any] = {
         [SELECTIVE_MAP, SELECTIVE_RESULTS], [SELECTIVE_MAP, SELECTIVE_GRADIENTS | {"p_dz"}, {"p_dA", "p_dD", "p_d_bias"}]),
     "selective_scan, packed": (
         lambda u, dt, A, B, C: selective_scan(u, dt, A, B, C, valid=VALID, seq_idx=SEQ_IDX, backend="triton"), SELECTIVE[:5],
-        [SELECTIVE_MAP, {"out"}, SELECTIVE_RESULTS], [SELECTIVE_MAP, {"out"}, SELECTIVE_GRADIENTS, {"p_dA"}]),
+        [SELECTIVE_MAP, {"restarts"}, {"out"}, SELECTIVE_RESULTS],
+        [SELECTIVE_MAP, {"restarts"}, {"out"}, SELECTIVE_GRADIENTS, {"p_dA"}]),
     "selective_scan, scaled steps": (
         lambda u, dt, A, B, C, scale: selective_scan(u, dt, A, B, C, dt_scale=scale, backend="triton"), [*SELECTIVE[:5], (1, 70)],
         [SELECTIVE_MAP, SELECTIVE_RESULTS], [SELECTIVE_MAP, SELECTIVE_GRADIENTS | {"p_dscale"}, {"p_dA"}, {"p_dB"}]),
@@ -180,9 +181,10 @@ CASES: dict[str, Any] = {
             seq_idx=SEQ_IDX, backend="triton"),
         ROTATING,
         # The compiler takes the flags, on which the masks of the stores depend, for a tensor that is written.
-        [*PHASES, {"rotated_B", "rotated_C", "flags"}, HEADS_MAP, {"out"}, HEADS_RESULTS, {"out"}],
-        [*PHASES, {"out", "d_phase"}, {"rotated_B", "rotated_C", "flags"}, HEADS_D_MAP, {"out"},
-         HEADS_GRADIENTS | {"d_end_phase"}, {"dB", "dC", "dB_bias", "dC_bias", "d_angle", "sums", "flags"}, {"x", "flags"}]),
+        [*PHASES, {"rotated_B", "rotated_C", "flags"}, HEADS_MAP, {"restarts"}, {"out"}, HEADS_RESULTS, {"out"}],
+        [*PHASES, {"out", "d_phase"}, {"rotated_B", "rotated_C", "flags"}, HEADS_D_MAP, {"restarts"}, {"out"},
+         HEADS_GRADIENTS | {"d_end_phase"}, {"dB", "dC", "dB_bias", "dC_bias", "d_angle", "sums", "flags"}, {"restarts"},
+         {"x", "flags"}]),
 }  # fmt: skip
 
 

@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from longscan.ops._gpu import ceil_div, power_of_two, programs_to_fill
-from longscan.ops.arguments import RESET
 
 
 @dataclass(frozen=True)
@@ -128,16 +127,6 @@ def slices(splits: int, each: int) -> Iterator[tuple[int, int]]:
     for i in range(ceil_div(splits, each)):
         stop = splits - i * each
         yield largest(0, stop - each), stop
-
-
-def restarts(flags: Tensor | None, steps: int) -> Tensor | None:
-    """Return whether a sequence starts in each run of `steps` steps, (B, runs) uint8; None if `flags` (B, L) is None."""
-    if flags is None:
-        return None
-    batch, length = flags.shape
-    runs = ceil_div(length, steps)
-    fresh = torch.nn.functional.pad(flags == RESET, (0, runs * steps - length))
-    return fresh.view(batch, runs, steps).any(2).to(torch.uint8)  # inductor of torch 2.11 cannot view bool in another dtype
 
 
 def result(piece: Tensor, shape: Sequence[int]) -> Tensor:

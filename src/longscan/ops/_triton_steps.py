@@ -8,10 +8,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from longscan.ops._gpu import launch, on_device
+from longscan.ops._gpu import ceil_div, launch, on_device
 from longscan.ops._triton import INVALID, RESET
 
 BLOCK_T, NUM_WARPS = 1024, 4
+RUN_BLOCK = 64  # steps that a program of `restarts_kernel` loads together
 
 
 @triton.jit
@@ -57,6 +58,35 @@ def valid_steps_kernel(flags, order, starts, counts, L, FIRST: tl.constexpr, BLO
         count += tl.sum(b_valid, 0)
         start = tl.max(b_start, 0)
     tl.store(counts + i_b, count)
+
+
+@triton.jit(do_not_specialize=["L", "runs", "steps"])
+def restarts_kernel(flags, restarts, L, runs, steps, BLOCK_T: tl.constexpr):
+    """Store for each run of `steps` steps, (B, runs), 1 if a sequence starts in it, otherwise 0."""
+    i = tl.program_id(0)
+    i_b, i_r = (i // runs).to(tl.int64), i % runs
+    found = tl.zeros((BLOCK_T,), tl.int32)
+    for t in range(0, steps, BLOCK_T):
+        o_t = t + tl.arange(0, BLOCK_T)
+        o_step = i_r * steps + o_t
+        b_flag = tl.load(flags + i_b * L + o_step, mask=(o_t < steps) & (o_step < L), other=INVALID)
+        found = tl.maximum(found, (b_flag == RESET).to(tl.int32))
+    tl.store(restarts + i, tl.max(found, 0).to(tl.uint8))
+
+
+def restarts(flags: Tensor | None, steps: int) -> Tensor | None:
+    """Return whether a sequence starts in each run of `steps` steps, (B, runs) uint8; None if `flags` (B, L) is None."""
+    if flags is None:
+        return None
+    batch, length = flags.shape
+    runs = ceil_div(length, steps)
+    found = flags.new_empty((batch, runs))
+    with on_device(flags):
+        launch(
+            restarts_kernel, (batch * runs,), flags, found, length, runs, steps,
+            constants={"BLOCK_T": RUN_BLOCK, "num_warps": 1},
+        )  # fmt: skip
+    return found
 
 
 def previous_steps(flags: Tensor, reverse: bool = False) -> Tensor:

@@ -10,6 +10,7 @@ from torch import Tensor
 from longscan.ops import _triton_launch as tables
 from longscan.ops._gpu import ceil_div, is_compiling, launch, on_device, power_of_two, programs_to_fill
 from longscan.ops._triton import state_passing_kernel
+from longscan.ops._triton_steps import restarts
 from longscan.ops.selective_scan.triton.backward import (
     chunk_scan_bwd_kernel,
     chunk_state_bwd_kernel,
@@ -155,9 +156,9 @@ def pass_states(
     maps: (2, B, pieces, D N[, 2]), as the first kernels store them. first: the state before the first piece, None for zero. out:
     (B, pieces + 1, D N[, 2]). reverse: compute gradients of states instead, from that of the final state, `first`.
     """
-    grid, restarts = (p.batch, ceil_div(p.size, 128)), tables.restarts(flags, split.span * split.T)
+    grid, starts = (p.batch, ceil_div(p.size, 128)), restarts(flags, split.span * split.T)
     constants = {"COMPLEX": p.components == 2, "REVERSE": reverse, "BLOCK": 128}
-    launch(state_passing_kernel, grid, maps[0], maps[1], first, restarts, out, split.splits, p.size, constants=constants)
+    launch(state_passing_kernel, grid, maps[0], maps[1], first, starts, out, split.splits, p.size, constants=constants)
 
 
 def forward(

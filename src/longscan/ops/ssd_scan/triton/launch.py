@@ -8,6 +8,7 @@ from torch import Tensor
 from longscan.ops import _triton_launch as tables
 from longscan.ops._gpu import ceil_div, launch, on_device, power_of_two
 from longscan.ops._triton import state_passing_kernel
+from longscan.ops._triton_steps import restarts
 from longscan.ops.ssd_scan.triton import launch_rotation as rotation
 from longscan.ops.ssd_scan.triton.backward import chunk_scan_bwd_kernel, chunk_state_bwd_kernel
 from longscan.ops.ssd_scan.triton.forward import chunk_scan_fwd_kernel, chunk_state_fwd_kernel
@@ -183,8 +184,8 @@ def _pass_states(
     p: _Problem, split_decay: Tensor, local: Tensor, first: Tensor, flags: Tensor | None, out: Tensor, reverse: bool
 ) -> None:
     constants = {"COMPLEX": False, "REVERSE": reverse, "BLOCK": PASS_BLOCK}
-    grid, restarts = (p.batch, ceil_div(p.size, PASS_BLOCK)), tables.restarts(flags, p.split.span * p.split.T)
-    launch(state_passing_kernel, grid, split_decay, local, first, restarts, out, p.split.splits, p.size, constants=constants)
+    grid, starts = (p.batch, ceil_div(p.size, PASS_BLOCK)), restarts(flags, p.split.span * p.split.T)
+    launch(state_passing_kernel, grid, split_decay, local, first, starts, out, p.split.splits, p.size, constants=constants)
 
 
 def backward(

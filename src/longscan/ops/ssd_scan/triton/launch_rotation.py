@@ -7,6 +7,7 @@ from torch import Tensor
 
 from longscan.ops import _triton_launch as tables
 from longscan.ops._gpu import ceil_div, launch, power_of_two, programs_to_fill
+from longscan.ops._triton_steps import restarts
 from longscan.ops.ssd_scan.triton.cumulative_rotation import (
     cumulative_rotation_bwd_kernel,
     cumulative_rotation_kernel,
@@ -94,7 +95,7 @@ def cumulative_phases(maps: GroupMaps) -> tuple[Tensor | None, Tensor | None]:
     _launch_over_columns(tile_sums_kernel, maps, (maps.angle, maps.flags, sums), (maps.n_tiles, maps.heads * maps.n_pairs), {})
     width, table = maps.heads * maps.n_pairs, tables.TABLE["rotation"]
     constants = {"T": table.steps, "BLOCK": PREFIX_COLUMNS, "num_warps": table.warps}
-    tensors = sums, tables.restarts(maps.flags, maps.tile_steps), before, total
+    tensors = sums, restarts(maps.flags, maps.tile_steps), before, total
     launch(tile_prefix_kernel, (batch, ceil_div(width, PREFIX_COLUMNS)), *tensors, maps.n_tiles, width, constants=constants)
     return before, total
 
@@ -126,7 +127,7 @@ def rotate_maps_bwd(
     _launch_over_heads(cumulative_rotation_bwd_kernel, maps, (grad_B, grad_C), start_phase, gradients)
     if d_end_phase is not None:
         sizes = maps.n_tiles, d_end_phase.shape[1], maps.heads * maps.n_pairs
-        tensors = d_angle, sums, d_end_phase, maps.flags, tables.restarts(maps.flags, maps.tile_steps)
+        tensors = d_angle, sums, d_end_phase, maps.flags, restarts(maps.flags, maps.tile_steps)
         _launch_over_columns(later_tiles_kernel, maps, tensors, sizes, {"TILES_PER_CHUNK": maps.chunk // maps.tile_steps})
     dB_bias, dC_bias = (
         None if part is None or x is None else part.view(maps.models, -1, *tile_shape[2:]).sum(1).view(x.shape)
