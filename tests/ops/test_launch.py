@@ -335,8 +335,8 @@ def op_call(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     call, kinds = getattr(import_module("op_calls"), request.param), Kinds()
     monkeypatch.setattr(dispatch, "unsupported_reason", lambda *_: None)
     monkeypatch.setattr(_gpu, "multiprocessors", lambda _: 132)
-    monkeypatch.setattr(import_module(f"longscan.ops.{call.op}.triton.launch"), "launch", kinds.add_launch)
-    monkeypatch.setattr(_gpu, "launch", kinds.add_launch)
+    for module in (import_module(f"longscan.ops.{call.op}.triton.launch"), import_module("longscan.ops._triton_steps"), _gpu):
+        monkeypatch.setattr(module, "launch", kinds.add_launch)
     return call, kinds
 
 
