@@ -429,3 +429,7 @@ def set_launches(parser: argparse.ArgumentParser, entries: Sequence[str]) -> Non
         except (TypeError, ValueError):
             expected = ",".join(one.name.upper() for one in fields(kind))
             parser.error(f"`--set` must be {name}={expected} in whole numbers, got {entry!r}")
+    for name, launch in _triton_launch.TABLE.items():
+        forward = _triton_launch.TABLE[name.replace("_backward", "")]
+        if name.startswith("ssd_scan") and launch.steps != forward.steps:  # the states before chunks are those of both passes
+            parser.error(f"`--set` must give {name} as many steps as the forward pass has, {forward.steps}, got {launch.steps}")

@@ -1,5 +1,6 @@
 """benchmarks/run.py with small sizes: selection of cases, rows, pages, figures, and rows of failed measurements."""
 
+import argparse
 import re
 import sys
 from pathlib import Path
@@ -9,6 +10,7 @@ import pandas as pd
 import pytest
 import torch
 
+from longscan.ops import _triton_launch
 from longscan.report import read_records
 from longscan.report.records import append_record
 
@@ -449,3 +451,24 @@ def test_share_of_a_stack_is_large_where_it_is_right_and_zero_where_it_is_wrong(
     combined, weight = stack_share.combine(right, wrong, labels)
     assert weight == 0
     np.testing.assert_allclose(combined, right)
+
+
+@pytest.mark.parametrize(
+    ("entries", "error"),
+    [
+        (["ssd_scan_backward=32,8192,4"], "ssd_scan_backward as many steps as the forward pass has, 64, got 32"),
+        (["nothing=1,2,3"], "`--set` must begin with one of"),
+        (["ssd_scan=1"], "`--set` must be ssd_scan=STEPS,LANES,WARPS"),
+        (["ssd_scan=32,8192,4", "ssd_scan_backward=32,8192,4"], None),
+    ],
+)
+def test_launches_that_would_not_be_used_are_refused(entries, error, monkeypatch, capsys):
+    monkeypatch.setattr(_triton_launch, "TABLE", dict(_triton_launch.TABLE))
+    parser = argparse.ArgumentParser()
+    if error is None:
+        harness.set_launches(parser, entries)
+        assert _triton_launch.TABLE["ssd_scan_backward"].steps == 32
+        return
+    with pytest.raises(SystemExit):
+        harness.set_launches(parser, entries)
+    assert error in capsys.readouterr().err
