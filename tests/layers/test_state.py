@@ -68,7 +68,6 @@ def test_index_that_selects_no_rows_raises(index: Any) -> None:
         state.select_rows([True, False])  # type: ignore[attr-defined]
 
 
-
 def test_every_state_of_a_layer_has_the_methods_of_states():
     names = [name for _, name, _ in pkgutil.walk_packages(longscan.layers.__path__, "longscan.layers.")]
     states = {
