@@ -100,11 +100,10 @@ def _t42() -> Values:
         mean, half = mean_interval([row["value"] for row in pretraining_rows(folder)])
         texts[name] = f"{mean:.3f} ± {half:.3f}"
     for name, folder in (("all_masked", "tuned-masked"), ("all_f1", "tuned-f1"), ("all_none", "tuned-bi")):
-        found = {  # of a seed that was repeated, the later run
-            row["seed"]: row["value"]
-            for row in read_results("runs/pretraining.jsonl")
-            if f"--out runs/pretraining_1024/{folder}-" in row["command"]
-        }
+        found: dict[int, float] = {}
+        for row in read_results("runs/pretraining.jsonl"):
+            if f"--out runs/pretraining_1024/{folder}-" in row["command"]:
+                found.setdefault(row["seed"], row["value"])  # the first run of a seed: only runs on a plateau were repeated
         mean, half = mean_interval(list(found.values()))
         assert set(found) == set(range(5))
         texts[name] = f"{mean:.3f} ± {half:.3f}"
