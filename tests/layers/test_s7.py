@@ -89,6 +89,13 @@ def test_initial_factors_are_near_one_and_have_a_gradient(reparam, continuous):
     assert variance.mean().item() == pytest.approx(1, rel=0.25)
 
 
+def test_initial_factors_without_reparametrisation_are_below_one():
+    torch.manual_seed(0)
+    layer = S7(60, d_state=24, reparam=None, blocks=12)
+    x = torch.nn.functional.layer_norm(torch.randn(8, 50, 60), (60,))
+    assert layer.factors(x).max() < 1
+
+
 @pytest.mark.parametrize("reparam", [(1.0, 0.5), (1.0, 1.0), None, "exponential"])
 @pytest.mark.parametrize("continuous", [False, True])
 def test_blocks_have_the_real_eigenvalues_of_hippo(reparam, continuous):
