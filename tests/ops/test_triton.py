@@ -34,10 +34,10 @@ pytestmark = pytest.mark.skipif(
 
 FACTORS = {"linear_scan": "a", "block2_scan": "M"}
 LAUNCH_PLANS = {
-    "one split": {"PROGRAMS": 1},
-    "parallel splits": {"PROGRAMS": 64},
-    "sequential slices": {"PROGRAMS": 1, "SCRATCH": 1},
-    "parallel splits in slices": {"PROGRAMS": 64, "SCRATCH": 1},
+    "one chunk": {"PROGRAMS": 1},
+    "parallel chunks": {"PROGRAMS": 64},
+    "sequential rounds": {"PROGRAMS": 1, "SCRATCH": 1},
+    "parallel chunks in rounds": {"PROGRAMS": 64, "SCRATCH": 1},
 }
 
 
@@ -100,7 +100,7 @@ KINDS = [(op, False) for op in NATIVE] + [(op, True) for op in NATIVE if op not 
 )
 @pytest.mark.parametrize(
     ("op", "is_complex"),
-    # test_separate_partial_sums_of_slices_give_the_gradients divides a complex selective_scan in the same way
+    # test_separate_partial_sums_of_rounds_give_the_gradients divides a complex selective_scan in the same way
     [pytest.param(*kind, marks=pytest.mark.slow if kind == ("selective_scan", True) else ()) for kind in KINDS],
 )
 def test_results_do_not_depend_on_the_division_among_programs(op, is_complex, plan, monkeypatch):
@@ -156,7 +156,7 @@ def test_launch_tables_of_the_package_give_the_results(op, sizes, monkeypatch):
 
 @pytest.mark.parametrize("op", ["selective_scan", "ssd_scan"])
 def test_states_are_passed_where_a_graph_with_a_dynamic_length_has_one_split(op, monkeypatch):
-    """Such a graph has the kernels of parallel splits, however short the sequences are with which it runs."""
+    """Such a graph has the kernels of parallel chunks, however short the sequences are with which it runs."""
     plan = _triton_launch.plan
     monkeypatch.setattr(_triton_launch, "plan", lambda *args, **kw: plan(*args, **kw)._replace(parallel=True))
     set_plan(monkeypatch, 1)
@@ -220,7 +220,7 @@ def test_third_call_repeats_the_second(op, monkeypatch):
         torch.testing.assert_close(found, run_backend(op, move_to_device(other), "eager"), rtol=1e-4, atol=1e-4)
 
 
-def test_calls_with_chains_in_one_piece_are_repeated(monkeypatch):
+def test_calls_with_chains_in_one_chunk_are_repeated(monkeypatch):
     """Their counters are zeros when the backward scan begins, also in repeated calls."""
     module = import_module("longscan.ops.selective_scan.triton.launch")
     set_plan(monkeypatch, 1)
@@ -237,8 +237,8 @@ def test_calls_with_chains_in_one_piece_are_repeated(monkeypatch):
     assert not kernels
 
 
-def test_masked_calls_in_parallel_pieces_are_repeated(monkeypatch):
-    """Kernels, not operations of torch, find in which pieces a sequence starts."""
+def test_masked_calls_in_parallel_chunks_are_repeated(monkeypatch):
+    """Kernels, not operations of torch, find in which chunks a sequence starts."""
     module = import_module("longscan.ops.selective_scan.triton.launch")
     set_plan(monkeypatch, 64)
     set_tile_sizes(monkeypatch, steps=8, lanes=4, warps=1)
@@ -344,12 +344,12 @@ def test_chained_programs_add_gradients_of_shared_parameters(is_complex, tiles, 
 
 
 @pytest.mark.parametrize(("most", "passes", "is_complex"), [(16, 0, False), (2, 2, False), (16, 2, True)])
-def test_scans_pass_states_through_few_pieces_themselves(most, passes, is_complex, monkeypatch):
-    """Five launches for a forward and backward pass; one more in each direction for many pieces, or complex A."""
+def test_scans_pass_states_through_few_chunks_themselves(most, passes, is_complex, monkeypatch):
+    """Five launches for a forward and backward pass; one more in each direction for many chunks, or complex A."""
     module = import_module("longscan.ops.selective_scan.triton.launch")
     set_plan(monkeypatch, 64)
     set_tile_sizes(monkeypatch, steps=8, lanes=4, warps=1)
-    monkeypatch.setattr(module, "MAX_PASSED_PIECES", most)
+    monkeypatch.setattr(module, "MAX_PASSED_CHUNKS", most)
     kernels = record_launches(module, monkeypatch)
     inputs = example("selective_scan", torch.float64, length=40, is_complex=is_complex)
     one_channel = {"u": 2, "dt": 2, "z": 2, "A": 0, "D": 0, "dt_bias": 0}  # the axis of the channels
@@ -366,10 +366,10 @@ def test_scans_pass_states_through_few_pieces_themselves(most, passes, is_comple
 
 @pytest.mark.parametrize("is_complex", [pytest.param(False, marks=pytest.mark.slow), True])
 @pytest.mark.parametrize(
-    ("plan", "length"), [pytest.param("sequential slices", 72, marks=pytest.mark.slow), ("parallel splits in slices", 40)]
+    ("plan", "length"), [pytest.param("sequential rounds", 72, marks=pytest.mark.slow), ("parallel chunks in rounds", 40)]
 )
-def test_separate_partial_sums_of_slices_give_the_gradients(plan, length, is_complex, monkeypatch):
-    """Each program writes its own partial sums of dB and dC, for three or more slices of the steps, of which one is shorter."""
+def test_separate_partial_sums_of_rounds_give_the_gradients(plan, length, is_complex, monkeypatch):
+    """Each program writes its own partial sums of dB and dC, for three or more rounds, of which one is shorter."""
     module = import_module("longscan.ops.selective_scan.triton.launch")
     monkeypatch.setattr(module, "ORDERED_SUMS", {})
     kernels = record_launches(module, monkeypatch)

@@ -117,8 +117,8 @@ SEQUENCES, W_PARTS = {"p_u_hi", "p_u_lo", "p_x"}, {"p_W_hi", "p_W_lo"}
 CHUNK_GRADIENTS = {"p_m", "p_d_initial", "p_d_theta", "p_d_theta_lo", "p_dx", "p_inverse", "p_sums"}
 PARAMETER_GRADIENTS = {"p_dB", "p_dC", "p_dW", "p_d_bias"}
 SELECTIVE = [(1, 70, 5), (1, 70, 5), (5, 7), (1, 70, 7), (1, 70, 7), (5,), (1, 70, 5), (5,)]
-SELECTIVE_MAP, SELECTIVE_RESULTS = {"p_maps"}, {"p_y", "p_final", "p_checkpoints"}
-SELECTIVE_GRADIENTS = {"p_du", "p_ddt", "p_dB", "p_dC", "p_dinitial", "p_sums", "p_tiles"}
+SELECTIVE_MAP, SELECTIVE_RESULTS = {"maps"}, {"y", "final_state", "checkpoints"}
+SELECTIVE_GRADIENTS = {"du", "ddt", "dB", "dC", "d_initial", "sums", "tile_states"}
 CONVOLUTION, STEPS = [(1, 70, 5), (5, 4), (5,)], {"order", "starts", "counts"}
 HEADS = [(1, 70, 4, 3), (1, 70, 4), (4,), (1, 70, 2, 6), (1, 70, 2, 6), (4,)]
 ROTATING = [*HEADS, (1, 70, 4), (1, 70, 4), (1, 70, 4, 2), (4, 6), (4, 6)]
@@ -154,14 +154,14 @@ CASES: dict[str, Any] = {
          CHUNK_GRADIENTS | {"p_d_dt"}, {"p_du", "p_dW"}, {"p_du", "p_ddt"}, PARAMETER_GRADIENTS]),
     "selective_scan": (
         lambda *inputs: selective_scan(*inputs, dt_softplus=True, backend="triton"), SELECTIVE,
-        [SELECTIVE_MAP, SELECTIVE_RESULTS], [SELECTIVE_MAP, SELECTIVE_GRADIENTS | {"p_dz"}, {"p_dA", "p_dD", "p_d_bias"}]),
+        [SELECTIVE_MAP, SELECTIVE_RESULTS], [SELECTIVE_MAP, SELECTIVE_GRADIENTS | {"dz"}, {"dA", "dD", "d_bias"}]),
     "selective_scan, packed": (
         lambda u, dt, A, B, C: selective_scan(u, dt, A, B, C, valid=VALID, seq_idx=SEQ_IDX, backend="triton"), SELECTIVE[:5],
         [SELECTIVE_MAP, {"restarts"}, {"out"}, SELECTIVE_RESULTS],
-        [SELECTIVE_MAP, {"restarts"}, {"out"}, SELECTIVE_GRADIENTS, {"p_dA"}]),
+        [SELECTIVE_MAP, {"restarts"}, {"out"}, SELECTIVE_GRADIENTS, {"dA"}]),
     "selective_scan, scaled steps": (
         lambda u, dt, A, B, C, scale: selective_scan(u, dt, A, B, C, dt_scale=scale, backend="triton"), [*SELECTIVE[:5], (1, 70)],
-        [SELECTIVE_MAP, SELECTIVE_RESULTS], [SELECTIVE_MAP, SELECTIVE_GRADIENTS | {"p_dscale"}, {"p_dA"}, {"p_dB"}]),
+        [SELECTIVE_MAP, SELECTIVE_RESULTS], [SELECTIVE_MAP, SELECTIVE_GRADIENTS | {"d_scale"}, {"dA"}, {"dB"}]),
     "short_conv": (
         lambda u, weight, bias: short_conv(u, weight, bias, activation="silu", backend="triton"), CONVOLUTION,
         [{"y", "final_state"}], [{"du", "d_initial", "sums"}, {"d_weight", "d_bias"}]),

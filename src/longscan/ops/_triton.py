@@ -222,15 +222,15 @@ def load_numbers(source, stride, count, T: tl.constexpr):
     return numbers
 
 
-@triton.jit(do_not_specialize=["splits"])
+@triton.jit(do_not_specialize=["chunks"])
 def state_passing_kernel(
-    mult, local, first, restarts, out, splits, size, COMPLEX: tl.constexpr, REVERSE: tl.constexpr, BLOCK: tl.constexpr
+    mult, local, first, restarts, out, chunks, size, COMPLEX: tl.constexpr, REVERSE: tl.constexpr, BLOCK: tl.constexpr
 ):  # fmt: skip
-    """Pass a state from split to split of the time axis, x <- mult x + local, and store it before and after every split.
+    """Pass a state from chunk to chunk, x <- mult x + local, and store it before and after every chunk.
 
-    mult, local: (B, splits, size[, 2]); first: (B, size[, 2]); out: (B, splits + 1, size[, 2]), out[:, 0] = first. With REVERSE
-    the state passes from the last split to the first, with conj(mult), and out[:, splits] = first. first: None for zero.
-    restarts: (B, splits), not 0 where a sequence starts in a split, so that x <- local there; None if no sequence does.
+    mult, local: (B, chunks, size[, 2]); first: (B, size[, 2]); out: (B, chunks + 1, size[, 2]), out[:, 0] = first. With REVERSE
+    the state passes from the last chunk to the first, with conj(mult), and out[:, chunks] = first. first: None for zero.
+    restarts: (B, chunks), not 0 where a sequence starts in a chunk, so that x <- local there; None if no sequence does.
     """
     n_components: tl.constexpr = 2 if COMPLEX else 1
     b = tl.program_id(0).to(tl.int64)
@@ -242,10 +242,10 @@ def state_passing_kernel(
     xi = xr
     if COMPLEX and first is not None:
         xi = tl.load(first + (b * size + offset) * 2 + 1, mask=mask, other=0.0)
-    AHEAD: tl.constexpr = 16  # splits whose numbers are loaded together, so that their loads overlap
-    for i in range(0, splits + 1, AHEAD):
-        split, left = splits - i - 1 if REVERSE else i, splits - i
-        source = ((b * splits + split) * size + offset) * n_components
+    AHEAD: tl.constexpr = 16  # chunks whose numbers are loaded together, so that their loads overlap
+    for i in range(0, chunks + 1, AHEAD):
+        chunk, left = chunks - i - 1 if REVERSE else i, chunks - i
+        source = ((b * chunks + chunk) * size + offset) * n_components
         stride = -size * n_components if REVERSE else size * n_components
         mult_re = load_rows(mult + source, stride, mask, left, AHEAD)
         local_re = load_rows(local + source, stride, mask, left, AHEAD)
@@ -253,11 +253,11 @@ def state_passing_kernel(
             mult_im = load_rows(mult + source + 1, stride, mask, left, AHEAD)
             local_im = load_rows(local + source + 1, stride, mask, left, AHEAD)
         if restarts is not None:
-            starts = load_numbers(restarts + b * splits + split, -1 if REVERSE else 1, left, AHEAD)
+            starts = load_numbers(restarts + b * chunks + chunk, -1 if REVERSE else 1, left, AHEAD)
         for k in tl.static_range(AHEAD):
-            before = splits - i - k if REVERSE else i + k
-            target = ((b * (splits + 1) + before) * size + offset) * n_components
-            target_mask = mask & (offset * 0 + i + k <= splits)
+            before = chunks - i - k if REVERSE else i + k
+            target = ((b * (chunks + 1) + before) * size + offset) * n_components
+            target_mask = mask & (offset * 0 + i + k <= chunks)
             tl.store(out + target, xr, mask=target_mask)
             if COMPLEX:
                 tl.store(out + target + 1, xi, mask=target_mask)

@@ -1,8 +1,8 @@
 """Launch parameters of the Triton kernels: a table of all numbers that were tuned by measurements, and the grids that follow.
 
-A program of a scan kernel computes `lanes` pairs of a channel and a state (whole channels) of one batch row, over a split of the
-time axis in tiles of `steps`. If channels and rows alone do not fill the GPU, there are several splits: a first pass computes the
-effect of each split on the state, `state_passing_kernel` passes the state from split to split, and a second pass computes the
+A program of a scan kernel computes `lanes` pairs of a channel and a state (whole channels) of one batch row, over one chunk of
+the steps, in tiles of `steps`. If channels and rows alone do not fill the GPU, there are several chunks: a first pass computes
+the effect of each chunk on the state, `state_passing_kernel` passes the state from chunk to chunk, and a second pass computes the
 outputs.
 """
 
@@ -49,7 +49,7 @@ TABLE = {
 }
 
 
-SCRATCH = 2**24  # bytes of partial sums of a backward pass; beyond that it runs in slices of time
+SCRATCH = 2**24  # bytes of partial sums of a backward pass; beyond that it runs in rounds of a few chunks
 MAX_STATES = 1024  # largest number of states of a channel, all of which one program computes
 MAX_MATRIX_STATES = 256  # largest N of a head's state (P, N): one program computes all N, with factors in shared memory
 MAX_WARPS = 16
@@ -66,12 +66,12 @@ class Layout(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """Division of the time axis: `tiles` of T steps, in `splits` of `span` tiles, which run in parallel CTAs if `parallel`."""
+    """Division of the steps: `tiles` of T steps, in `chunks` of `chunk_tiles` tiles, which run in parallel CTAs if `parallel`."""
 
     T: int
     tiles: int
-    splits: int
-    span: int
+    chunks: int
+    chunk_tiles: int
     parallel: bool
 
 
@@ -98,43 +98,45 @@ def layout(op: str, channels: int, states: int) -> Layout:
     return Layout(BD, NB, ceil_div(channels, BD), warps)
 
 
-def plan(op: str, length: int, programs: int, device: torch.device, most: int | None = None, chunk: int | None = None) -> Plan:
-    """Return how the time axis is divided.
+def plan(
+    op: str, length: int, programs: int, device: torch.device, most: int | None = None, tile_steps: int | None = None
+) -> Plan:
+    """Return how the steps are divided.
 
     Args:
         op: key of TABLE.
         length: number of steps.
-        programs: number of programs for one split.
+        programs: number of programs for one chunk.
         device: the device that the programs should fill.
-        most: largest number of tiles of a split; None for no limit.
-        chunk: number of steps of a tile; None for the number in the table.
+        most: largest number of tiles of a chunk; None for no limit.
+        tile_steps: number of steps of a tile; None for the number in the table.
     """
-    T = chunk or TABLE[op].steps
+    T = tile_steps or TABLE[op].steps
     tiles = ceil_div(length, T)
     fill = programs_to_fill(device)
     wanted = 1 if programs * 2 > fill else smallest(tiles, ceil_div(fill, programs))
-    span = ceil_div(tiles, wanted)
-    span = span if most is None else largest(1, smallest(span, most))
+    chunk_tiles = ceil_div(tiles, wanted)
+    chunk_tiles = chunk_tiles if most is None else largest(1, smallest(chunk_tiles, most))
     parallel = wanted > 1 if isinstance(wanted, int) else True  # a graph has the same kernels for every symbolic length
-    return Plan(T, tiles, ceil_div(tiles, span), span, parallel)
+    return Plan(T, tiles, ceil_div(tiles, chunk_tiles), chunk_tiles, parallel)
 
 
-def slices(splits: int, each: int) -> Iterator[tuple[int, int]]:
-    """Yield runs [start, stop) of at most `each` splits, from the last to the first.
+def rounds(chunks: int, each: int) -> Iterator[tuple[int, int]]:
+    """Yield rounds: runs [start, stop) of at most `each` chunks, from the last to the first.
 
-    A traced graph depends only on the number of runs.
+    A traced graph depends only on the number of rounds.
     """
-    for i in range(ceil_div(splits, each)):
-        stop = splits - i * each
+    for i in range(ceil_div(chunks, each)):
+        stop = chunks - i * each
         yield largest(0, stop - each), stop
 
 
-def result(piece: Tensor, shape: Sequence[int]) -> Tensor:
-    """Return a part of a larger tensor as a contiguous result of an op, of this shape.
+def result(view: Tensor, shape: Sequence[int]) -> Tensor:
+    """Return a view of a larger tensor as a contiguous result of an op, of this shape.
 
     It is copied only if it is not contiguous or does not begin at a multiple of ALIGNMENT bytes, as generated code expects.
     """
-    x = piece.reshape(shape).contiguous()
+    x = view.reshape(shape).contiguous()
     return x.clone() if x.storage_offset() * x.element_size() % ALIGNMENT else x
 
 

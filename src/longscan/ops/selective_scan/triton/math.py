@@ -119,31 +119,31 @@ def load_pairs(pointers, mask):
 
 
 @triton.jit
-def store_pair_parts(p, re, im, mask, COMPLEX: tl.constexpr):
+def store_pair_parts(pointers, re, im, mask, COMPLEX: tl.constexpr):
     """Store the real parts of numbers for pairs at p, and the imaginary parts at p + 1 if they are complex."""
-    tl.store(p, re, mask=mask)
+    tl.store(pointers, re, mask=mask)
     if COMPLEX:
-        tl.store(p + 1, im, mask=mask)
+        tl.store(pointers + 1, im, mask=mask)
 
 
 @triton.jit
-def store_map(p_maps, i_b, i_p, pieces, size, o_pair, m_pair, a_re, a_im, h_re, h_im, blocks, COMPLEX: tl.constexpr):
-    """Store the map h -> a h + b of a piece: a in the first and b, given as h, in the second half of p_maps."""
+def store_map(maps, i_b, i_c, chunks, size, o_pair, m_pair, a_re, a_im, h_re, h_im, blocks, COMPLEX: tl.constexpr):
+    """Store the map h -> a h + b of a chunk: a in the first and b, given as h, in the second half of `maps`."""
     P: tl.constexpr = 2 if COMPLEX else 1
-    half = (tl.num_programs(0) // blocks).to(tl.int64) * pieces * size * P
-    p_out = p_maps + (i_b * pieces + i_p) * size * P + o_pair * P
+    half = (tl.num_programs(0) // blocks).to(tl.int64) * chunks * size * P
+    p_out = maps + (i_b * chunks + i_c) * size * P + o_pair * P
     store_pair_parts(p_out, a_re, a_im, m_pair, COMPLEX)
     store_pair_parts(p_out + half, h_re, h_im, m_pair, COMPLEX)
 
 
 @triton.jit
 def load_and_pass(
-    p_h, p_maps, i_b, first, pieces, sign: tl.constexpr, count, size, o_pair, m_pair, blocks, zero, COMPLEX: tl.constexpr
+    p_h, maps, i_b, first, chunks, sign: tl.constexpr, count, size, o_pair, m_pair, blocks, zero, COMPLEX: tl.constexpr
 ):  # fmt: skip
-    """Load the state at p_h (`zero` if that is None) and apply the maps of `count` pieces to it unless p_maps is None.
+    """Load the state at p_h (`zero` if that is None) and apply the maps of `count` chunks to it unless `maps` is None.
 
-    Returns the real and the imaginary part. p_maps: as `store_map` stores it, for real A. first: index of the first of these
-    pieces. sign: 1 for pieces in the order of time; -1 in reversed time, for gradients.
+    Returns the real and the imaginary part. maps: as `store_map` stores it, for real A. first: index of the first of these
+    chunks. sign: 1 for chunks in the order of time; -1 in reversed time, for gradients.
     """
     P: tl.constexpr = 2 if COMPLEX else 1
     h_re, h_im = zero, zero
@@ -152,14 +152,14 @@ def load_and_pass(
         h_im = h_re
         if COMPLEX:
             h_im = tl.load(p_h + o_pair * P + 1, mask=m_pair, other=0.0)
-    if p_maps is not None:
-        half = (tl.num_programs(0) // blocks).to(tl.int64) * pieces * size
-        p_first = p_maps + (i_b * pieces + first) * size + o_pair
-        AHEAD: tl.constexpr = 4  # pieces whose maps are loaded together, so that their loads overlap
+    if maps is not None:
+        half = (tl.num_programs(0) // blocks).to(tl.int64) * chunks * size
+        p_first = maps + (i_b * chunks + first) * size + o_pair
+        AHEAD: tl.constexpr = 4  # chunks whose maps are loaded together, so that their loads overlap
         for i in range(0, count, AHEAD):
             for k in tl.static_range(AHEAD):
                 p_map, m_map = p_first + sign * (i + k) * size, where_positive(m_pair, count - i - k)
-                factor = tl.load(p_map, mask=m_map, other=1.0)  # beyond the last piece the map is the identity
+                factor = tl.load(p_map, mask=m_map, other=1.0)  # beyond the last chunk the map is the identity
                 h_re = factor * h_re + tl.load(p_map + half, mask=m_map, other=0.0)
         h_im = h_re
     return tl.reshape(h_re[None], h_re.shape), tl.reshape(h_im[None], h_im.shape)
@@ -186,7 +186,7 @@ def materialize(x, MATERIALIZE: tl.constexpr):
 
 
 @triton.jit
-def load_states(p, offsets, mask, like, COMPLEX: tl.constexpr):
+def load_states(source, offsets, mask, like, COMPLEX: tl.constexpr):
     """Load (T, BN) real numbers of the states as one tile, or (T, 2 BN) parts of complex ones as two stacked tiles.
 
     like: tensor of the shape of the pairs (CR, NR, CW, NL, CL), with the dtype of the result.
@@ -194,7 +194,7 @@ def load_states(p, offsets, mask, like, COMPLEX: tl.constexpr):
     P: tl.constexpr = 2 if COMPLEX else 1
     NR: tl.constexpr = like.shape[1]
     NL: tl.constexpr = like.shape[3]
-    x = tl.load(p + offsets, mask=mask, other=0.0).to(like.dtype)
+    x = tl.load(source + offsets, mask=mask, other=0.0).to(like.dtype)
     T: tl.constexpr = x.shape[0]
     x = tl.permute(tl.reshape(x, (T, NR * NL, P)), (2, 0, 1))
     x = tl.reshape(x[:, :, :, None], (P, T, 1, NR, 1, NL, 1))
@@ -202,42 +202,42 @@ def load_states(p, offsets, mask, like, COMPLEX: tl.constexpr):
 
 
 @triton.jit
-def load_pair_parts(p, distance, mask, COMPLEX: tl.constexpr):
+def load_pair_parts(pointers, distance, mask, COMPLEX: tl.constexpr):
     """Load the real and the imaginary parts of numbers for pairs, at p and p + distance; twice the real part if they are real."""
-    re = load_pairs(p, mask)
+    re = load_pairs(pointers, mask)
     im = re
     if COMPLEX:
-        im = load_pairs(p + distance, mask)
+        im = load_pairs(pointers + distance, mask)
     return re, im
 
 
 @triton.jit
-def load_channels(p, i_group, channels, o_d, dtype: tl.constexpr):
+def load_channels(source, i_group, channels, o_d, dtype: tl.constexpr):
     """Load the numbers of a group for the channels o_d (BD,); zeros if p is None."""
     x = tl.zeros(o_d.shape, dtype)
-    if p is not None:
-        x = tl.load(p + i_group * channels + o_d, mask=o_d < channels, other=0.0)
+    if source is not None:
+        x = tl.load(source + i_group * channels + o_d, mask=o_d < channels, other=0.0)
     return x
 
 
 @triton.jit
-def load_flags(p_flags, first, o_t, m_t):
+def load_flags(flags, first, o_t, m_t):
     """Return which steps of a tile are valid and which restart the state. first: the tile's first step in (B L)."""
     valid, restart = m_t, o_t < 0
-    if p_flags is not None:
-        flag = tl.load(p_flags + first + o_t, mask=m_t, other=INVALID)
+    if flags is not None:
+        flag = tl.load(flags + first + o_t, mask=m_t, other=INVALID)
         valid, restart = m_t & (flag != INVALID), flag == RESET
     return valid, restart
 
 
 @triton.jit
-def load_tile_masks(p_flags, first, m_t, o_t, o_d, o_n, channels, width):
+def load_tile_masks(flags, first, m_t, o_t, o_d, o_n, channels, width):
     """Return which steps of a tile are valid and which restart the state, and the masks of the numbers of valid steps.
 
     The masks are for the channels o_d, (T, BD), and for `width` numbers of the states, o_n. first: the first step in (B L). m_t:
     which steps exist.
     """
-    valid, restart = load_flags(p_flags, first, o_t, m_t)
+    valid, restart = load_flags(flags, first, o_t, m_t)
     return valid, restart, valid[:, None] & (o_d < channels)[None, :], valid[:, None] & (o_n < width)[None, :]
 
 
@@ -250,21 +250,21 @@ def tile_offsets(first, o_t, o_d, o_n, channels, width):
 
 @triton.jit
 def load_step_sizes(
-    p_dt, p_scale, o_td, first, o_t, bias, valid, m_td, SOFTPLUS: tl.constexpr, MATERIALIZE: tl.constexpr
+    dt, dt_scale, o_td, first, o_t, bias, valid, m_td, SOFTPLUS: tl.constexpr, MATERIALIZE: tl.constexpr
 ):  # fmt: skip
     """Return the step sizes (T, BD), which are 0 at invalid steps, and the tuple of all from which they follow.
 
     The tuple has dt + bias, the scale, and the step sizes before they are multiplied by the scale.
     """
-    dt_raw = tl.load(p_dt + o_td, mask=m_td, other=0.0).to(bias.dtype) + bias[None, :]
+    dt_raw = tl.load(dt + o_td, mask=m_td, other=0.0).to(bias.dtype) + bias[None, :]
     unscaled = dt_raw
     if SOFTPLUS:
         unscaled = softplus(dt_raw)
-    dt, scale = unscaled, 1.0
-    if p_scale is not None:
-        scale = tl.load(p_scale + first + o_t, mask=valid, other=0.0).to(bias.dtype)[:, None]
-        dt *= scale
-    return materialize(tl.where(m_td, dt, 0.0), MATERIALIZE), (dt_raw, scale, unscaled)
+    b_dt, scale = unscaled, 1.0
+    if dt_scale is not None:
+        scale = tl.load(dt_scale + first + o_t, mask=valid, other=0.0).to(bias.dtype)[:, None]
+        b_dt *= scale
+    return materialize(tl.where(m_td, b_dt, 0.0), MATERIALIZE), (dt_raw, scale, unscaled)
 
 
 # ---------------------------------------------------------------------------------------------- sums
@@ -274,8 +274,8 @@ def load_step_sizes(
 def sum_over_lanes(x):
     """Return x (T, M, L) summed over L, an axis that is distributed over the lanes of a warp; the T steps are in registers.
 
-    In each round pairs of lanes exchange one half of their steps and add, so that each lane has half as many steps left, T' in
-    the end. The result is (T', M * T / T'); `restore_step_order` brings it into the order of the steps.
+    At each level of this sum pairs of lanes exchange one half of their steps and add, so that each lane has half as many steps
+    left, T' in the end. The result is (T', M * T / T'); `restore_step_order` brings it into the order of the steps.
     """
     half = tl.arange(0, 2)
     for _ in tl.static_range(5):
@@ -402,11 +402,11 @@ def scan_steps(a_re, a_im, b_re, b_im, restart, COMPLEX: tl.constexpr):
 
 
 @triton.jit
-def tile_states(a_re, a_im, b_input, b_B, h_re, h_im, p_flags, restart, COMPLEX: tl.constexpr):
+def compute_tile_states(a_re, a_im, b_input, b_B, h_re, h_im, flags, restart, COMPLEX: tl.constexpr):
     """Return the states after each step of a tile, from the state h before it. b_input: dt u. restart: (T,), used with flags."""
     T: tl.constexpr = a_re.shape[0]
     first, restarts = tl.reshape(tl.arange(0, T) == 0, (T, 1, 1, 1, 1, 1)), None
-    if p_flags is not None:
+    if flags is not None:
         restarts = expand_restarts(restart, a_re)
         first = first & ~restarts
     b_re = b_input * pick(b_B, 0)

@@ -15,14 +15,14 @@ from longscan.ops.selective_scan.triton.math import as_integers
 
 
 @triton.jit
-def previous_counter(p_counters, program, is_first):
+def previous_counter(counters, program, is_first):
     """Return a pointer to the counter of the program before this one in its chain; None without counters.
 
     is_first: whether the program is the first one of its chain. Its own counter stands for that of the missing one.
     """
     counter = None
-    if p_counters is not None:
-        counter = p_counters + tl.where(is_first, program, program - 1)
+    if counters is not None:
+        counter = counters + tl.where(is_first, program, program - 1)
     return counter
 
 

@@ -20,9 +20,9 @@ from longscan.ops.ssd_scan.triton.math import (
 )
 
 
-@triton.jit(do_not_specialize=["length", "span", "rows", "groups"])
+@triton.jit(do_not_specialize=["length", "split_chunks", "rows", "groups"])
 def chunk_state_bwd_kernel(
-    dy, dt, A, C, flags, split_decay, d_local_states, length, span, rows, heads, groups, P, N,
+    dy, dt, A, C, flags, split_decay, d_local_states, length, split_chunks, rows, heads, groups, P, N,
     Q: tl.constexpr, PB: tl.constexpr, NB: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Store the gradient of the state before a split if that of the state after it is 0, and the product of its decays.
@@ -34,8 +34,8 @@ def chunk_state_bwd_kernel(
     dtype: tl.constexpr = dy.dtype.element_ty
     dt += head
     d_state, total_decay = tl.zeros((PB, NB), A_head.dtype), A_head * 0.0 + 1.0
-    first_chunk = tl.program_id(1) * span
-    end_chunk = tl.minimum(first_chunk + span, tl.cdiv(length, Q))
+    first_chunk = tl.program_id(1) * split_chunks
+    end_chunk = tl.minimum(first_chunk + split_chunks, tl.cdiv(length, Q))
     for i in range(end_chunk - first_chunk):
         step = (end_chunk - 1 - i) * Q + tl.arange(0, Q)
         position = b * length + step
@@ -83,10 +83,10 @@ def store_d_end_phase(d_end_phase, d_state, state, chunk, j, restarts, R):
     tl.store(d_end_phase + pair, d_rotation(d_state, state), mask=mask)
 
 
-@triton.jit(do_not_specialize=["length", "span", "rows", "row_states", "groups"])
+@triton.jit(do_not_specialize=["length", "split_chunks", "rows", "row_states", "groups"])
 def chunk_scan_bwd_kernel(
     dy, x, dt, scale, own_scale, A, B, C, D, flags, d_last_states, chunk_states, dx, d_steps, dB, dC, d_initial, sums,
-    d_end_phase, length, span, rows, row_states, stride, heads, groups, P, N, R,
+    d_end_phase, length, split_chunks, rows, row_states, stride, heads, groups, P, N, R,
     Q: tl.constexpr, PB: tl.constexpr, NB: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Store dx, the gradients of the initial states and, for each block of channels, the terms of the other gradients.
@@ -109,8 +109,8 @@ def chunk_scan_bwd_kernel(
         own_scale += head
     sum_A, sum_D, steps_size = A_head * 0.0, A_head * 0.0, (b * 0 + channel_blocks) * batch * length * heads
     d_state = tl.load(d_last_states + state_entry(b, row_states, 1) * state_size + state_offset, mask=state_mask, other=0.0)
-    first_chunk, chunks = tl.program_id(1) * span, tl.cdiv(length, Q)
-    end_chunk = tl.minimum(first_chunk + span, chunks)
+    first_chunk, chunks = tl.program_id(1) * split_chunks, tl.cdiv(length, Q)
+    end_chunk = tl.minimum(first_chunk + split_chunks, chunks)
     for i in range(end_chunk - first_chunk):
         chunk = end_chunk - 1 - i
         step = chunk * Q + index

@@ -1,7 +1,7 @@
 """Forward kernels of `ssd_scan`. Names of sizes as in README.md.
 
-A program has a block of PB channels of a head of a batch row, and one split of the steps. With flags, a chunk is computed once
-for each of its sequences (`sequence_flags`). rows: number of batch rows with the same A and D.
+A program has a block of PB channels of a head of a batch row, and one split: several chunks of steps, one after another. With
+flags, a chunk is computed once for each of its sequences (`sequence_flags`). rows: number of batch rows with the same A and D.
 """
 
 import triton
@@ -18,12 +18,12 @@ from longscan.ops.ssd_scan.triton.math import (
 )
 
 
-@triton.jit(do_not_specialize=["length", "span", "rows", "groups"])
+@triton.jit(do_not_specialize=["length", "split_chunks", "rows", "groups"])
 def chunk_state_fwd_kernel(
-    x, dt, scale, A, B, flags, split_decay, local_states, length, span, rows, heads, groups, P, N,
+    x, dt, scale, A, B, flags, split_decay, local_states, length, split_chunks, rows, heads, groups, P, N,
     Q: tl.constexpr, PB: tl.constexpr, NB: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Store the last state of a split of `span` chunks that begins with a state of 0, and the product of its decays.
+    """Store the last state of a split of `split_chunks` chunks that begins with a state of 0, and the product of its decays.
 
     local_states, split_decay: (B, splits, H, P, N). The product is undefined if a sequence starts in the split.
     """
@@ -34,8 +34,8 @@ def chunk_state_fwd_kernel(
     if scale is not None:
         scale += head
     state, total_decay = tl.zeros((PB, NB), A_head.dtype), A_head * 0.0 + 1.0
-    first_chunk = tl.program_id(1) * span
-    for chunk in range(first_chunk, tl.minimum(first_chunk + span, tl.cdiv(length, Q))):
+    first_chunk = tl.program_id(1) * split_chunks
+    for chunk in range(first_chunk, tl.minimum(first_chunk + split_chunks, tl.cdiv(length, Q))):
         step = chunk * Q + tl.arange(0, Q)
         position = b * length + step
         _exists, is_valid, sequence, restarts = sequence_flags(flags, position, step, length, Q)
@@ -55,12 +55,12 @@ def chunk_state_fwd_kernel(
     tl.store(split_decay + offset, tl.full((PB, NB), 0.0, total_decay.dtype) + total_decay, mask=state_mask)
 
 
-@triton.jit(do_not_specialize=["length", "span", "rows", "row_states", "groups"])
+@triton.jit(do_not_specialize=["length", "split_chunks", "rows", "row_states", "groups"])
 def chunk_scan_fwd_kernel(
-    x, dt, scale, own_scale, A, B, C, D, flags, first_states, y, final, chunk_states, length, span, rows, row_states, stride,
-    heads, groups, P, N, Q: tl.constexpr, PB: tl.constexpr, NB: tl.constexpr, PRECISION: tl.constexpr,
+    x, dt, scale, own_scale, A, B, C, D, flags, first_states, y, final, chunk_states, length, split_chunks, rows, row_states,
+    stride, heads, groups, P, N, Q: tl.constexpr, PB: tl.constexpr, NB: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Store y of a split of `span` chunks, the final state, and if `chunk_states` is given the states before all chunks.
+    """Store y of a split of `split_chunks` chunks, the final state, and if `chunk_states` is given the states before all chunks.
 
     first_states: (B, row_states, H, P, N), the initial states, or those before the splits and after the last (`state_entry`).
     chunk_states: (B, stride), whose rows have the states as (chunks, H, P, N).
@@ -78,8 +78,8 @@ def chunk_scan_fwd_kernel(
     if D is not None:
         D_head = tl.load(D + (b // rows) * heads + head)
     state = tl.load(first_states + state_entry(b, row_states, 0) * state_size + state_offset, mask=state_mask, other=0.0)
-    first_chunk, chunks = tl.program_id(1) * span, tl.cdiv(length, Q)
-    for chunk in range(first_chunk, tl.minimum(first_chunk + span, chunks)):
+    first_chunk, chunks = tl.program_id(1) * split_chunks, tl.cdiv(length, Q)
+    for chunk in range(first_chunk, tl.minimum(first_chunk + split_chunks, chunks)):
         step = chunk * Q + tl.arange(0, Q)
         position = b * length + step
         in_range, is_valid, sequence, restarts = sequence_flags(flags, position, step, length, Q)

@@ -37,8 +37,9 @@ class _Problem(NamedTuple):
     """Sizes of a call.
 
     channel_blocks: number of programs that share the channels of a head. models: number of models, which have equal numbers of
-    batch rows and separate A and D. split: the division of the chunks among parallel programs. constants: compile-time arguments
-    of all kernels.
+    batch rows and separate A and D. chunk_steps, chunks: steps of a chunk, and chunks of a row. splits, split_chunks: splits
+    of a row, and chunks of a split, all of which one program computes. parallel: whether the splits of a row run in parallel.
+    constants: compile-time arguments of all kernels.
     """
 
     batch: int
@@ -49,13 +50,17 @@ class _Problem(NamedTuple):
     width: int
     states: int
     models: int
-    split: tables.Plan
+    chunk_steps: int
+    chunks: int
+    splits: int
+    split_chunks: int
+    parallel: bool
     constants: dict[str, Any]
 
     @property
     def row_states(self) -> int:
         """Number of states of a batch row: one before each split and one after the last; 1 if splits are not parallel."""
-        return self.split.splits + 1 if self.split.parallel else 1
+        return self.splits + 1 if self.parallel else 1
 
     @property
     def size(self) -> int:
@@ -70,8 +75,8 @@ class _Problem(NamedTuple):
         rows: number of states of a batch row, and stride of the rows of `chunk_states`, for kernels with these arguments.
         n_pairs: the number R of rotated pairs, for kernels with this argument. Otherwise empty.
         """
-        grid = self.batch * self.heads * self.channel_blocks, self.split.splits
-        steps = self.length, self.split.span, self.batch // self.models
+        grid = self.batch * self.heads * self.channel_blocks, self.splits
+        steps = self.length, self.split_chunks, self.batch // self.models
         sizes = self.heads, self.groups, self.width, self.states
         launch(kernel, grid, *tensors, *steps, *rows, *sizes, *n_pairs, constants=self.constants)
 
@@ -85,13 +90,13 @@ def _problem(x: Tensor, A: Tensor, B: Tensor, op: str) -> _Problem:
     NB = max(16, power_of_two(states))
     PB = max(16, min(power_of_two(width), table.lanes // NB, 64))
     channel_blocks = ceil_div(width, PB)
-    split = tables.plan(op, length, batch * heads * channel_blocks, x.device, chunk=Q)
+    plan = tables.plan(op, length, batch * heads * channel_blocks, x.device, tile_steps=Q)  # its tiles are chunks here
     warps = max(1, min(table.warps, max(Q * Q, Q * NB, PB * NB) // 1024))
     constants = {
         "Q": Q, "PB": PB, "NB": NB, "PRECISION": "tf32x3" if x.dtype == torch.float32 else "ieee", "num_warps": warps,
         "num_stages": table.stages,
     }  # fmt: skip
-    return _Problem(batch, length, heads, groups, channel_blocks, width, states, _models(A), split, constants)
+    return _Problem(batch, length, heads, groups, channel_blocks, width, states, _models(A), *plan, constants)
 
 
 def _models(A: Tensor) -> int:
@@ -165,7 +170,7 @@ def _forward(scan: ScanInputs, initial_state: Tensor, save_states: bool) -> tupl
     chunk_states = initial_state.new_empty(shape if save_states else (0,))
     states = chunk_states.view(x.dtype) if save_states else None
     first_states = initial_state
-    if p.split.parallel:
+    if p.parallel:
         split_decay, local_states, first_states = _new_split_states(p, initial_state)
         p.launch(chunk_state_fwd_kernel, (x, dt, input_scale, A, B, flags, split_decay, local_states))
         _pass_states(p, split_decay, local_states, initial_state, flags, first_states, False)
@@ -176,7 +181,7 @@ def _forward(scan: ScanInputs, initial_state: Tensor, save_states: bool) -> tupl
 
 def _new_split_states(p: _Problem, like: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Return buffers for the decays and the local states of the splits, and for the states between them."""
-    split_decay, local_states = (like.new_empty((p.batch, p.split.splits, p.size)) for _ in range(2))
+    split_decay, local_states = (like.new_empty((p.batch, p.splits, p.size)) for _ in range(2))
     return split_decay, local_states, like.new_empty((p.batch, p.row_states, p.size))
 
 
@@ -184,8 +189,8 @@ def _pass_states(
     p: _Problem, split_decay: Tensor, local: Tensor, first: Tensor, flags: Tensor | None, out: Tensor, reverse: bool
 ) -> None:
     constants = {"COMPLEX": False, "REVERSE": reverse, "BLOCK": PASS_BLOCK}
-    grid, starts = (p.batch, ceil_div(p.size, PASS_BLOCK)), restarts(flags, p.split.span * p.split.T)
-    launch(state_passing_kernel, grid, split_decay, local, first, starts, out, p.split.splits, p.size, constants=constants)
+    grid, starts = (p.batch, ceil_div(p.size, PASS_BLOCK)), restarts(flags, p.split_chunks * p.chunk_steps)
+    launch(state_passing_kernel, grid, split_decay, local, first, starts, out, p.splits, p.size, constants=constants)
 
 
 def backward(
@@ -242,10 +247,10 @@ def _backward(
     dx, d_initial, states = torch.empty_like(x), torch.empty_like(initial_state), chunk_states.view(x.dtype)
     d_steps = like.new_empty((3, p.channel_blocks, *dt.shape))  # of dt, and of both scales where they are given
     dB, dC = ((like if pairs else x).new_empty((p.channel_blocks, *dt.shape, B.shape[-1])) for _ in range(2))
-    sums = like.new_empty((2, p.batch, p.split.splits, p.channel_blocks, p.heads))
-    d_end_phase = like.new_empty((p.channel_blocks, p.batch, p.split.tiles, p.heads, pairs)) if pairs else None
+    sums = like.new_empty((2, p.batch, p.splits, p.channel_blocks, p.heads))
+    d_end_phase = like.new_empty((p.channel_blocks, p.batch, p.chunks, p.heads, pairs)) if pairs else None
     d_last_states = grad_final
-    if p.split.parallel:
+    if p.parallel:
         split_decay, d_local_states, d_last_states = _new_split_states(p, like)
         p.launch(chunk_state_bwd_kernel, (grad_y, dt, A, C, flags, split_decay, d_local_states))
         _pass_states(p, split_decay, d_local_states, grad_final, flags, d_last_states, True)
