@@ -345,7 +345,7 @@ def op_call(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     ("op_call", "length", "dtype", "number"),
     [
         ("UNITARY", 1024, "float32", 7),
-        ("UNITARY", 8192, "float32", 31),  # three for each of 9 slices of the steps
+        ("UNITARY", 8192, "float32", 31),  # three for each of 9 rounds
         ("SELECTIVE", 1024, "float32", 5),
         ("SELECTIVE", 1024, "bfloat16", 6),  # the sums of dB and dC are rounded
         ("SELECTIVE_COMPLEX", 1024, "float32", 8),  # states are passed by kernels, and rows have two chains

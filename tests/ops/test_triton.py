@@ -108,7 +108,7 @@ def test_results_do_not_depend_on_the_division_among_programs(op, is_complex, pl
     unitary = import_module("longscan.ops.unitary_scan.triton.launch")
     set_plan(monkeypatch, **LAUNCH_PLANS[plan])
     if "SCRATCH" in LAUNCH_PLANS[plan]:
-        monkeypatch.setattr(unitary, "SLICE_BYTES", 1)
+        monkeypatch.setattr(unitary, "ROUND_BYTES", 1)
     set_tile_sizes(monkeypatch, steps=8, lanes=4, warps=1)
     inputs = example(op, torch.float64, length=40, is_complex=is_complex and op in ("block2_scan", "selective_scan"))
     if op == "block2_scan":
@@ -254,11 +254,11 @@ def test_masked_calls_in_parallel_chunks_are_repeated(monkeypatch):
 
 @pytest.mark.parametrize("shared", ["C", "BC", *(pytest.param(shared, marks=pytest.mark.slow) for shared in ("B", ""))])
 def test_coefficients_of_all_channels_are_read_without_copies(shared, monkeypatch):
-    """In plain calls without states, whose kernels get no zeros for these; the backward pass has four slices of one chunk."""
+    """In plain calls without states, whose kernels get no zeros for these; the backward pass has four rounds of one chunk."""
     module = import_module("longscan.ops.unitary_scan.triton.launch")
     set_plan(monkeypatch, 1)
-    monkeypatch.setattr(module, "SLICE_BYTES", 1)
-    monkeypatch.setattr(module, "MIN_SLICE_STEPS", 8)
+    monkeypatch.setattr(module, "ROUND_BYTES", 1)
+    monkeypatch.setattr(module, "MIN_ROUND_STEPS", 8)
     set_tile_sizes(monkeypatch, steps=8, lanes=4, warps=1)
     kernels = record_launches(module, monkeypatch)
     inputs = floats(example("unitary_scan", torch.float64, length=29, masked=False))
@@ -443,7 +443,7 @@ def test_first_calls_are_measured_in_two_processes(monkeypatch, tmp_path):
 def test_chunk_states_shape_has_room_for_all_states(monkeypatch):
     """The shapes in graphs with dynamic sizes are upper bounds, and at most about four times what is needed.
 
-    Also at the lengths that just fit into one slice, on devices that 4 to 592 programs fill.
+    Also at the lengths that just fit into one round, on devices that 4 to 592 programs fill.
     """
     unitary = import_module("longscan.ops.unitary_scan.triton.launch")
     random = Random(0)
@@ -454,7 +454,7 @@ def test_chunk_states_shape_has_room_for_all_states(monkeypatch):
         monkeypatch.setattr(unitary, "programs_to_fill", lambda _, fill=fill: fill)
         if random.random() < 0.5:
             batch = min(batch, 64)
-            longest = unitary.SLICE_BYTES // unitary.bytes_per_step(batch, channels, states)
+            longest = unitary.ROUND_BYTES // unitary.bytes_per_step(batch, channels, states)
             length = max(1, longest - random.choice([0, 1, 2, 7, 40]))
         needed = unitary.divide_steps(batch, length, channels, states, torch.device("meta")).number
         _, size = unitary.chunk_states_shape(torch.empty(batch, length, channels, device="meta"), states)
@@ -698,17 +698,17 @@ def test_gradient_of_weights_for_small_inputs_has_the_precision_of_the_readme(sc
 
 @pytest.mark.parametrize("phase_dt", [False, True])
 @pytest.mark.parametrize(
-    ("most_channels", "slice_steps", "sequence_bytes", "launches"),
+    ("most_channels", "round_steps", "sequence_bytes", "launches"),
     [
         (32, 64, 2**20, 7), (32, 16, 2**20, 3 + 1 + 3 * 2 + 1), (32, 16, 1, 3 + 3 * 3 + 1), (32, 32, 2**20, 3 + 2 * 3 + 1),
         (2, 128, 2**20, 8), (2, 16, 2**20, 14), (2, 16, 1, 16),
     ],
 )  # fmt: skip
-def test_launches_of_a_slice(most_channels, slice_steps, sequence_bytes, launches, phase_dt, monkeypatch):
+def test_launches_of_a_round(most_channels, round_steps, sequence_bytes, launches, phase_dt, monkeypatch):
     """Forward there are three launches.
 
-    Backward each slice has a scan, an epilogue, and a launch for the products if the scan does not compute them. What all slices
-    read has one launch if it is small and the slices are equal, otherwise one for each. The sums have one.
+    Backward each round has a scan, an epilogue, and a launch for the products if the scan does not compute them. What all rounds
+    read has one launch if it is small and the rounds are equal, otherwise one for each. The sums have one.
     """
     unitary = import_module("longscan.ops.unitary_scan.triton.launch")
     kernels = record_launches(unitary, monkeypatch)
@@ -716,9 +716,9 @@ def test_launches_of_a_slice(most_channels, slice_steps, sequence_bytes, launche
     monkeypatch.setattr(unitary, "FUSED_CHANNELS", most_channels)
     monkeypatch.setattr(unitary, "FUSED_PAIRS", 1)
     monkeypatch.setattr(unitary, "SCAN_TILES", {32: unitary.ScanTile(16, 32, 1, 3)})
-    for name in ("SLICE_BYTES", "PRODUCT_BYTES"):
-        monkeypatch.setattr(unitary, name, slice_steps * 4 * 16 * len(inputs["u"]))  # 16 columns of u
-    monkeypatch.setattr(unitary, "MIN_SLICE_STEPS", 16)
+    for name in ("ROUND_BYTES", "PRODUCT_BYTES"):
+        monkeypatch.setattr(unitary, name, round_steps * 4 * 16 * len(inputs["u"]))  # 16 columns of u
+    monkeypatch.setattr(unitary, "MIN_ROUND_STEPS", 16)
     monkeypatch.setattr(unitary, "SEQUENCE_BYTES", sequence_bytes)
     monkeypatch.setattr(unitary, "programs_to_fill", lambda _: 1)
     truth = run_backend("unitary_scan", inputs, "reference")
@@ -734,16 +734,16 @@ def test_launches_of_a_slice(most_channels, slice_steps, sequence_bytes, launche
 def test_products_in_the_scan_equal_those_of_stored_gradients(channels, states, programs, monkeypatch):
     """Float32 without masks: the backward scan multiplies the gradients of the angles, or stores them for another kernel.
 
-    programs: 1 for chunks that follow each other, more for parallel chunks; there are several slices of them.
+    programs: 1 for chunks that follow each other, more for parallel chunks; there are several rounds of them.
     """
     unitary = import_module("longscan.ops.unitary_scan.triton.launch")
     kernels = record_launches(unitary, monkeypatch)
     monkeypatch.setattr(unitary, "SCAN_TILES", {32: unitary.ScanTile(16, 32, 1, 3)})
     monkeypatch.setattr(unitary, "programs_to_fill", lambda _: programs)
-    monkeypatch.setattr(unitary, "MIN_SLICE_STEPS", 16)
+    monkeypatch.setattr(unitary, "MIN_ROUND_STEPS", 16)
     monkeypatch.setattr(unitary, "FUSED_PAIRS", 1)
     inputs = floats(example("unitary_scan", torch.float64, length=75, masked=False, D=channels, N=states))
-    for name in ("SLICE_BYTES", "PRODUCT_BYTES"):
+    for name in ("ROUND_BYTES", "PRODUCT_BYTES"):
         monkeypatch.setattr(unitary, name, 40 * unitary.bytes_per_step(len(inputs["u"]), channels, states))
     truth = run_backend("unitary_scan", inputs, "reference")
     single = move_to_device({name: x.float() for name, x in inputs.items()})
@@ -758,13 +758,13 @@ def test_products_in_the_scan_equal_those_of_stored_gradients(channels, states, 
 
 @pytest.mark.parametrize("programs", [1, 64])
 def test_products_in_the_scan_of_groups_of_parameters(programs, monkeypatch):
-    """Float32: mapped parameters are groups of batch rows, each with its own gradient of W, also over several slices."""
+    """Float32: mapped parameters are groups of batch rows, each with its own gradient of W, also over several rounds."""
     unitary = import_module("longscan.ops.unitary_scan.triton.launch")
     kernels = record_launches(unitary, monkeypatch)
     monkeypatch.setattr(unitary, "SCAN_TILES", {32: unitary.ScanTile(16, 32, 1, 3)})
     monkeypatch.setattr(unitary, "programs_to_fill", lambda _: programs)
-    monkeypatch.setattr(unitary, "MIN_SLICE_STEPS", 16)
-    monkeypatch.setattr(unitary, "SLICE_BYTES", 40 * unitary.bytes_per_step(4, 4, 40))
+    monkeypatch.setattr(unitary, "MIN_ROUND_STEPS", 16)
+    monkeypatch.setattr(unitary, "ROUND_BYTES", 40 * unitary.bytes_per_step(4, 4, 40))
     monkeypatch.setattr(unitary, "PRODUCT_BYTES", 40 * 4 * 4 * 16 * 2)  # 4 rows, 16 columns of u, 2 blocks of lanes
     models = [floats(example("unitary_scan", torch.float64, length=75, masked=False, D=4, N=40)) for _ in range(2)]
     models[1] = {name: x.flip(0) for name, x in models[1].items()}

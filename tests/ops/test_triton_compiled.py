@@ -113,9 +113,9 @@ def leaves(*shapes: tuple[int, ...]) -> list[Tensor]:
 
 UNITARY = [(1, 70, 5), (1, 70, 5), (5, 7, 5), (5, 7), (5, 7, 2), (5, 7, 2)]
 MORE_STATES = [(1, 70, 5), (1, 70, 5), (5, 26, 5), (5, 26), (5, 26, 2), (5, 26, 2)]
-SEQUENCES, W_PARTS = {"p_u_hi", "p_u_lo", "p_x"}, {"p_W_hi", "p_W_lo"}
-CHUNK_GRADIENTS = {"p_m", "p_d_initial", "p_d_theta", "p_d_theta_lo", "p_dx", "p_inverse", "p_sums"}
-PARAMETER_GRADIENTS = {"p_dB", "p_dC", "p_dW", "p_d_bias"}
+SEQUENCES, W_PARTS = {"u_hi", "u_lo", "x"}, {"W_hi", "W_lo"}
+CHUNK_GRADIENTS = {"d_rotated", "d_initial", "d_theta", "d_theta_lo", "dx", "inverse", "sums"}
+PARAMETER_GRADIENTS = {"dB", "dC", "dW", "d_bias"}
 SELECTIVE = [(1, 70, 5), (1, 70, 5), (5, 7), (1, 70, 7), (1, 70, 7), (5,), (1, 70, 5), (5,)]
 SELECTIVE_MAP, SELECTIVE_RESULTS = {"maps"}, {"y", "final_state", "checkpoints"}
 SELECTIVE_GRADIENTS = {"du", "ddt", "dB", "dC", "d_initial", "sums", "tile_states"}
@@ -139,19 +139,19 @@ CASES: dict[str, Any] = {
         [PACKED_MAP, {"x", "final_state"}], [{"previous"}, PACKED_MAP, {"dM", "df", "d_initial_state"}]),
     "unitary_scan": (
         lambda *inputs: unitary_scan(*inputs, backend="triton"), UNITARY,
-        [SEQUENCES | {"p_valid"}, {"p_local"}, {"p_chunk_states"}, {"p_y", "p_final", "p_chunk_states"}, {"p_y", "p_raw"}],
-        [SEQUENCES | W_PARTS | {"p_valid", "p_g"}, {"p_local"}, {"p_m"}, CHUNK_GRADIENTS, {"p_du", "p_dW"}, {"p_du", "p_ddt"},
+        [SEQUENCES | {"valid"}, {"local"}, {"chunk_states"}, {"y", "final_state", "chunk_states"}, {"y", "raw"}],
+        [SEQUENCES | W_PARTS | {"valid", "g"}, {"local"}, {"d_rotated"}, CHUNK_GRADIENTS, {"du", "dW"}, {"du", "ddt"},
          PARAMETER_GRADIENTS]),
     "unitary_scan, products in the backward scan": (
         lambda *inputs: unitary_scan(*inputs, backend="triton"), MORE_STATES,
-        [SEQUENCES | {"p_valid"}, {"p_local"}, {"p_chunk_states"}, {"p_y", "p_final", "p_chunk_states"}, {"p_y", "p_raw"}],
-        [SEQUENCES | {"p_valid", "p_g", "p_u_parts"}, {"p_local"}, {"p_m"},
-         {"p_m", "p_d_initial", "p_dx", "p_sums", "p_du", "p_dW"}, {"p_du", "p_ddt"}, PARAMETER_GRADIENTS]),
+        [SEQUENCES | {"valid"}, {"local"}, {"chunk_states"}, {"y", "final_state", "chunk_states"}, {"y", "raw"}],
+        [SEQUENCES | {"valid", "g", "u_parts"}, {"local"}, {"d_rotated"},
+         {"d_rotated", "d_initial", "dx", "sums", "du", "dW"}, {"du", "ddt"}, PARAMETER_GRADIENTS]),
     "unitary_scan, packed": (
         lambda *inputs: unitary_scan(*inputs, phase_dt=True, valid=VALID, seq_idx=SEQ_IDX, backend="triton"), UNITARY,
-        [SEQUENCES | {"p_steps"}, {"p_local"}, {"p_chunk_states"}, {"p_y", "p_final", "p_chunk_states"}, {"p_y", "p_raw"}],
-        [SEQUENCES | {"p_steps"}, {"p_tile_states"}, SEQUENCES | W_PARTS | {"p_steps", "p_g"}, {"p_local"}, {"p_m"},
-         CHUNK_GRADIENTS | {"p_d_dt"}, {"p_du", "p_dW"}, {"p_du", "p_ddt"}, PARAMETER_GRADIENTS]),
+        [SEQUENCES | {"step_sizes"}, {"local"}, {"chunk_states"}, {"y", "final_state", "chunk_states"}, {"y", "raw"}],
+        [SEQUENCES | {"step_sizes"}, {"tile_states"}, SEQUENCES | W_PARTS | {"step_sizes", "g"}, {"local"}, {"d_rotated"},
+         CHUNK_GRADIENTS | {"d_dt"}, {"du", "dW"}, {"du", "ddt"}, PARAMETER_GRADIENTS]),
     "selective_scan": (
         lambda *inputs: selective_scan(*inputs, dt_softplus=True, backend="triton"), SELECTIVE,
         [SELECTIVE_MAP, SELECTIVE_RESULTS], [SELECTIVE_MAP, SELECTIVE_GRADIENTS | {"dz"}, {"dA", "dD", "d_bias"}]),
@@ -264,7 +264,7 @@ def test_graph_exported_without_gradients_is_compiled_with_gradients(op: str, gr
     assert any(f"longscan.{op}" in str(node.target) for node in exported.graph.nodes)  # type: ignore[union-attr]
     y, final = trace(exported, graphs)(*leaves(*shapes))
     (y.sum() + final.sum()).backward()
-    again = forward[: forward.index({"p_chunk_states"}) + 1] if {"p_chunk_states"} in forward else []
+    again = forward[: forward.index({"chunk_states"}) + 1] if {"chunk_states"} in forward else []
     written = written_arguments(graphs[-1])
     assert written[: len(again)] == again
     assert written[-len(backward) :] == backward

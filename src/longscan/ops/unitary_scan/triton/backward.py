@@ -1,15 +1,15 @@
 """Backward kernels of `unitary_scan`. Names as in forward.py.
 
-The buffers of a slice of the steps are in reverse order of time and begin with the last step of the slice, `origin`, so that all
-sums over the steps of a tile run in the same direction. The first tile of a program is the last one in time. m is the gradient of
-the state in the rotating frame.
+The buffers of a round are in reverse order of time and begin with the last step of the round, `origin`, so that all sums over
+the steps of a tile run in the same direction. The first tile of a program is the last one in time. m is the gradient of the state
+in the rotating frame.
 """
 
 import triton
 import triton.language as tl
 
 from longscan.ops._triton import INVALID, RESET, row_of, segmented_add_pair, silu, silu_derivative, wrap
-from longscan.ops.unitary_scan.triton.forward import preprocess_tile, sum_parts, zero_if_restarted
+from longscan.ops.unitary_scan.triton.forward import preprocess_tile, sum_partials, zero_if_restarted
 from longscan.ops.unitary_scan.triton.gemm import interleave_weights, multiply_tile, split_weights
 from longscan.ops.unitary_scan.triton.math import (
     U_SCALE,
@@ -31,27 +31,27 @@ from longscan.ops.unitary_scan.triton.math import (
 )
 
 
-@triton.jit(do_not_specialize=["L", "padded", "origin", "tiles", "slice_programs", "step_programs"])
+@triton.jit(do_not_specialize=["L", "padded", "origin", "tiles", "round_programs", "step_programs"])
 def preprocess_bwd_kernel(
-    p_u, p_dt, p_z, p_dy, p_flags, p_W, p_u_hi, p_u_lo, p_steps, p_valid, p_x, p_g, p_u_parts, p_W_hi, p_W_lo,
-    L, D, N, K, padded, origin, tiles, slice_programs, step_programs,
+    u, dt, z, dy, flags, W, u_hi, u_lo, step_sizes, valid, x, g, u_parts, W_hi, W_lo,
+    L, D, N, K, padded, origin, tiles, round_programs, step_programs,
     T: tl.constexpr, BD: tl.constexpr, SLOTS: tl.constexpr, SLOTS_PER_CHANNEL: tl.constexpr,
 ):  # fmt: skip
     """Store the inputs of the backward scans and of the matrix products: a tile of the steps, or rows of W in two fp16 parts.
 
-    The first `step_programs` programs store tiles (`preprocess_tile`), the others W (`split_weights`). The tiles belong to slices
-    of `padded` steps, `slice_programs` programs for each. Slices follow each other in the buffers, from the step `origin` on.
+    The first `step_programs` programs store tiles (`preprocess_tile`), the others W (`split_weights`). The tiles belong to rounds
+    of `padded` steps, `round_programs` programs for each. Rounds follow each other in the buffers, from the step `origin` on.
     """
     i = tl.program_id(0)
     if i < step_programs:
-        i_s = i // slice_programs
-        first_row = i_s.to(tl.int64) * (slice_programs // tiles) * padded
+        i_round = i // round_programs
+        first_row = i_round.to(tl.int64) * (round_programs // tiles) * padded
         preprocess_tile(
-            p_u, p_dt, p_z, p_dy, p_flags, p_u_hi, p_u_lo, p_steps, p_valid, p_x, p_g, p_u_parts, i % slice_programs, first_row,
-            L, D, K, padded, origin - i_s * padded, tiles, True, T, BD,
+            u, dt, z, dy, flags, u_hi, u_lo, step_sizes, valid, x, g, u_parts, i % round_programs, first_row,
+            L, D, K, padded, origin - i_round * padded, tiles, True, T, BD,
         )  # fmt: skip
-    elif p_W is not None:
-        split_weights(p_W, p_W_hi, p_W_lo, i - step_programs, tl.program_id(1), D, N, SLOTS, SLOTS_PER_CHANNEL, K, BD)
+    elif W is not None:
+        split_weights(W, W_hi, W_lo, i - step_programs, tl.program_id(1), D, N, SLOTS, SLOTS_PER_CHANNEL, K, BD)
 
 
 @triton.jit
@@ -75,11 +75,11 @@ def phases_with_restarts(theta, phase, restart, last):
 
 
 @triton.jit
-def load_flags_backward(p_flags, row, origin, o_step, o_t, L, R: tl.constexpr):
+def load_flags_backward(flags, row, origin, o_step, o_t, L, R: tl.constexpr):
     """Return the flags of a tile (T,), and the masks (T, R) of steps that restart the state and of those before such a step."""
     step = origin - o_step
-    b_flag = tl.load(p_flags + row + step, mask=step < L, other=INVALID)
-    b_next = tl.load(p_flags + row + step + 1, mask=(o_t > 0) & (step + 1 < L), other=INVALID)
+    b_flag = tl.load(flags + row + step, mask=step < L, other=INVALID)
+    b_next = tl.load(flags + row + step + 1, mask=(o_t > 0) & (step + 1 < L), other=INVALID)
     restart = tl.broadcast_to((b_flag == RESET)[:, None], (o_t.shape[0], R))
     return b_flag, restart, tl.broadcast_to((b_next == RESET)[:, None], (o_t.shape[0], R))
 
@@ -93,43 +93,43 @@ def sums_of_gradients(b_g, s, c, m_re, m_im, C_re, C_im, stop):
     return step_m_re, step_m_im
 
 
-@triton.jit(do_not_specialize=["p_bias", "L", "tiles", "chunks", "rows", "origin", "first_chunk", "stride"])
+@triton.jit(do_not_specialize=["bias", "L", "tiles", "chunks", "rows", "origin", "first_chunk", "stride"])
 def chunk_state_bwd_kernel(
-    p_u_hi, p_u_lo, p_dt, p_valid, p_g, p_W, p_bias, p_C, p_chunk_states, p_flags, p_tile_states, p_local,
+    u_hi, u_lo, dt, valid, g, W, bias, C, chunk_states, flags, tile_states, local,
     L, padded, tiles, chunks, rows, origin, first_chunk, stride,
     D: tl.constexpr, N: tl.constexpr, STATE_BLOCKS: tl.constexpr, BLOCKS: tl.constexpr, T: tl.constexpr, BD: tl.constexpr,
     BN: tl.constexpr, K: tl.constexpr, FAST: tl.constexpr, STAGES: tl.constexpr, SHARED_C: tl.constexpr,
 ):  # fmt: skip
-    """Store the term that a chunk adds to m in p_local (B, chunks, D N, 3).
+    """Store the term that a chunk adds to m in `local` (B, chunks, D N, 3).
 
     The three numbers are its real and imaginary part, and 0 if the state restarts in the chunk, otherwise 1.
 
-    p_tile_states: as `tile_states_kernel` stores them; None without flags.
+    tile_states: as `tile_states_kernel` stores them; None without flags.
     """
     size: tl.constexpr = D * N
     i_b, i_p = (tl.program_id(0) // BLOCKS).to(tl.int64), tl.program_id(1)
     i_c = first_chunk + tl.num_programs(1) - 1 - i_p
     _i_n, first_channel, m_r, o_r = program_lanes(D, N, STATE_BLOCKS, BLOCKS, BD, BN)
     o_parameter = (i_b // rows) * size
-    C_re, C_im = load_coefficients(p_C + 2 * o_parameter, o_r, m_r, N, SHARED_C)
-    phase = tl.load(p_chunk_states + i_b * stride + (i_c + 1).to(tl.int64) * 3 * size + o_r, mask=m_r, other=0.0)
+    C_re, C_im = load_coefficients(C + 2 * o_parameter, o_r, m_r, N, SHARED_C)
+    phase = tl.load(chunk_states + i_b * stride + (i_c + 1).to(tl.int64) * 3 * size + o_r, mask=m_r, other=0.0)
     m_re, m_im = tl.zeros((BD * BN,), C_re.dtype), tl.zeros((BD * BN,), C_re.dtype)
     carry = m_re + 1.0
-    W_hi, W_lo = load_weights(p_W + o_parameter * D, o_r, m_r, D, K)
+    W_hi, W_lo = load_weights(W + o_parameter * D, o_r, m_r, D, K)
     o_t, o_d = tl.arange(0, T), first_channel + tl.arange(0, BD)
     m_d, first, last = o_d < D, (o_t == 0)[:, None], (o_t == T - 1)[:, None]
-    b_bias = load_bias_tile(p_bias + o_parameter, o_r, m_r, T)
+    b_bias = load_bias_tile(bias + o_parameter, o_r, m_r, T)
     for i in tl.range(tiles, num_stages=STAGES):
         o_step = (i_p * tiles + i) * T + o_t
         o_td = i_b * D * padded + (o_d[None, :].to(tl.int64) * padded + o_step[:, None])
         theta, _, _ = load_angles(
-            p_u_hi, p_u_lo, p_dt, p_valid, W_hi, W_lo, b_bias, i_b * padded, o_step, o_td, o_r, m_r, m_d, D, T, BD, BN, K
+            u_hi, u_lo, dt, valid, W_hi, W_lo, b_bias, i_b * padded, o_step, o_td, o_r, m_r, m_d, D, T, BD, BN, K
         )
-        b_g = load_channels(p_g, o_td, m_d, T, BD, BN)
-        if p_flags is not None:
-            b_flag, restart, stop = load_flags_backward(p_flags, i_b * L, origin, o_step, o_t, L, BD * BN)
+        b_g = load_channels(g, o_td, m_d, T, BD, BN)
+        if flags is not None:
+            b_flag, restart, stop = load_flags_backward(flags, i_b * L, origin, o_step, o_t, L, BD * BN)
             n_tiles = tl.num_programs(1) * tiles
-            p_state = p_tile_states + (i_b * n_tiles + n_tiles - 1 - (i_p * tiles + i)) * 3 * size + o_r
+            p_state = tile_states + (i_b * n_tiles + n_tiles - 1 - (i_p * tiles + i)) * 3 * size + o_r
             G, _ = phases_with_restarts(theta, tl.load(p_state, mask=m_r, other=0.0), restart, last)
             s, c = sincos_of_phase(G, FAST)
             step_m_re, step_m_im = sums_of_gradients(b_g, s, c, m_re, m_im, C_re, C_im, stop)
@@ -141,68 +141,68 @@ def chunk_state_bwd_kernel(
             R_re, R_im = row_of(tl.cumsum(b_g * c, 0), last), row_of(tl.cumsum(-(b_g * s), 0), last)
             m_re += C_re * R_re + C_im * R_im
             m_im += C_re * R_im - C_im * R_re
-    p_out = p_local + (i_b * chunks + i_c) * size * 3 + o_r * 3
+    p_out = local + (i_b * chunks + i_c) * size * 3 + o_r * 3
     tl.store(p_out, m_re, mask=m_r)
     tl.store(p_out + 1, m_im, mask=m_r)
     tl.store(p_out + 2, carry, mask=m_r)
 
 
 @triton.jit(do_not_specialize=["chunks", "stride"])
-def state_passing_bwd_kernel(p_local, p_chunk_states, p_d_final, p_m, chunks, size, stride, BLOCK: tl.constexpr):
-    """Store m after all chunks and before the first, p_m (B, chunks + 1, size, 2), from those of `chunk_state_bwd_kernel`.
+def state_passing_bwd_kernel(local, chunk_states, d_final_state, d_rotated, chunks, size, stride, BLOCK: tl.constexpr):
+    """Store m after all chunks and before the first, d_rotated (B, chunks + 1, size, 2), from those of `chunk_state_bwd_kernel`.
 
-    p_d_final (B, size, 2): the gradient of the final state, which is rotated back by the last phase; None for zero.
+    d_final_state (B, size, 2): the gradient of the final state, which is rotated back by the last phase; None for zero.
     """
     i_b = tl.program_id(0).to(tl.int64)
     o_r = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     m_r = o_r < size
-    m_re = tl.zeros((BLOCK,), p_local.dtype.element_ty)
+    m_re = tl.zeros((BLOCK,), local.dtype.element_ty)
     m_im = m_re
-    if p_d_final is not None:
-        m_re, m_im = load_pairs(p_d_final + i_b * size * 2, o_r, m_r)
-        p_phase = p_chunk_states + i_b * stride + tl.cast(chunks, tl.int64) * 3 * size + o_r
+    if d_final_state is not None:
+        m_re, m_im = load_pairs(d_final_state + i_b * size * 2, o_r, m_r)
+        p_phase = chunk_states + i_b * stride + tl.cast(chunks, tl.int64) * 3 * size + o_r
         m_re, m_im = rotate_back(m_re, m_im, tl.load(p_phase, mask=m_r, other=0.0))
     for i in range(chunks + 1):
         i_c = chunks - i
-        p_out = p_m + ((i_b * (chunks + 1) + i_c) * size + o_r) * 2
+        p_out = d_rotated + ((i_b * (chunks + 1) + i_c) * size + o_r) * 2
         tl.store(p_out, m_re, mask=m_r)
         tl.store(p_out + 1, m_im, mask=m_r)
-        p_in, m_in = p_local + ((i_b * chunks + i_c - 1) * size + o_r) * 3, m_r & (o_r * 0 + i_c > 0)
+        p_in, m_in = local + ((i_b * chunks + i_c - 1) * size + o_r) * 3, m_r & (o_r * 0 + i_c > 0)
         carry = tl.load(p_in + 2, mask=m_in, other=0.0) > 0
         m_re = tl.where(carry, m_re, 0.0) + tl.load(p_in, mask=m_in, other=0.0)
         m_im = tl.where(carry, m_im, 0.0) + tl.load(p_in + 1, mask=m_in, other=0.0)
 
 
 @triton.jit
-def load_m(p_m, p_d_final, phase, i_b, i_c, chunks, o_r, m_r, size, sequential):
+def load_m(d_rotated, d_final_state, phase, i_b, i_c, chunks, o_r, m_r, size, sequential):
     """Load m after a chunk.
 
-    sequential: 1 if the launch of the next chunk in time stored it to p_m (B, size, 2), where after the last chunk it is
-    computed from p_d_final; 0 if p_m (B, chunks + 1, size, 2) has m of all chunks. p_d_final: the gradient of the final state,
-    None for zero.
+    sequential: 1 if the launch of the next chunk in time stored it to d_rotated (B, size, 2), where after the last chunk
+    it is computed from d_final_state; 0 if d_rotated (B, chunks + 1, size, 2) has m of all chunks. d_final_state: the gradient
+    of the final state, None for zero.
     """
     if (sequential == 1) & (i_c == chunks - 1):
         m_re, m_im = tl.zeros_like(phase), tl.zeros_like(phase)
-        if p_d_final is not None:
-            m_re, m_im = load_pairs(p_d_final + i_b * size * 2, o_r, m_r)
+        if d_final_state is not None:
+            m_re, m_im = load_pairs(d_final_state + i_b * size * 2, o_r, m_r)
             m_re, m_im = rotate_back(m_re, m_im, phase)
     else:
         i_m = tl.where(sequential == 1, i_b, i_b * (chunks + 1) + i_c + 1)
-        m_re, m_im = load_pairs(p_m + i_m * size * 2, o_r, m_r)
+        m_re, m_im = load_pairs(d_rotated + i_m * size * 2, o_r, m_r)
     return m_re, m_im
 
 
 @triton.jit
 def store_sums(
-    p_sums, p_m, p_d_initial, m_re, m_im, d_bias, dB_re, dB_im, dC_re, dC_im, i_b, i_c, chunks, o_r, m_r, size,
-    sequential, span=1,
+    sums, d_rotated, d_initial, m_re, m_im, d_bias, dB_re, dB_im, dC_re, dC_im, i_b, i_c, chunks, o_r, m_r, size,
+    sequential, program_chunks=1,
 ):  # fmt: skip
-    """Store the sums of `span` chunks (B, chunks, 5, size), and before the first chunk the gradient of the initial state.
+    """Store the sums of a program's chunks (B, chunks, 5, size), and before the first chunk the gradient of the initial state.
 
     sequential: 1 to add them to those of the last launch, (B, 1, 5, size), and to store m for the next launch; otherwise 0.
     """
-    p_sum = p_sums + tl.where(sequential == 1, i_b, i_b * chunks + i_c) * size * 5 + o_r
-    if (sequential == 1) & (i_c + span < chunks):
+    p_sum = sums + tl.where(sequential == 1, i_b, i_b * chunks + i_c) * size * 5 + o_r
+    if (sequential == 1) & (i_c + program_chunks < chunks):
         d_bias += tl.load(p_sum, mask=m_r, other=0.0)
         dB_re += tl.load(p_sum + size, mask=m_r, other=0.0)
         dB_im += tl.load(p_sum + 2 * size, mask=m_r, other=0.0)
@@ -214,23 +214,23 @@ def store_sums(
     tl.store(p_sum + 3 * size, dC_re, mask=m_r)
     tl.store(p_sum + 4 * size, dC_im, mask=m_r)
     if sequential == 1:
-        p_out = p_m + i_b * size * 2 + o_r * 2
+        p_out = d_rotated + i_b * size * 2 + o_r * 2
         tl.store(p_out, m_re, mask=m_r)
         tl.store(p_out + 1, m_im, mask=m_r)
     if i_c == 0:
-        p_out = p_d_initial + i_b * size * 2 + o_r * 2
+        p_out = d_initial + i_b * size * 2 + o_r * 2
         tl.store(p_out, m_re, mask=m_r)
         tl.store(p_out + 1, m_im, mask=m_r)
 
 
 @triton.jit
-def largest_of_channels(p_x, o_first, m_d, steps, MAXIMUM: tl.constexpr, BD: tl.constexpr, BN: tl.constexpr):
+def largest_of_channels(x, o_first, m_d, steps, MAXIMUM: tl.constexpr, BD: tl.constexpr, BN: tl.constexpr):
     """Return for each lane the sum, or with MAXIMUM the maximum, of |x| over `steps` steps of its channel, from o_first on."""
     COLUMNS: tl.constexpr = 512 // BD if BD < 32 else 16
     b_sum = tl.zeros((BD, COLUMNS), tl.float32)
     for begin in range(0, steps, COLUMNS):
         o_t = begin + tl.arange(0, COLUMNS)
-        b_x = tl.abs(tl.load(p_x + o_first[:, None] + o_t[None, :], mask=m_d[:, None] & (o_t < steps)[None, :], other=0.0))
+        b_x = tl.abs(tl.load(x + o_first[:, None] + o_t[None, :], mask=m_d[:, None] & (o_t < steps)[None, :], other=0.0))
         b_sum = tl.maximum(b_sum, b_x) if MAXIMUM else b_sum + b_x
     result = tl.max(b_sum, 1) if MAXIMUM else tl.sum(b_sum, 1)
     return tl.reshape(tl.broadcast_to(result[:, None], (BD, BN)), (BD * BN,))
@@ -238,7 +238,7 @@ def largest_of_channels(p_x, o_first, m_d, steps, MAXIMUM: tl.constexpr, BD: tl.
 
 @triton.jit
 def chunk_scale(
-    p_dt, p_x, p_g, p_state, B_re, B_im, C_re, C_im, m_re, m_im, o_first, m_d, m_r, steps, size, BD: tl.constexpr, BN:
+    dt, x, g, p_state, B_re, B_im, C_re, C_im, m_re, m_im, o_first, m_d, m_r, steps, size, BD: tl.constexpr, BN:
     tl.constexpr, WARPS: tl.constexpr
 ):  # fmt: skip
     """Return the power of two that scales the gradients of the angles of a chunk into the range of fp16, and its inverse.
@@ -249,12 +249,12 @@ def chunk_scale(
     p_state: the state before the chunk.
     """
     state = tl.abs(tl.load(p_state + size, mask=m_r, other=0.0)) + tl.abs(tl.load(p_state + 2 * size, mask=m_r, other=0.0))
-    state += (tl.abs(B_re) + tl.abs(B_im)) * largest_of_channels(p_x, o_first, m_d, steps, False, BD, BN)
+    state += (tl.abs(B_re) + tl.abs(B_im)) * largest_of_channels(x, o_first, m_d, steps, False, BD, BN)
     gradient = tl.abs(m_re) + tl.abs(m_im)
-    gradient += (tl.abs(C_re) + tl.abs(C_im)) * largest_of_channels(p_g, o_first, m_d, steps, False, BD, BN)
+    gradient += (tl.abs(C_re) + tl.abs(C_im)) * largest_of_channels(g, o_first, m_d, steps, False, BD, BN)
     peak = state * gradient
-    if p_dt is not None:
-        peak *= largest_of_channels(p_dt, o_first, m_d, steps, True, BD, BN)
+    if dt is not None:
+        peak *= largest_of_channels(dt, o_first, m_d, steps, True, BD, BN)
     if WARPS:
         LANES: tl.constexpr = BD * BN // WARPS
         peaks = tl.max(tl.reshape(peak, (WARPS, LANES)), 1)
@@ -266,35 +266,35 @@ def chunk_scale(
 
 @triton.jit
 def store_sums_over_states(
-    p_out, x, i_b, i_n, first_channel, o_step, batch, padded, D, T: tl.constexpr, BD: tl.constexpr, BN: tl.constexpr, SUM:
+    out, x, i_b, i_n, first_channel, o_step, batch, padded, D, T: tl.constexpr, BD: tl.constexpr, BN: tl.constexpr, SUM:
     tl.constexpr
 ):  # fmt: skip
-    """Store sums of x (T, BD BN) over SUM states each, which one warp has, in p_out (blocks of SUM states, B, D, padded)."""
+    """Store sums of x (T, BD BN) over SUM states each, which one warp has, in `out` (blocks of SUM states, B, D, padded)."""
     o_sum = tl.arange(0, BD * BN // SUM) * SUM
     o_d, i_block = first_channel + o_sum // BN, i_n * (BN // SUM) + o_sum % BN // SUM
     o_out = ((i_block.to(tl.int64) * batch + i_b) * D + o_d) * padded
-    tl.store(p_out + o_out[None, :] + o_step[:, None], sum_over_states(x, T, BD * BN // SUM, SUM), mask=(o_d < D)[None, :])
+    tl.store(out + o_out[None, :] + o_step[:, None], sum_over_states(x, T, BD * BN // SUM, SUM), mask=(o_d < D)[None, :])
 
 
 @triton.jit
 def load_chunk_end(
-    p_W, p_B, p_C, p_chunk_states, p_d_final, p_m, i_b, i_c, rows, stride, chunks, o_r, m_r, sequential,
+    W, B, C, chunk_states, d_final_state, d_rotated, i_b, i_c, rows, stride, chunks, o_r, m_r, sequential,
     D: tl.constexpr, N: tl.constexpr, K: tl.constexpr, SHARED_B: tl.constexpr, SHARED_C: tl.constexpr,
 ):  # fmt: skip
     """Return what a program needs at the end of chunk i_c: B and C, the phase and state w, m, and both parts of W."""
     size: tl.constexpr = D * N
     o_parameter = (i_b // rows) * size
-    B_re, B_im = load_coefficients(p_B + 2 * o_parameter, o_r, m_r, N, SHARED_B)
-    C_re, C_im = load_coefficients(p_C + 2 * o_parameter, o_r, m_r, N, SHARED_C)
-    phase, w_re, w_im = load_state(p_chunk_states + i_b * stride + (i_c + 1).to(tl.int64) * 3 * size + o_r, m_r, size)
-    m_re, m_im = load_m(p_m, p_d_final, phase, i_b, i_c, chunks, o_r, m_r, size, sequential)
-    W_hi, W_lo = load_weights(p_W + o_parameter * D, o_r, m_r, D, K)
+    B_re, B_im = load_coefficients(B + 2 * o_parameter, o_r, m_r, N, SHARED_B)
+    C_re, C_im = load_coefficients(C + 2 * o_parameter, o_r, m_r, N, SHARED_C)
+    phase, w_re, w_im = load_state(chunk_states + i_b * stride + (i_c + 1).to(tl.int64) * 3 * size + o_r, m_r, size)
+    m_re, m_im = load_m(d_rotated, d_final_state, phase, i_b, i_c, chunks, o_r, m_r, size, sequential)
+    W_hi, W_lo = load_weights(W + o_parameter * D, o_r, m_r, D, K)
     return B_re, B_im, C_re, C_im, phase, w_re, w_im, m_re, m_im, W_hi, W_lo
 
 
 @triton.jit
 def differentiate_tile(
-    p_g, p_x, o_td, m_d, theta, phase, w_re, w_im, m_re, m_im, B_re, B_im, C_re, C_im, CB_re, CB_im,
+    g, x, o_td, m_d, theta, phase, w_re, w_im, m_re, m_im, B_re, B_im, C_re, C_im, CB_re, CB_im,
     T: tl.constexpr, BD: tl.constexpr, BN: tl.constexpr, FAST: tl.constexpr,
 ):  # fmt: skip
     """Return the gradients of x and of the angles of a tile, phase, w and m before it, and its terms of P, dB and dC.
@@ -305,7 +305,7 @@ def differentiate_tile(
     first, last = (o_t == 0)[:, None], (o_t == T - 1)[:, None]
     G, phase = phases_backward(theta, phase, first, last)
     s, c = sincos_of_phase(G, FAST)
-    b_g, b_x = load_channels(p_g, o_td, m_d, T, BD, BN), load_channels(p_x, o_td, m_d, T, BD, BN)
+    b_g, b_x = load_channels(g, o_td, m_d, T, BD, BN), load_channels(x, o_td, m_d, T, BD, BN)
     R_re, R_im = tl.cumsum(b_g * c, 0), tl.cumsum(-(b_g * s), 0)
     all_R_re, all_R_im = row_of(R_re, last), row_of(R_im, last)
     x_re, x_im = b_x * c, -(b_x * s)
@@ -342,163 +342,163 @@ def add_products(P_re, P_im, dB_re, dB_im, dC_re, dC_im, B_re, B_im, C_re, C_im)
 
 @triton.jit(
     do_not_specialize=[
-        "p_bias", "p_d_theta", "p_d_theta_lo", "batch", "L", "tiles", "chunks", "rows", "origin", "first_chunk", "span", "stride",
-        "sequential",
+        "bias", "d_theta", "d_theta_lo", "batch", "L", "tiles", "chunks", "rows", "origin", "first_chunk", "program_chunks",
+        "stride", "sequential",
     ]
 )  # fmt: skip
 def chunk_scan_bwd_kernel(
-    p_u_hi, p_u_lo, p_dt, p_valid, p_x, p_g, p_W, p_bias, p_B, p_C, p_chunk_states, p_d_final, p_m,
-    p_dx, p_d_dt, p_d_theta, p_d_theta_lo, p_inverse, p_sums, p_d_initial,
-    batch, L, padded, tiles, chunks, rows, origin, first_chunk, span, stride, sequential,  # noqa: ARG001
+    u_hi, u_lo, dt, valid, x, g, W, bias, B, C, chunk_states, d_final_state, d_rotated,
+    dx, d_dt, d_theta, d_theta_lo, inverse, sums, d_initial,
+    batch, L, padded, tiles, chunks, rows, origin, first_chunk, program_chunks, stride, sequential,  # noqa: ARG001
     D: tl.constexpr, N: tl.constexpr, STATE_BLOCKS: tl.constexpr, BLOCKS: tl.constexpr,
     T: tl.constexpr, BD: tl.constexpr, BN: tl.constexpr, K: tl.constexpr, FAST: tl.constexpr, STAGES: tl.constexpr,
     SHARED_B: tl.constexpr, SHARED_C: tl.constexpr,
 ):  # fmt: skip
-    """Store the gradients of `span` chunks without masks: of the angles, of x and, with p_dt, of dt; and sums.
+    """Store the gradients of `program_chunks` chunks without masks: of the angles, of x and, with dt, of dt; and sums.
 
-    Gradients of x and dt: (STATE_BLOCKS, B, D, padded). p_d_theta (B, padded, BLOCKS, R): the gradients of W u. With p_d_theta_lo
-    they are in two fp16 parts, times a power of two whose inverse is stored in p_inverse (B, programs of a row, BLOCKS).
+    Gradients of x and dt: (STATE_BLOCKS, B, D, padded). d_theta (B, padded, BLOCKS, R): the gradients of W u. With d_theta_lo
+    they are in two fp16 parts, times a power of two whose inverse is stored in `inverse` (B, programs of a row, BLOCKS).
     sequential: see `load_m` and `store_sums`.
     """
     R: tl.constexpr = BD * BN
     size: tl.constexpr = D * N
     i_b, i_p, i_r = (tl.program_id(0) // BLOCKS).to(tl.int64), tl.program_id(1), tl.program_id(0) % BLOCKS
-    i_c = first_chunk + (tl.num_programs(1) - 1 - i_p) * span
+    i_c = first_chunk + (tl.num_programs(1) - 1 - i_p) * program_chunks
     i_n, first_channel, m_r, o_r = program_lanes(D, N, STATE_BLOCKS, BLOCKS, BD, BN)
     B_re, B_im, C_re, C_im, phase, w_re, w_im, m_re, m_im, W_hi, W_lo = load_chunk_end(
-        p_W, p_B, p_C, p_chunk_states, p_d_final, p_m, i_b, i_c + span - 1, rows, stride, chunks, o_r, m_r, sequential, D, N, K,
-        SHARED_B, SHARED_C,
+        W, B, C, chunk_states, d_final_state, d_rotated, i_b, i_c + program_chunks - 1, rows, stride, chunks, o_r, m_r,
+        sequential, D, N, K, SHARED_B, SHARED_C,
     )  # fmt: skip
     zero = tl.zeros((R,), B_re.dtype)
     d_bias, dB_re, dB_im, dC_re, dC_im, P_re, P_im = zero, zero, zero, zero, zero, zero, zero
     CB_re, CB_im = C_re * B_re - C_im * B_im, C_re * B_im + C_im * B_re
     o_t, o_d = tl.arange(0, T), first_channel + tl.arange(0, BD)
     m_d, o_channel, o_column = o_d < D, o_d[None, :].to(tl.int64) * padded, i_r * R + tl.arange(0, R)
-    if p_d_theta_lo is not None:
-        p_state = p_chunk_states + i_b * stride + i_c.to(tl.int64) * 3 * size + o_r
+    if d_theta_lo is not None:
+        p_state = chunk_states + i_b * stride + i_c.to(tl.int64) * 3 * size + o_r
         o_first = (i_b * D + o_d.to(tl.int64)) * padded + i_p * tiles * T
-        scale, inverse = chunk_scale(
-            p_dt, p_x, p_g, p_state, B_re, B_im, C_re, C_im, m_re, m_im, o_first, m_d, m_r, tiles * T, size, BD, BN, 0
+        scale, b_inverse = chunk_scale(
+            dt, x, g, p_state, B_re, B_im, C_re, C_im, m_re, m_im, o_first, m_d, m_r, tiles * T, size, BD, BN, 0
         )
-        tl.store(p_inverse + (i_b * tl.num_programs(1) + i_p) * BLOCKS + i_r, inverse)
-    b_bias = load_bias_tile(p_bias + (i_b // rows) * size, o_r, m_r, T)
+        tl.store(inverse + (i_b * tl.num_programs(1) + i_p) * BLOCKS + i_r, b_inverse)
+    b_bias = load_bias_tile(bias + (i_b // rows) * size, o_r, m_r, T)
     for i in tl.range(tiles, num_stages=STAGES):
         i_t = i_p * tiles + i
         o_step = i_t * T + o_t
         o_td = i_b * D * padded + o_channel + o_step[:, None]
         theta, b_Wu, factor = load_angles(
-            p_u_hi, p_u_lo, p_dt, p_valid, W_hi, W_lo, b_bias, i_b * padded, o_step, o_td, o_r, m_r, m_d, D, T, BD, BN, K
+            u_hi, u_lo, dt, valid, W_hi, W_lo, b_bias, i_b * padded, o_step, o_td, o_r, m_r, m_d, D, T, BD, BN, K
         )
-        dx, d_theta, phase, w_re, w_im, m_re, m_im, t_P_re, t_P_im, t_B_re, t_B_im, t_C_re, t_C_im = differentiate_tile(
-            p_g, p_x, o_td, m_d, theta, phase, w_re, w_im, m_re, m_im, B_re, B_im, C_re, C_im, CB_re, CB_im, T, BD, BN, FAST
+        b_dx, b_d_theta, phase, w_re, w_im, m_re, m_im, t_P_re, t_P_im, t_B_re, t_B_im, t_C_re, t_C_im = differentiate_tile(
+            g, x, o_td, m_d, theta, phase, w_re, w_im, m_re, m_im, B_re, B_im, C_re, C_im, CB_re, CB_im, T, BD, BN, FAST
         )
         P_re, P_im = P_re + t_P_re, P_im + t_P_im
         dB_re, dB_im, dC_re, dC_im = dB_re + t_B_re, dB_im + t_B_im, dC_re + t_C_re, dC_im + t_C_im
-        if p_dt is not None:
-            store_sums_over_states(p_d_dt, d_theta * b_Wu, i_b, i_n, first_channel, o_step, batch, padded, D, T, BD, BN, BN)
-            d_theta *= factor
-            d_bias += tl.sum(d_theta, 0)
+        if dt is not None:
+            store_sums_over_states(d_dt, b_d_theta * b_Wu, i_b, i_n, first_channel, o_step, batch, padded, D, T, BD, BN, BN)
+            b_d_theta *= factor
+            d_bias += tl.sum(b_d_theta, 0)
         else:
-            d_bias += tl.sum(d_theta * factor, 0)
+            d_bias += tl.sum(b_d_theta * factor, 0)
         o_theta = (i_b * padded + i_t * T) * (BLOCKS * R) + (o_t[:, None] * (BLOCKS * R) + o_column[None, :])
-        if p_d_theta_lo is not None:
-            b_hi, b_lo = split_fp16_hi_lo(d_theta, scale)
-            tl.store(p_d_theta + o_theta, b_hi)
-            tl.store(p_d_theta_lo + o_theta, b_lo)
+        if d_theta_lo is not None:
+            b_hi, b_lo = split_fp16_hi_lo(b_d_theta, scale)
+            tl.store(d_theta + o_theta, b_hi)
+            tl.store(d_theta_lo + o_theta, b_lo)
         else:
-            tl.store(p_d_theta + o_theta, d_theta)
-        store_sums_over_states(p_dx, dx, i_b, i_n, first_channel, o_step, batch, padded, D, T, BD, BN, BN)
+            tl.store(d_theta + o_theta, b_d_theta)
+        store_sums_over_states(dx, b_dx, i_b, i_n, first_channel, o_step, batch, padded, D, T, BD, BN, BN)
     dB_re, dB_im, dC_re, dC_im = add_products(P_re, P_im, dB_re, dB_im, dC_re, dC_im, B_re, B_im, C_re, C_im)
     store_sums(
-        p_sums, p_m, p_d_initial, m_re, m_im, d_bias, dB_re, dB_im, dC_re, dC_im, i_b, i_c, chunks, o_r, m_r, size, sequential,
-        span,
+        sums, d_rotated, d_initial, m_re, m_im, d_bias, dB_re, dB_im, dC_re, dC_im, i_b, i_c, chunks, o_r, m_r, size, sequential,
+        program_chunks,
     )  # fmt: skip
 
 
 @triton.jit(
     do_not_specialize=[
-        "p_bias", "batch", "L", "tiles", "chunks", "rows", "origin", "first_chunk", "span", "stride", "sequential",
+        "bias", "batch", "L", "tiles", "chunks", "rows", "origin", "first_chunk", "program_chunks", "stride", "sequential",
     ]
 )  # fmt: skip
 def chunk_scan_products_bwd_kernel(
-    p_u_hi, p_u_lo, p_dt, p_valid, p_x, p_g, p_W, p_bias, p_B, p_C, p_chunk_states, p_d_final, p_m,
-    p_dx, p_d_dt, p_sums, p_d_initial, p_u_parts, p_du, p_dW,
-    batch, L, padded, tiles, chunks, rows, origin, first_chunk, span, stride, sequential,  # noqa: ARG001
+    u_hi, u_lo, dt, valid, x, g, W, bias, B, C, chunk_states, d_final_state, d_rotated,
+    dx, d_dt, sums, d_initial, u_parts, du, dW,
+    batch, L, padded, tiles, chunks, rows, origin, first_chunk, program_chunks, stride, sequential,  # noqa: ARG001
     D: tl.constexpr, N: tl.constexpr, STATE_BLOCKS: tl.constexpr, BLOCKS: tl.constexpr,
     T: tl.constexpr, BD: tl.constexpr, BN: tl.constexpr, K: tl.constexpr, FAST: tl.constexpr, STAGES: tl.constexpr,
     SHARED_B: tl.constexpr, SHARED_C: tl.constexpr,
 ):  # fmt: skip
-    """Store the gradients of `span` chunks as `chunk_scan_bwd_kernel`, but the products of those of the angles, in float32.
+    """Store the gradients of a program's chunks as `chunk_scan_bwd_kernel`, but products of those of the angles, in float32.
 
-    p_du (BLOCKS, B, padded, K): times W. p_dW (programs of a group, groups, BLOCKS R, K): times u, to which later launches add.
-    Gradients of x and dt are sums over at most 32 states. p_u_parts: u in the order of `interleaved_rows`.
+    du (BLOCKS, B, padded, K): times W. dW (programs of a group, groups, BLOCKS R, K): times u, to which later launches add.
+    Gradients of x and dt are sums over at most 32 states. u_parts: u in the order of `interleaved_rows`.
     """
     R: tl.constexpr = BD * BN
     size: tl.constexpr = D * N
     SUM: tl.constexpr = 32 if BN > 32 else BN
     i_b, i_p, i_r = (tl.program_id(0) // BLOCKS).to(tl.int64), tl.program_id(1), tl.program_id(0) % BLOCKS
-    i_c = first_chunk + (tl.num_programs(1) - 1 - i_p) * span
+    i_c = first_chunk + (tl.num_programs(1) - 1 - i_p) * program_chunks
     i_n, first_channel, m_r, o_r = program_lanes(D, N, STATE_BLOCKS, BLOCKS, BD, BN)
     B_re, B_im, C_re, C_im, phase, w_re, w_im, m_re, m_im, W_hi, W_lo = load_chunk_end(
-        p_W, p_B, p_C, p_chunk_states, p_d_final, p_m, i_b, i_c + span - 1, rows, stride, chunks, o_r, m_r, sequential, D, N, K,
-        SHARED_B, SHARED_C,
+        W, B, C, chunk_states, d_final_state, d_rotated, i_b, i_c + program_chunks - 1, rows, stride, chunks, o_r, m_r,
+        sequential, D, N, K, SHARED_B, SHARED_C,
     )  # fmt: skip
     zero = tl.zeros((R,), B_re.dtype)
     d_bias, dB_re, dB_im, dC_re, dC_im, P_re, P_im = zero, zero, zero, zero, zero, zero, zero
     CB_re, CB_im = C_re * B_re - C_im * B_im, C_re * B_im + C_im * B_re
     o_t, o_d = tl.arange(0, T), first_channel + tl.arange(0, BD)
     m_d, o_channel, o_parameter = o_d < D, o_d[None, :].to(tl.int64) * padded, (i_b // rows) * size
-    p_state = p_chunk_states + i_b * stride + i_c.to(tl.int64) * 3 * size + o_r
+    p_state = chunk_states + i_b * stride + i_c.to(tl.int64) * 3 * size + o_r
     o_first = (i_b * D + o_d.to(tl.int64)) * padded + i_p * tiles * T
-    scale, inverse = chunk_scale(
-        p_dt, p_x, p_g, p_state, B_re, B_im, C_re, C_im, m_re, m_im, o_first, m_d, m_r, tiles * T, size, BD, BN, R // 32
+    scale, b_inverse = chunk_scale(
+        dt, x, g, p_state, B_re, B_im, C_re, C_im, m_re, m_im, o_first, m_d, m_r, tiles * T, size, BD, BN, R // 32
     )
-    W_parts, du_scale = interleave_weights(p_W + o_parameter * D, o_r, m_r, inverse, D, K)
-    dW, dW_scale = tl.zeros((K, R), tl.float32), inverse * U_SCALE
-    b_bias = load_bias_tile(p_bias + o_parameter, o_r, m_r, T)
+    W_parts, du_scale = interleave_weights(W + o_parameter * D, o_r, m_r, b_inverse, D, K)
+    b_dW, dW_scale = tl.zeros((K, R), tl.float32), b_inverse * U_SCALE
+    b_bias = load_bias_tile(bias + o_parameter, o_r, m_r, T)
     for i in tl.range(tiles, num_stages=STAGES):
         o_step = (i_p * tiles + i) * T + o_t
         o_row, o_td = i_b * padded + o_step, i_b * D * padded + o_channel + o_step[:, None]
         theta, b_Wu, factor = load_angles(
-            p_u_hi, p_u_lo, p_dt, p_valid, W_hi, W_lo, b_bias, i_b * padded, o_step, o_td, o_r, m_r, m_d, D, T, BD, BN, K, True
+            u_hi, u_lo, dt, valid, W_hi, W_lo, b_bias, i_b * padded, o_step, o_td, o_r, m_r, m_d, D, T, BD, BN, K, True
         )
-        dx, d_theta, phase, w_re, w_im, m_re, m_im, t_P_re, t_P_im, t_B_re, t_B_im, t_C_re, t_C_im = differentiate_tile(
-            p_g, p_x, o_td, m_d, theta, phase, w_re, w_im, m_re, m_im, B_re, B_im, C_re, C_im, CB_re, CB_im, T, BD, BN, FAST
+        b_dx, b_d_theta, phase, w_re, w_im, m_re, m_im, t_P_re, t_P_im, t_B_re, t_B_im, t_C_re, t_C_im = differentiate_tile(
+            g, x, o_td, m_d, theta, phase, w_re, w_im, m_re, m_im, B_re, B_im, C_re, C_im, CB_re, CB_im, T, BD, BN, FAST
         )
         P_re, P_im = P_re + t_P_re, P_im + t_P_im
         dB_re, dB_im, dC_re, dC_im = dB_re + t_B_re, dB_im + t_B_im, dC_re + t_C_re, dC_im + t_C_im
-        if p_dt is not None:
-            store_sums_over_states(p_d_dt, d_theta * b_Wu, i_b, i_n, first_channel, o_step, batch, padded, D, T, BD, BN, SUM)
-            d_theta *= factor
-            d_bias += tl.sum(d_theta, 0)
+        if dt is not None:
+            store_sums_over_states(d_dt, b_d_theta * b_Wu, i_b, i_n, first_channel, o_step, batch, padded, D, T, BD, BN, SUM)
+            b_d_theta *= factor
+            d_bias += tl.sum(b_d_theta, 0)
         else:
-            d_bias += tl.sum(d_theta * factor, 0)
-        b_hi, b_lo = split_fp16_hi_lo(d_theta, scale[None, :])
-        store_sums_over_states(p_dx, dx, i_b, i_n, first_channel, o_step, batch, padded, D, T, BD, BN, SUM)
-        p_tile = p_du + i_r * tl.cast(batch, tl.int64) * padded * K
-        dW += multiply_tile(b_hi, b_lo, W_parts, du_scale, dW_scale, p_u_parts, p_tile, o_row, K)
-    i_part, i_g = i_p.to(tl.int64) * rows + i_b % rows, i_b // rows
-    o_slot = (i_part * (batch // rows) + i_g) * (BLOCKS * R) + i_r * R + tl.arange(0, R)
-    p_out = p_dW + o_slot[None, :] * K + tl.arange(0, K)[:, None]
-    if first_chunk + tl.num_programs(1) * span < chunks:
-        dW += tl.load(p_out)
-    tl.store(p_out, dW)
+            d_bias += tl.sum(b_d_theta * factor, 0)
+        b_hi, b_lo = split_fp16_hi_lo(b_d_theta, scale[None, :])
+        store_sums_over_states(dx, b_dx, i_b, i_n, first_channel, o_step, batch, padded, D, T, BD, BN, SUM)
+        p_tile = du + i_r * tl.cast(batch, tl.int64) * padded * K
+        b_dW += multiply_tile(b_hi, b_lo, W_parts, du_scale, dW_scale, u_parts, p_tile, o_row, K)
+    i_partial, i_g = i_p.to(tl.int64) * rows + i_b % rows, i_b // rows
+    o_slot = (i_partial * (batch // rows) + i_g) * (BLOCKS * R) + i_r * R + tl.arange(0, R)
+    p_out = dW + o_slot[None, :] * K + tl.arange(0, K)[:, None]
+    if first_chunk + tl.num_programs(1) * program_chunks < chunks:
+        b_dW += tl.load(p_out)
+    tl.store(p_out, b_dW)
     dB_re, dB_im, dC_re, dC_im = add_products(P_re, P_im, dB_re, dB_im, dC_re, dC_im, B_re, B_im, C_re, C_im)
     store_sums(
-        p_sums, p_m, p_d_initial, m_re, m_im, d_bias, dB_re, dB_im, dC_re, dC_im, i_b, i_c, chunks, o_r, m_r, size, sequential,
-        span,
+        sums, d_rotated, d_initial, m_re, m_im, d_bias, dB_re, dB_im, dC_re, dC_im, i_b, i_c, chunks, o_r, m_r, size, sequential,
+        program_chunks,
     )  # fmt: skip
 
 
 @triton.jit(
     do_not_specialize=[
-        "p_bias", "p_d_theta", "p_d_theta_lo", "batch", "L", "tiles", "chunks", "rows", "origin", "first_chunk", "stride",
+        "bias", "d_theta", "d_theta_lo", "batch", "L", "tiles", "chunks", "rows", "origin", "first_chunk", "stride",
         "sequential",
     ]
 )  # fmt: skip
 def chunk_scan_masked_bwd_kernel(
-    p_u_hi, p_u_lo, p_dt, p_valid, p_x, p_g, p_W, p_bias, p_B, p_C, p_chunk_states, p_flags, p_tile_states, p_d_final, p_m,
-    p_dx, p_d_dt, p_d_theta, p_d_theta_lo, p_inverse, p_sums, p_d_initial,
+    u_hi, u_lo, dt, valid, x, g, W, bias, B, C, chunk_states, flags, tile_states, d_final_state, d_rotated,
+    dx, d_dt, d_theta, d_theta_lo, inverse, sums, d_initial,
     batch, L, padded, tiles, chunks, rows, origin, first_chunk, stride, sequential,
     D: tl.constexpr, N: tl.constexpr, STATE_BLOCKS: tl.constexpr, BLOCKS: tl.constexpr,
     T: tl.constexpr, BD: tl.constexpr, BN: tl.constexpr, K: tl.constexpr, FAST: tl.constexpr, STAGES: tl.constexpr,
@@ -506,7 +506,7 @@ def chunk_scan_masked_bwd_kernel(
 ):  # fmt: skip
     """Store the gradients of a chunk with masks, as `chunk_scan_bwd_kernel` does without; each step has its own power of two.
 
-    p_inverse: (B, padded, BLOCKS). p_tile_states: as `tile_states_kernel` stores them.
+    inverse: (B, padded, BLOCKS). tile_states: as `tile_states_kernel` stores them.
     """
     R: tl.constexpr = BD * BN
     size: tl.constexpr = D * N
@@ -514,29 +514,29 @@ def chunk_scan_masked_bwd_kernel(
     i_c = first_chunk + tl.num_programs(1) - 1 - i_p
     i_n, first_channel, m_r, o_r = program_lanes(D, N, STATE_BLOCKS, BLOCKS, BD, BN)
     o_parameter = (i_b // rows) * size
-    B_re, B_im = load_coefficients(p_B + 2 * o_parameter, o_r, m_r, N, SHARED_B)
-    C_re, C_im = load_coefficients(p_C + 2 * o_parameter, o_r, m_r, N, SHARED_C)
-    phase = tl.load(p_chunk_states + i_b * stride + (i_c + 1).to(tl.int64) * 3 * size + o_r, mask=m_r, other=0.0)
-    m_re, m_im = load_m(p_m, p_d_final, phase, i_b, i_c, chunks, o_r, m_r, size, sequential)
+    B_re, B_im = load_coefficients(B + 2 * o_parameter, o_r, m_r, N, SHARED_B)
+    C_re, C_im = load_coefficients(C + 2 * o_parameter, o_r, m_r, N, SHARED_C)
+    phase = tl.load(chunk_states + i_b * stride + (i_c + 1).to(tl.int64) * 3 * size + o_r, mask=m_r, other=0.0)
+    m_re, m_im = load_m(d_rotated, d_final_state, phase, i_b, i_c, chunks, o_r, m_r, size, sequential)
     zero = tl.zeros((R,), B_re.dtype)
     d_bias, dB_re, dB_im, dC_re, dC_im = zero, zero, zero, zero, zero
-    W_hi, W_lo = load_weights(p_W + o_parameter * D, o_r, m_r, D, K)
+    W_hi, W_lo = load_weights(W + o_parameter * D, o_r, m_r, D, K)
     o_t, o_d = tl.arange(0, T), first_channel + tl.arange(0, BD)
     m_d, last = o_d < D, (o_t == T - 1)[:, None]
     o_channel, o_column = o_d[None, :].to(tl.int64) * padded, i_r * R + tl.arange(0, R)
-    b_bias = load_bias_tile(p_bias + o_parameter, o_r, m_r, T)
+    b_bias = load_bias_tile(bias + o_parameter, o_r, m_r, T)
     for i in tl.range(tiles, num_stages=STAGES):
         i_t, n_tiles = i_p * tiles + i, tl.num_programs(1) * tiles
         o_step = i_t * T + o_t
         o_td = i_b * D * padded + o_channel + o_step[:, None]
         theta, b_Wu, factor = load_angles(
-            p_u_hi, p_u_lo, p_dt, p_valid, W_hi, W_lo, b_bias, i_b * padded, o_step, o_td, o_r, m_r, m_d, D, T, BD, BN, K
+            u_hi, u_lo, dt, valid, W_hi, W_lo, b_bias, i_b * padded, o_step, o_td, o_r, m_r, m_d, D, T, BD, BN, K
         )
-        _, restart, stop = load_flags_backward(p_flags, i_b * L, origin, o_step, o_t, L, R)
-        phase, w_re, w_im = load_state(p_tile_states + (i_b * n_tiles + n_tiles - 1 - i_t) * 3 * size + o_r, m_r, size)
+        _, restart, stop = load_flags_backward(flags, i_b * L, origin, o_step, o_t, L, R)
+        phase, w_re, w_im = load_state(tile_states + (i_b * n_tiles + n_tiles - 1 - i_t) * 3 * size + o_r, m_r, size)
         G, restarted = phases_with_restarts(theta, phase, restart, last)
         s, c = sincos_of_phase(G, FAST)
-        b_g, b_x = load_channels(p_g, o_td, m_d, T, BD, BN), load_channels(p_x, o_td, m_d, T, BD, BN)
+        b_g, b_x = load_channels(g, o_td, m_d, T, BD, BN), load_channels(x, o_td, m_d, T, BD, BN)
         step_m_re, step_m_im = sums_of_gradients(b_g, s, c, m_re, m_im, C_re, C_im, stop)
         x_re, x_im = b_x * c, -(b_x * s)
         _, S_re, S_im = tl.associative_scan((restart, x_re, x_im), 0, segmented_add_pair, reverse=True)
@@ -546,32 +546,32 @@ def chunk_scan_masked_bwd_kernel(
         before_re, before_im = tl.where(restart, 0.0, before_re), tl.where(restart, 0.0, before_im)
         dh_re, dh_im = c * step_m_re - s * step_m_im, c * step_m_im + s * step_m_re
         rotated_re, rotated_im = c * before_re - s * before_im, c * before_im + s * before_re
-        d_theta = dh_im * rotated_re - dh_re * rotated_im
-        dx = B_re[None, :] * dh_re + B_im[None, :] * dh_im
+        b_d_theta = dh_im * rotated_re - dh_re * rotated_im
+        b_dx = B_re[None, :] * dh_re + B_im[None, :] * dh_im
         dB_re += tl.sum(b_x * dh_re, 0)
         dB_im += tl.sum(b_x * dh_im, 0)
         dC_re += tl.sum(b_g * (rotated_re + B_re[None, :] * b_x), 0)
         dC_im -= tl.sum(b_g * (rotated_im + B_im[None, :] * b_x), 0)
         m_re, m_im = row_of(tl.where(restart, 0.0, step_m_re), last), row_of(tl.where(restart, 0.0, step_m_im), last)
         o_out = i_n.to(tl.int64) * batch * D * padded + o_td
-        if p_dt is not None:
-            tl.store(p_d_dt + o_out, sum_over_states(d_theta * b_Wu, T, BD, BN), mask=m_d[None, :])
-            d_theta *= factor
-            d_bias += tl.sum(d_theta, 0)
+        if dt is not None:
+            tl.store(d_dt + o_out, sum_over_states(b_d_theta * b_Wu, T, BD, BN), mask=m_d[None, :])
+            b_d_theta *= factor
+            d_bias += tl.sum(b_d_theta, 0)
         else:
-            d_bias += tl.sum(d_theta * factor, 0)
+            d_bias += tl.sum(b_d_theta * factor, 0)
         o_theta = (i_b * padded + i_t * T) * (BLOCKS * R) + (o_t[:, None] * (BLOCKS * R) + o_column[None, :])
-        if p_d_theta_lo is not None:
-            scale, inverse = fp16_scale(tl.max(tl.abs(d_theta), 1))
-            tl.store(p_inverse + (i_b * padded + o_step) * BLOCKS + i_r, inverse)
-            b_hi, b_lo = split_fp16_hi_lo(d_theta, scale[:, None])
-            tl.store(p_d_theta + o_theta, b_hi)
-            tl.store(p_d_theta_lo + o_theta, b_lo)
+        if d_theta_lo is not None:
+            scale, b_inverse = fp16_scale(tl.max(tl.abs(b_d_theta), 1))
+            tl.store(inverse + (i_b * padded + o_step) * BLOCKS + i_r, b_inverse)
+            b_hi, b_lo = split_fp16_hi_lo(b_d_theta, scale[:, None])
+            tl.store(d_theta + o_theta, b_hi)
+            tl.store(d_theta_lo + o_theta, b_lo)
         else:
-            tl.store(p_d_theta + o_theta, d_theta)
-        tl.store(p_dx + o_out, sum_over_states(dx, T, BD, BN), mask=m_d[None, :])
+            tl.store(d_theta + o_theta, b_d_theta)
+        tl.store(dx + o_out, sum_over_states(b_dx, T, BD, BN), mask=m_d[None, :])
     store_sums(
-        p_sums, p_m, p_d_initial, m_re, m_im, d_bias, dB_re, dB_im, dC_re, dC_im, i_b, i_c, chunks, o_r, m_r, size, sequential
+        sums, d_rotated, d_initial, m_re, m_im, d_bias, dB_re, dB_im, dC_re, dC_im, i_b, i_c, chunks, o_r, m_r, size, sequential
     )
 
 
@@ -579,55 +579,55 @@ def chunk_scan_masked_bwd_kernel(
     do_not_specialize=["batch", "L", "padded", "origin", "split_k", "tiles", "rows", "stride", "first_tile", "all_tiles"]
 )  # fmt: skip
 def epilogue_bwd_kernel(
-    p_dy, p_u, p_dt, p_D, p_z, p_flags, p_raw, p_dx, p_d_dt, p_du_angles, p_du, p_ddt, p_dz, p_dD,
+    dy, u, dt, skip_weight, z, flags, raw, dx, d_dt, du_angles, du, ddt, dz, skips,
     batch, L, D, K, padded, origin, state_blocks, split_k, tiles, rows, stride, first_tile, all_tiles,
     T: tl.constexpr, BD: tl.constexpr,
 ):  # fmt: skip
-    """Store the gradients of u, dt and z at the steps of a slice, and sums for that of D, p_dD (B, all_tiles, D).
+    """Store the gradients of u, dt and z at the steps of a round, and sums for that of D, `skips` (B, all_tiles, D).
 
-    p_raw: y before skip and gate, in order of time. p_d_dt: gradients of dt through the angles, or None. p_du_angles (split_k, B,
-    padded, K): parts of the gradient of u through the angles.
+    raw: y before skip and gate, in order of time. d_dt: gradients of dt through the angles, or None. du_angles (split_k, B,
+    padded, K): partial sums of the gradient of u through the angles.
     """
     i_b, i_t = (tl.program_id(0) // tiles).to(tl.int64), tl.program_id(0) % tiles
     o_t, o_d = i_t * T + tl.arange(0, T), tl.program_id(1) * BD + tl.arange(0, BD)
     step = origin - o_t
     m_t = (o_t < padded) & (step < L)
     m_valid = m_t
-    if p_flags is not None:
-        m_valid = m_t & (tl.load(p_flags + i_b * L + step, mask=m_t, other=INVALID) != INVALID)
+    if flags is not None:
+        m_valid = m_t & (tl.load(flags + i_b * L + step, mask=m_t, other=INVALID) != INVALID)
     o_td = step[:, None].to(tl.int64) * D + o_d[None, :]
     m_in, m_out = m_valid[:, None] & (o_d < D)[None, :], m_t[:, None] & (o_d < D)[None, :]
-    b_y = tl.load(p_raw + i_b * stride + o_td, mask=m_in, other=0.0)
+    b_y = tl.load(raw + i_b * stride + o_td, mask=m_in, other=0.0)
     o_td += i_b * L * D
-    b_u = tl.load(p_u + o_td, mask=m_in, other=0.0)
+    b_u = tl.load(u + o_td, mask=m_in, other=0.0)
     activated = silu(b_u)
-    b_dy = tl.load(p_dy + o_td, mask=m_in, other=0.0)
+    b_dy = tl.load(dy + o_td, mask=m_in, other=0.0)
     skip = tl.zeros((BD,), b_u.dtype)
-    if p_D is not None:
-        skip = tl.load(p_D + (i_b // rows) * D + o_d, mask=o_d < D, other=0.0)
+    if skip_weight is not None:
+        skip = tl.load(skip_weight + (i_b // rows) * D + o_d, mask=o_d < D, other=0.0)
         b_y += skip[None, :] * activated
-    if p_z is not None:
-        b_z = tl.load(p_z + o_td, mask=m_in, other=0.0)
-        tl.store(p_dz + o_td, b_dy * b_y * silu_derivative(b_z), mask=m_out)
+    if z is not None:
+        b_z = tl.load(z + o_td, mask=m_in, other=0.0)
+        tl.store(dz + o_td, b_dy * b_y * silu_derivative(b_z), mask=m_out)
         b_dy *= silu(b_z)
-    if p_D is not None:
-        tl.store(p_dD + (i_b * all_tiles + first_tile + i_t) * D + o_d, tl.sum(b_dy * activated, 0), mask=o_d < D)
-    o_dx, part = (i_b * D + o_d[None, :]) * padded + o_t[:, None], tl.cast(batch, tl.int64) * D * padded
-    b_dx = sum_parts(p_dx + o_dx, part, state_blocks, m_in)
-    b_dt = tl.load(p_dt + o_td, mask=m_in, other=0.0)
+    if skip_weight is not None:
+        tl.store(skips + (i_b * all_tiles + first_tile + i_t) * D + o_d, tl.sum(b_dy * activated, 0), mask=o_d < D)
+    o_dx, block_stride = (i_b * D + o_d[None, :]) * padded + o_t[:, None], tl.cast(batch, tl.int64) * D * padded
+    b_dx = sum_partials(dx + o_dx, block_stride, state_blocks, m_in)
+    b_dt = tl.load(dt + o_td, mask=m_in, other=0.0)
     b_du = (b_dt * b_dx + skip[None, :] * b_dy) * silu_derivative(b_u)
     o_du = (i_b * padded + o_t[:, None]) * K + o_d[None, :]
-    b_du += sum_parts(p_du_angles + o_du, tl.cast(batch, tl.int64) * padded * K, split_k, m_in)
-    tl.store(p_du + o_td, tl.where(m_in, b_du, 0.0), mask=m_out)
+    b_du += sum_partials(du_angles + o_du, tl.cast(batch, tl.int64) * padded * K, split_k, m_in)
+    tl.store(du + o_td, tl.where(m_in, b_du, 0.0), mask=m_out)
     b_ddt = b_dx * activated
-    if p_d_dt is not None:
-        b_ddt += sum_parts(p_d_dt + o_dx, part, state_blocks, m_in)
-    tl.store(p_ddt + o_td, tl.where(m_in, b_ddt, 0.0), mask=m_out)
+    if d_dt is not None:
+        b_ddt += sum_partials(d_dt + o_dx, block_stride, state_blocks, m_in)
+    tl.store(ddt + o_td, tl.where(m_in, b_ddt, 0.0), mask=m_out)
 
 
 @triton.jit
 def sum_states(
-    p_sums, p_d_bias, p_dB, p_dC, i_g, i, count, size, SHARED_B: tl.constexpr, SHARED_C: tl.constexpr, ROWS: tl.constexpr,
+    sums, d_bias, dB, dC, i_g, i, count, size, SHARED_B: tl.constexpr, SHARED_C: tl.constexpr, ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Store the gradients of the bias, B and C of BLOCK lanes: sums of the `count` sums (5, size) of a group, in fixed order.
@@ -636,12 +636,12 @@ def sum_states(
     """
     o_r, o_i = i * BLOCK + tl.arange(0, BLOCK), tl.arange(0, ROWS)
     m_r = o_r < size
-    d_bias = tl.zeros((ROWS, BLOCK), p_sums.dtype.element_ty)
-    dB_re, dB_im, dC_re, dC_im = d_bias, d_bias, d_bias, d_bias
+    b_d_bias = tl.zeros((ROWS, BLOCK), sums.dtype.element_ty)
+    dB_re, dB_im, dC_re, dC_im = b_d_bias, b_d_bias, b_d_bias, b_d_bias
     for first in range(0, count, ROWS):
-        p_in = p_sums + (i_g * count + first + o_i[:, None]) * 5 * size + o_r[None, :]
+        p_in = sums + (i_g * count + first + o_i[:, None]) * 5 * size + o_r[None, :]
         m_in = (first + o_i < count)[:, None] & m_r[None, :]
-        d_bias += tl.load(p_in, mask=m_in, other=0.0)
+        b_d_bias += tl.load(p_in, mask=m_in, other=0.0)
         if not SHARED_B:
             dB_re += tl.load(p_in + size, mask=m_in, other=0.0)
             dB_im += tl.load(p_in + 2 * size, mask=m_in, other=0.0)
@@ -649,72 +649,72 @@ def sum_states(
             dC_re += tl.load(p_in + 3 * size, mask=m_in, other=0.0)
             dC_im += tl.load(p_in + 4 * size, mask=m_in, other=0.0)
     o_out = i_g * size + o_r
-    tl.store(p_d_bias + o_out, tl.sum(d_bias, 0), mask=m_r)
+    tl.store(d_bias + o_out, tl.sum(b_d_bias, 0), mask=m_r)
     if not SHARED_B:
-        store_pairs(p_dB, o_out, dB_re, dB_im, m_r)
+        store_pairs(dB, o_out, dB_re, dB_im, m_r)
     if not SHARED_C:
-        store_pairs(p_dC, o_out, dC_re, dC_im, m_r)
+        store_pairs(dC, o_out, dC_re, dC_im, m_r)
 
 
 @triton.jit
-def store_pairs(p_x, o_x, re, im, m_x):
+def store_pairs(x, o_x, re, im, m_x):
     """Sum the real parts `re` and the imaginary parts `im` over the first axis, and store the results as pairs."""
-    tl.store(p_x + 2 * o_x, tl.sum(re, 0), mask=m_x)
-    tl.store(p_x + 2 * o_x + 1, tl.sum(im, 0), mask=m_x)
+    tl.store(x + 2 * o_x, tl.sum(re, 0), mask=m_x)
+    tl.store(x + 2 * o_x + 1, tl.sum(im, 0), mask=m_x)
 
 
 @triton.jit
-def sum_channels(p_sums, p_dx, i, first, count, D, N, ROWS: tl.constexpr, BLOCK: tl.constexpr):
+def sum_channels(sums, d_coefficients, i, first, count, D, N, ROWS: tl.constexpr, BLOCK: tl.constexpr):
     """Store the gradient of B or C (N, 2), which all channels share, for BLOCK states.
 
     It is the sum over channels, in fixed order, of the entries `first` and `first` + 1 of `count` sums (5, D, N).
     """
     o_n, o_i = i * BLOCK + tl.arange(0, BLOCK), tl.arange(0, ROWS)
     m_n = o_n < N
-    re = tl.zeros((ROWS, BLOCK), p_sums.dtype.element_ty)
+    re = tl.zeros((ROWS, BLOCK), sums.dtype.element_ty)
     im = re
     for begin in range(0, count * D, ROWS):
         o_row = begin + o_i
         o_in = (o_row // D * 5 + first).to(tl.int64) * D + o_row % D
-        p_in = p_sums + o_in[:, None] * N + o_n[None, :]
+        p_in = sums + o_in[:, None] * N + o_n[None, :]
         m_in = (o_row < count * D)[:, None] & m_n[None, :]
         re += tl.load(p_in, mask=m_in, other=0.0)
         im += tl.load(p_in + D * N, mask=m_in, other=0.0)
-    store_pairs(p_dx, o_n, re, im, m_n)
+    store_pairs(d_coefficients, o_n, re, im, m_n)
 
 
 @triton.jit
 def sum_weights(
-    p_parts, p_dW, i_g, groups, i, split_k, D, N, SLOTS: tl.constexpr, SLOTS_PER_CHANNEL: tl.constexpr, K: tl.constexpr,
+    partials, dW, i_g, groups, i, split_k, D, N, SLOTS: tl.constexpr, SLOTS_PER_CHANNEL: tl.constexpr, K: tl.constexpr,
     ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Store BLOCK numbers of the gradient of W (groups, D, N, D), sums of parts (split_k, groups, SLOTS, K), in fixed order."""
+    """Store BLOCK numbers of the gradient of W (groups, D, N, D), sums of `partials` (split_k, groups, SLOTS, K), in order."""
     o_w, o_i = i * BLOCK + tl.arange(0, BLOCK), tl.arange(0, ROWS)
     o_r, m_w = o_w // D, o_w < D * N * D
     o_in = (i_g * SLOTS + o_r // N * SLOTS_PER_CHANNEL + o_r % N) * K + o_w % D
-    dW = tl.zeros((ROWS, BLOCK), p_parts.dtype.element_ty)
+    b_dW = tl.zeros((ROWS, BLOCK), partials.dtype.element_ty)
     for first in range(0, split_k, ROWS):
         m_in = (first + o_i < split_k)[:, None] & m_w[None, :]
-        o_part = (first + o_i)[:, None] * tl.cast(groups, tl.int64) * SLOTS * K
-        dW += tl.load(p_parts + o_part + o_in[None, :], mask=m_in, other=0.0)
-    tl.store(p_dW + i_g * D * N * D + o_w, tl.sum(dW, 0), mask=m_w)
+        o_partial = (first + o_i)[:, None] * tl.cast(groups, tl.int64) * SLOTS * K
+        b_dW += tl.load(partials + o_partial + o_in[None, :], mask=m_in, other=0.0)
+    tl.store(dW + i_g * D * N * D + o_w, tl.sum(b_dW, 0), mask=m_w)
 
 
 @triton.jit
-def sum_skips(p_parts, p_dD, i_g, i, count, D, ROWS: tl.constexpr, BLOCK: tl.constexpr):
-    """Store the gradient of D (groups, D) of BLOCK channels: sums of the `count` parts (D,) of a group, in fixed order."""
+def sum_skips(partials, dD, i_g, i, count, D, ROWS: tl.constexpr, BLOCK: tl.constexpr):
+    """Store the gradient of D (groups, D) of BLOCK channels: sums of the `count` partial sums (D,) of a group, in fixed order."""
     o_d, o_i = i * BLOCK + tl.arange(0, BLOCK), tl.arange(0, ROWS)
     m_d = o_d < D
-    dD = tl.zeros((ROWS, BLOCK), p_parts.dtype.element_ty)
+    b_dD = tl.zeros((ROWS, BLOCK), partials.dtype.element_ty)
     for first in range(0, count, ROWS):
         m_in = (first + o_i < count)[:, None] & m_d[None, :]
-        dD += tl.load(p_parts + (i_g * count + first + o_i[:, None]) * D + o_d[None, :], mask=m_in, other=0.0)
-    tl.store(p_dD + i_g * D + o_d, tl.sum(dD, 0), mask=m_d)
+        b_dD += tl.load(partials + (i_g * count + first + o_i[:, None]) * D + o_d[None, :], mask=m_in, other=0.0)
+    tl.store(dD + i_g * D + o_d, tl.sum(b_dD, 0), mask=m_d)
 
 
 @triton.jit(do_not_specialize=["count", "skip_count", "split_k", "state_programs", "shared_programs", "skip_programs"])
 def sum_parameter_gradients_kernel(
-    p_sums, p_d_bias, p_dB, p_dC, p_skips, p_dD, p_weights, p_dW, count, skip_count, split_k, state_programs, shared_programs,
+    sums, d_bias, dB, dC, skips, dD, dW_partials, dW, count, skip_count, split_k, state_programs, shared_programs,
     skip_programs, D, N,
     SLOTS: tl.constexpr, SLOTS_PER_CHANNEL: tl.constexpr, K: tl.constexpr, SHARED_B: tl.constexpr, SHARED_C: tl.constexpr,
     STATE_ROWS: tl.constexpr, STATE_BLOCK: tl.constexpr, SKIP_ROWS: tl.constexpr, SKIP_BLOCK: tl.constexpr,
@@ -729,18 +729,18 @@ def sum_parameter_gradients_kernel(
     i, i_g = tl.program_id(0), tl.program_id(1).to(tl.int64)
     first_skip = state_programs + 2 * shared_programs
     if i < state_programs:
-        sum_states(p_sums, p_d_bias, p_dB, p_dC, i_g, i, count, D * N, SHARED_B, SHARED_C, STATE_ROWS, STATE_BLOCK)
+        sum_states(sums, d_bias, dB, dC, i_g, i, count, D * N, SHARED_B, SHARED_C, STATE_ROWS, STATE_BLOCK)
     elif i < state_programs + shared_programs:
         if SHARED_B:
-            sum_channels(p_sums, p_dB, i - state_programs, 1, count, D, N, SKIP_ROWS, SKIP_BLOCK)
+            sum_channels(sums, dB, i - state_programs, 1, count, D, N, SKIP_ROWS, SKIP_BLOCK)
     elif i < first_skip:
         if SHARED_C:
-            sum_channels(p_sums, p_dC, i - state_programs - shared_programs, 3, count, D, N, SKIP_ROWS, SKIP_BLOCK)
+            sum_channels(sums, dC, i - state_programs - shared_programs, 3, count, D, N, SKIP_ROWS, SKIP_BLOCK)
     elif i < first_skip + skip_programs:
-        if p_skips is not None:
-            sum_skips(p_skips, p_dD, i_g, i - first_skip, skip_count, D, SKIP_ROWS, SKIP_BLOCK)
+        if skips is not None:
+            sum_skips(skips, dD, i_g, i - first_skip, skip_count, D, SKIP_ROWS, SKIP_BLOCK)
     else:
         sum_weights(
-            p_weights, p_dW, i_g, tl.num_programs(1), i - first_skip - skip_programs, split_k, D, N, SLOTS, SLOTS_PER_CHANNEL,
+            dW_partials, dW, i_g, tl.num_programs(1), i - first_skip - skip_programs, split_k, D, N, SLOTS, SLOTS_PER_CHANNEL,
             K, WEIGHT_ROWS, WEIGHT_BLOCK,
         )  # fmt: skip

@@ -14,18 +14,18 @@ WEIGHT_ROWS = tl.constexpr(16)  # rows of W of a program of `split_weights`
 
 
 @triton.jit
-def split_weights(p_W, p_W_hi, p_W_lo, i, i_k, D, N, SLOTS: tl.constexpr, SLOTS_PER_CHANNEL: tl.constexpr, K, BK: tl.constexpr):
+def split_weights(W, W_hi, W_lo, i, i_k, D, N, SLOTS: tl.constexpr, SLOTS_PER_CHANNEL: tl.constexpr, K, BK: tl.constexpr):
     """Store WEIGHT_ROWS rows and BK columns of W (groups, D, N, D) times U_SCALE in two fp16 parts (groups, SLOTS, K)."""
     blocks: tl.constexpr = (SLOTS + WEIGHT_ROWS - 1) // WEIGHT_ROWS
     i_g, o_k = (i // blocks).to(tl.int64), i_k * BK + tl.arange(0, BK)
     o_slot = i % blocks * WEIGHT_ROWS + tl.arange(0, WEIGHT_ROWS)
     o_d, o_n = o_slot // SLOTS_PER_CHANNEL, o_slot % SLOTS_PER_CHANNEL
     m_in = ((o_d < D) & (o_n < N))[:, None] & (o_k < D)[None, :]
-    b_W = tl.load(p_W + ((i_g * D + o_d) * N + o_n)[:, None] * D + o_k[None, :], mask=m_in, other=0.0)
+    b_W = tl.load(W + ((i_g * D + o_d) * N + o_n)[:, None] * D + o_k[None, :], mask=m_in, other=0.0)
     b_hi, b_lo = split_fp16_hi_lo(b_W, U_SCALE)
     o_out, m_out = (i_g * SLOTS + o_slot)[:, None] * K + o_k[None, :], (o_slot < SLOTS)[:, None] & (o_k < K)[None, :]
-    tl.store(p_W_hi + o_out, b_hi, mask=m_out)
-    tl.store(p_W_lo + o_out, b_lo, mask=m_out)
+    tl.store(W_hi + o_out, b_hi, mask=m_out)
+    tl.store(W_lo + o_out, b_lo, mask=m_out)
 
 
 @triton.jit
@@ -65,29 +65,29 @@ def dot_interleaved(a, b_hi, b_lo, scale, K: tl.constexpr, COLUMNS: tl.constexpr
 
 
 @triton.jit
-def multiply_tile(b_hi, b_lo, W_parts, du_scale, dW_scale, p_u_parts, p_du, o_row, K: tl.constexpr):
+def multiply_tile(b_hi, b_lo, W_parts, du_scale, dW_scale, u_parts, p_du, o_row, K: tl.constexpr):
     """Store the product of a tile of d_theta (T, R) and W in the rows o_row of p_du, and return that of u and the tile (K, R).
 
-    p_du: (B padded, K). p_u_parts (B padded, 2 K): u in the order of `interleaved_rows`. dW_scale: (R,).
+    p_du: (B padded, K). u_parts (B padded, 2 K): u in the order of `interleaved_rows`. dW_scale: (R,).
     """
     T: tl.constexpr = b_hi.shape[0]
     R: tl.constexpr = b_hi.shape[1]
-    u_parts = tl.trans(tl.load(p_u_parts + o_row[:, None] * (2 * K) + tl.arange(0, 2 * K)[None, :]))
+    b_u_parts = tl.trans(tl.load(u_parts + o_row[:, None] * (2 * K) + tl.arange(0, 2 * K)[None, :]))
     du = dot_interleaved(W_parts, tl.trans(b_hi), tl.trans(b_lo), du_scale, K, T)
     tl.store(p_du + o_row[None, :] * K + tl.arange(0, K)[:, None], du)
-    return dot_interleaved(u_parts, b_hi, b_lo, dW_scale[None, :], K, R)
+    return dot_interleaved(b_u_parts, b_hi, b_lo, dW_scale[None, :], K, R)
 
 
 @triton.jit
-def load_tile(p_x, o_row, o_column, m_row, m_column, width, EVEN: tl.constexpr):
+def load_tile(x, o_row, o_column, m_row, m_column, width, EVEN: tl.constexpr):
     """Return a tile of x (rows, width); EVEN: without masks."""
     o_x = o_row[:, None] * width + o_column[None, :]
-    return tl.load(p_x + o_x) if EVEN else tl.load(p_x + o_x, mask=m_row[:, None] & m_column[None, :], other=0.0)
+    return tl.load(x + o_x) if EVEN else tl.load(x + o_x, mask=m_row[:, None] & m_column[None, :], other=0.0)
 
 
 @triton.jit
 def grad_inputs_tile(
-    p_d_theta, p_d_theta_lo, p_inverse, p_W_hi, p_W_lo, p_du, i_g, i_m, i_split, o_k, chunks, steps, tiles, blocks_per_split,
+    d_theta, d_theta_lo, inverse, W_hi, W_lo, du, i_g, i_m, i_split, o_k, chunks, steps, tiles, blocks_per_split,
     BLOCKS: tl.constexpr, R: tl.constexpr, K: tl.constexpr, BK: tl.constexpr, BT: tl.constexpr, STAGES: tl.constexpr,
     EVEN: tl.constexpr, BY_STEP: tl.constexpr,
 ):  # fmt: skip
@@ -97,49 +97,49 @@ def grad_inputs_tile(
     acc = tl.zeros((BT, BK), tl.float32)
     for i_r in tl.range(i_split * blocks_per_split, tl.minimum((i_split + 1) * blocks_per_split, BLOCKS), num_stages=STAGES):
         o_slot = i_r * R + tl.arange(0, R)
-        b_hi = load_tile(p_d_theta, o_row, o_slot, m_row, o_slot >= 0, BLOCKS * R, EVEN)
-        b_lo = load_tile(p_d_theta_lo, o_row, o_slot, m_row, o_slot >= 0, BLOCKS * R, EVEN)
+        b_hi = load_tile(d_theta, o_row, o_slot, m_row, o_slot >= 0, BLOCKS * R, EVEN)
+        b_lo = load_tile(d_theta_lo, o_row, o_slot, m_row, o_slot >= 0, BLOCKS * R, EVEN)
         o_W = (i_g * BLOCKS * R + o_slot)[:, None] * K + o_k[None, :]
         if BY_STEP:
-            scale = tl.load(p_inverse + o_row * BLOCKS + i_r, mask=m_row, other=0.0)[:, None] * (1.0 / U_SCALE)
+            scale = tl.load(inverse + o_row * BLOCKS + i_r, mask=m_row, other=0.0)[:, None] * (1.0 / U_SCALE)
         else:
-            scale = tl.load(p_inverse + i_c * BLOCKS + i_r) * (1.0 / U_SCALE)
-        acc = dot_hi_lo(b_hi, b_lo, tl.load(p_W_hi + o_W), tl.load(p_W_lo + o_W), acc, scale)
+            scale = tl.load(inverse + i_c * BLOCKS + i_r) * (1.0 / U_SCALE)
+        acc = dot_hi_lo(b_hi, b_lo, tl.load(W_hi + o_W), tl.load(W_lo + o_W), acc, scale)
     o_out = (i_split.to(tl.int64) * tl.num_programs(2) * chunks * steps + o_row[:, None]) * K + o_k[None, :]
-    tl.store(p_du + o_out, acc, mask=m_row[:, None])
+    tl.store(du + o_out, acc, mask=m_row[:, None])
 
 
 @triton.jit
 def grad_weights_tile(
-    p_d_theta, p_d_theta_lo, p_inverse, p_u_hi, p_u_lo, p_dW, i_g, i_m, i_split, o_k, chunks, steps, tiles, tiles_per_split,
+    d_theta, d_theta_lo, inverse, u_hi, u_lo, dW, i_g, i_m, i_split, o_k, chunks, steps, tiles, tiles_per_split,
     accumulate, BLOCKS: tl.constexpr, R: tl.constexpr, K: tl.constexpr, BK: tl.constexpr, BT: tl.constexpr, BS: tl.constexpr,
     STAGES: tl.constexpr, EVEN: tl.constexpr, BY_STEP: tl.constexpr,
 ):  # fmt: skip
-    """Store BS rows of d_theta^T u, summed over `tiles_per_split` tiles of BT steps; add them to p_dW if `accumulate` > 0."""
+    """Store BS rows of d_theta^T u, summed over `tiles_per_split` tiles of BT steps; add them to dW if `accumulate` > 0."""
     o_slot = i_m * BS + tl.arange(0, BS)
     m_slot = o_slot < BLOCKS * R
     acc = tl.zeros((BS, BK), tl.float32)
     for i in tl.range(i_split * tiles_per_split, tl.minimum((i_split + 1) * tiles_per_split, chunks * tiles), num_stages=STAGES):
         i_c, o_t = i_g * chunks + i // tiles, i % tiles * BT + tl.arange(0, BT)
         o_row, m_row = i_c * steps + o_t, o_t < steps
-        b_hi = load_tile(p_d_theta, o_row, o_slot, m_row, m_slot, BLOCKS * R, EVEN)
-        b_lo = load_tile(p_d_theta_lo, o_row, o_slot, m_row, m_slot, BLOCKS * R, EVEN)
-        u_hi = load_tile(p_u_hi, o_row, o_k, m_row, o_k < K, K, EVEN)
-        u_lo = load_tile(p_u_lo, o_row, o_k, m_row, o_k < K, K, EVEN)
+        b_hi = load_tile(d_theta, o_row, o_slot, m_row, m_slot, BLOCKS * R, EVEN)
+        b_lo = load_tile(d_theta_lo, o_row, o_slot, m_row, m_slot, BLOCKS * R, EVEN)
+        b_u_hi = load_tile(u_hi, o_row, o_k, m_row, o_k < K, K, EVEN)
+        b_u_lo = load_tile(u_lo, o_row, o_k, m_row, o_k < K, K, EVEN)
         if BY_STEP:  # rescaled to the largest power of the tile; only numbers far below the largest gradients are rounded
             E: tl.constexpr = BS // R if BS > R else 1  # blocks of the scan that have these lanes
             i_r = i_m * BS // R + tl.arange(0, E)
             m_power = m_row[:, None] & (i_r < BLOCKS)[None, :]
-            powers = tl.load(p_inverse + o_row[:, None] * BLOCKS + i_r[None, :], mask=m_power, other=0.0)
+            powers = tl.load(inverse + o_row[:, None] * BLOCKS + i_r[None, :], mask=m_power, other=0.0)
             scale = tl.max(powers, 0)
             powers = tl.where((scale > 0)[None, :], powers / scale[None, :], powers).to(tl.float16)
             powers = tl.reshape(tl.broadcast_to(powers[:, :, None], (BT, E, BS // E)), (BT, BS))
             b_hi, b_lo = b_hi * powers, b_lo * powers
             scale = tl.reshape(tl.broadcast_to(scale[:, None], (E, BS // E)), (BS,)) * U_SCALE
         else:
-            scale = tl.load(p_inverse + i_c * BLOCKS + o_slot // R, mask=m_slot, other=0.0) * U_SCALE
-        acc = dot_hi_lo(tl.trans(b_hi), tl.trans(b_lo), u_hi, u_lo, acc, scale[:, None])
-    p_out = p_dW + ((i_split * tl.num_programs(2) + i_g) * (BLOCKS * R) + o_slot[:, None]) * K + o_k[None, :]
+            scale = tl.load(inverse + i_c * BLOCKS + o_slot // R, mask=m_slot, other=0.0) * U_SCALE
+        acc = dot_hi_lo(tl.trans(b_hi), tl.trans(b_lo), b_u_hi, b_u_lo, acc, scale[:, None])
+    p_out = dW + ((i_split * tl.num_programs(2) + i_g) * (BLOCKS * R) + o_slot[:, None]) * K + o_k[None, :]
     if accumulate > 0:
         acc += tl.load(p_out, mask=m_slot[:, None], other=0.0)
     tl.store(p_out, acc, mask=m_slot[:, None])
@@ -151,27 +151,27 @@ def grad_weights_tile(
     ]
 )  # fmt: skip
 def d_theta_gemm_kernel(
-    p_d_theta, p_d_theta_lo, p_inverse, p_W_hi, p_W_lo, p_u_hi, p_u_lo, p_du, p_dW,
+    d_theta, d_theta_lo, inverse, W_hi, W_lo, u_hi, u_lo, du, dW,
     chunks, steps, u_tiles, W_tiles, blocks_per_split, tiles_per_split, u_programs, W_blocks, accumulate,
     BLOCKS: tl.constexpr, R: tl.constexpr, K: tl.constexpr, BK: tl.constexpr, BT_U: tl.constexpr, BS: tl.constexpr,
     BT_W: tl.constexpr, STAGES: tl.constexpr, EVEN: tl.constexpr, BY_STEP: tl.constexpr,
 ):  # fmt: skip
     """Compute partial sums of the gradient of u (the first `u_programs` programs) or W (the others), for BK columns of a group.
 
-    p_d_theta (groups, chunks, steps, SLOTS), times p_inverse (groups, chunks, BLOCKS), or with BY_STEP (groups, chunks, steps,
-    BLOCKS). p_du (parts, groups, chunks, steps, K): `u_tiles` tiles of BT_U steps for each chunk. p_dW (parts, groups, SLOTS, K):
-    `W_blocks` blocks of BS rows, which are sums over `W_tiles` tiles of BT_W steps for each chunk. EVEN: no tile reaches beyond
-    the buffers.
+    d_theta (groups, chunks, steps, SLOTS), times inverse (groups, chunks, BLOCKS), or with BY_STEP (groups, chunks, steps,
+    BLOCKS). du (split_k, groups, chunks, steps, K): `u_tiles` tiles of BT_U steps for each chunk. dW (weight_split_k, groups,
+    SLOTS, K): `W_blocks` blocks of BS rows, which are sums over `W_tiles` tiles of BT_W steps for each chunk. EVEN: no tile
+    reaches beyond the buffers.
     """
     i_g, i, o_k = tl.program_id(2).to(tl.int64), tl.program_id(0), tl.program_id(1) * BK + tl.arange(0, BK)
     if i < u_programs:
         grad_inputs_tile(
-            p_d_theta, p_d_theta_lo, p_inverse, p_W_hi, p_W_lo, p_du, i_g, i % (chunks * u_tiles), i // (chunks * u_tiles), o_k,
+            d_theta, d_theta_lo, inverse, W_hi, W_lo, du, i_g, i % (chunks * u_tiles), i // (chunks * u_tiles), o_k,
             chunks, steps, u_tiles, blocks_per_split, BLOCKS, R, K, BK, BT_U, STAGES, EVEN, BY_STEP,
         )  # fmt: skip
     else:
         grad_weights_tile(
-            p_d_theta, p_d_theta_lo, p_inverse, p_u_hi, p_u_lo, p_dW, i_g, (i - u_programs) % W_blocks,
+            d_theta, d_theta_lo, inverse, u_hi, u_lo, dW, i_g, (i - u_programs) % W_blocks,
             (i - u_programs) // W_blocks, o_k, chunks, steps, W_tiles, tiles_per_split, accumulate, BLOCKS, R, K, BK, BT_W, BS,
             STAGES, EVEN, BY_STEP,
         )  # fmt: skip

@@ -83,10 +83,10 @@ ELEMENTWISE = ElementwiseTile(16, 64, 4)
 STATE_PASSING = {"BLOCK": 128}  # lanes of a program
 SUMS = {"STATE_ROWS": 16, "STATE_BLOCK": 32, "SKIP_ROWS": 256, "SKIP_BLOCK": 8, "WEIGHT_ROWS": 8, "WEIGHT_BLOCK": 256}
 
-SLICE_BYTES = 40 * 2**20  # largest size of the gradients of the angles of a slice of the steps
-PRODUCT_BYTES = 32 * 2**20  # largest size of the parts of the gradient of u of a slice, where the backward scan computes them
-SEQUENCE_BYTES = 8 * 2**20  # largest size of the inputs of the scans of all slices for which one launch stores all of them
-MIN_SLICE_STEPS = 128  # smallest number of steps of a slice, for which it may take four times SLICE_BYTES
+ROUND_BYTES = 40 * 2**20  # largest size of the gradients of the angles of a round
+PRODUCT_BYTES = 32 * 2**20  # largest size of the partial sums of du of a round, where the backward scan computes the products
+SEQUENCE_BYTES = 8 * 2**20  # largest size of the inputs of the scans of all rounds for which one launch stores all of them
+MIN_ROUND_STEPS = 128  # smallest number of steps of a round, for which it may take four times ROUND_BYTES
 CHUNK_UNIT = 64  # the steps of long chunks are multiples of this, so that fewer tiles of the products reach beyond them
 
 
@@ -177,19 +177,19 @@ def bytes_per_step(batch: int, channels: int, states: int) -> int:
 def divide_steps(batch: int, length: int, channels: int, states: int, device: torch.device) -> Chunks:
     """Return the division of the steps. Chunks are parallel if the programs of one chunk occupy at most half of the device.
 
-    Chunks that follow each other are slices: the gradients of the angles of a whole slice are in memory at the same time. A slice
-    of parallel chunks consists of several of them, which are as many times shorter. Where the backward scan computes the products
-    and does not store these gradients, a slice is several chunks in both cases.
+    The backward pass works in rounds: the gradients of the angles of a whole round are in memory at the same time. Of chunks that
+    follow each other a round has one; of parallel chunks, which are as many times shorter, it has several. Where the backward
+    scan computes the products and does not store these gradients, a round is several chunks in both cases.
     """
     T, row = scan_tile(channels).steps, bytes_per_step(batch, channels, states)
     programs, wanted = batch * divide_lanes(channels, states).BLOCKS, programs_to_fill(device)
     parallel = programs * 2 <= wanted
-    most = SLICE_BYTES // row
+    most = ROUND_BYTES // row
     if parallel:
         parallel_chunks = ceil_div(wanted, programs)
         most = min(ceil_div(length, parallel_chunks), ceil_div(most, parallel_chunks))
-    elif most < MIN_SLICE_STEPS:
-        most = min(MIN_SLICE_STEPS, 4 * SLICE_BYTES // row)
+    elif most < MIN_ROUND_STEPS:
+        most = min(MIN_ROUND_STEPS, 4 * ROUND_BYTES // row)
     number = ceil_div(length, min(max(most, T), length))
     steps = ceil_div(length, number)
     unit = max(T, CHUNK_UNIT) if steps >= 4 * CHUNK_UNIT else T
@@ -208,15 +208,15 @@ def chunk_states_shape(u: Tensor, states: int) -> tuple[int, int]:
 def max_chunks(batch: int, length: int, channels: int, states: int, device: torch.device) -> int:
     """Return an upper bound of the number of chunks, without comparisons of B and L, which would fix them in a traced graph."""
     row, T = bytes_per_step(batch, channels, states), scan_tile(channels).steps
-    parallel_chunks, most = ceil_div(programs_to_fill(device), batch * divide_lanes(channels, states).BLOCKS), SLICE_BYTES // row
-    most = largest(most, smallest(MIN_SLICE_STEPS, 4 * SLICE_BYTES // row))
+    parallel_chunks, most = ceil_div(programs_to_fill(device), batch * divide_lanes(channels, states).BLOCKS), ROUND_BYTES // row
+    most = largest(most, smallest(MIN_ROUND_STEPS, 4 * ROUND_BYTES // row))
     shortest = largest(1, most // parallel_chunks)
-    more = smallest(ceil_div(length, shortest), (length * row - 1) // SLICE_BYTES * 2**20)  # 0 if all steps are one slice
+    more = smallest(ceil_div(length, shortest), (length * row - 1) // ROUND_BYTES * 2**20)  # 0 if all steps are one round
     return smallest(ceil_div(length, T), parallel_chunks + more)
 
 
-def make_problem(u: Tensor, W: Tensor, states: int, phase_dt: bool, has_flags: bool, piece: bool) -> Problem:
-    """Return sizes and division of a call. piece: whether states are exchanged between a first and a second pass."""
+def make_problem(u: Tensor, W: Tensor, states: int, phase_dt: bool, has_flags: bool, has_exchange: bool) -> Problem:
+    """Return sizes and division of a call. has_exchange: whether processes exchange states between a first and a second pass."""
     batch, L, D = u.shape
     tile, lanes, single = scan_tile(D), divide_lanes(D, states), u.dtype == torch.float32
     T = tile.steps
@@ -225,7 +225,7 @@ def make_problem(u: Tensor, W: Tensor, states: int, phase_dt: bool, has_flags: b
     elif has_flags and T > 16:  # tiles of tensor cores have 16 rows; with flags more would not stay in registers
         T = T // 2
     chunks = divide_steps(batch, L, D, states, u.device)
-    chunks = chunks._replace(parallel=chunks.parallel or piece)
+    chunks = chunks._replace(parallel=chunks.parallel or has_exchange)
     K = max(16, power_of_two(D)) if single else 0
     constants = {
         "D": D, "N": states, "STATE_BLOCKS": lanes.STATE_BLOCKS, "BLOCKS": lanes.BLOCKS, "T": T, "BD": lanes.BD, "BN": lanes.BN,
@@ -259,7 +259,7 @@ def elementwise(batch: int, length: int, width: int) -> Elementwise:
 
 
 class Sequences(NamedTuple):
-    """Tensors that the scans of a slice read: u in two parts, dt or the mask of valid steps, x = dt silu(u), g = dy silu(z).
+    """Tensors that the scans of a round read: u in two parts, dt or the mask of valid steps, x = dt silu(u), g = dy silu(z).
 
     u_parts: both parts of u in one tensor, for the scan that computes the products itself.
     """
@@ -273,7 +273,7 @@ class Sequences(NamedTuple):
     u_parts: Tensor | None
 
     def skip(self, p: "Problem", steps: int) -> "Sequences":
-        """Return views of these buffers without the first `steps` steps, which are whole slices."""
+        """Return views of these buffers without the first `steps` steps, which are whole rounds."""
         row = p.batch * steps
         u_lo, dt, valid, g, u_parts = (x if x is None else x[row * width :] for x, width in (
             (self.u_lo, p.K), (self.dt, p.D), (self.valid, 1), (self.g, p.D), (self.u_parts, 2 * p.K)
@@ -388,14 +388,14 @@ def forward(
 
 
 class Gemm:
-    """The matrix products of the gradients of the angles with W and with u, for one slice after another.
+    """The matrix products of the gradients of the angles with W and with u, for one round after another.
 
     Attributes:
-        d_theta: buffers of the gradients of the angles, as the scans store them, for slices of at most `steps` steps: the
+        d_theta: buffers of the gradients of the angles, as the scans store them, for rounds of at most `steps` steps: the
             gradients themselves, or their high and low parts with the inverses of their powers of two, one for each chunk or,
             with `by_step`, one for each step.
         W_hi, W_lo: buffers of the parts of W, which `preprocess_bwd_kernel` fills; None without parts.
-        split_k, weight_split_k: number of parts of which the gradient of u, or of W, is the sum.
+        split_k, weight_split_k: number of partial sums of the gradient of u, or of W.
     """
 
     def __init__(self, p: Problem, W: Tensor, steps: int, by_step: bool) -> None:
@@ -428,9 +428,9 @@ class Gemm:
         self.du = W.new_empty(self.split_k * rows * p.K)
 
     def run(self, x: Sequences, chunks: int) -> Tensor:
-        """Return partial sums of the gradient of u (split_k, B, steps, K) of a slice of `chunks` chunks; add to those of W.
+        """Return partial sums of the gradient of u (split_k, B, steps, K) of a round of `chunks` chunks; add to those of W.
 
-        x: the inputs of the scan of the slice.
+        x: the inputs of the scan of the round.
         """
         p, steps = self.p, self.p.chunks.steps
         if not p.single:
@@ -461,8 +461,8 @@ class FusedProducts:
     """The products of the gradients of the angles where the backward scan computes them.
 
     Attributes:
-        du, dW: partial sums of the gradients of u and W, for slices of at most `chunks` chunks.
-        split_k, weight_split_k: number of these parts.
+        du, dW: partial sums of the gradients of u and W, for rounds of at most `chunks` chunks.
+        split_k, weight_split_k: number of these sums.
         W_hi, W_lo: None, in place of the buffers of `Gemm`.
     """
 
@@ -505,18 +505,18 @@ def backward(
     du, ddt, dz = torch.empty_like(u), torch.empty_like(u), u.new_empty(0) if z is None else torch.empty_like(z)
     d_bias, dB, dC, dW = map(torch.empty_like, (bias, B, C, W))
     d_initial = u.new_empty((p.batch, p.D, p.N, 2))
-    m = u.new_empty((p.batch, number + 1 if parallel else 1, p.size, 2))
+    d_rotated = u.new_empty((p.batch, number + 1 if parallel else 1, p.size, 2))
     sums = u.new_empty((p.batch, number if parallel else 1, 5, p.size))
     stride, raw = chunk_states.stride(0), chunk_states[:, -p.L * p.D :]
-    slices = list(divide_chunks(p, scan.lanes.BLOCKS if fused else None))
-    most = max(stop - first for first, stop in slices)
+    rounds = list(divide_into_rounds(p, scan.lanes.BLOCKS if fused else None))
+    most = max(stop - first for first, stop in rounds)
     longest, state_blocks = most * steps, scan.lanes.STATE_BLOCKS * (ceil_div(scan.lanes.BN, 32) if fused else 1)
     dx = u.new_empty(state_blocks * p.batch * longest * p.D)
     d_dt = torch.empty_like(dx) if phase_dt else None
-    all_tiles = sum(elementwise(p.batch, (stop - first) * steps, p.D).tiles for first, stop in slices)
+    all_tiles = sum(elementwise(p.batch, (stop - first) * steps, p.D).tiles for first, stop in rounds)
     skips, dD = (None, None) if D is None else (u.new_empty((p.batch, all_tiles, p.D)), torch.empty_like(D))
-    whole = len(slices) > 1 and flags is None and not parallel and sequence_bytes(p, number * steps) <= SEQUENCE_BYTES
-    whole = whole and number * steps == len(slices) * longest  # slices of equal lengths
+    whole = len(rounds) > 1 and flags is None and not parallel and sequence_bytes(p, number * steps) <= SEQUENCE_BYTES
+    whole = whole and number * steps == len(rounds) * longest  # rounds of equal lengths
     buffers = new_sequences(p, u, number * steps if whole else longest, True, fused)
     tile_states = None if flags is None else u.new_empty((p.batch, longest // steps * p.chunk_tiles, 3, p.size))
     masks = () if flags is None else (flags, tile_states)
@@ -527,7 +527,7 @@ def backward(
             preprocess.run(0, number, longest)
         if parallel or is_compiling():
             local = u.new_empty((p.batch, number, p.size, 3))
-            for first, stop in slices:
+            for first, stop in rounds:
                 preprocess.run(first, stop, (stop - first) * steps)
                 launch(
                     chunk_state_bwd_kernel, (p.programs, stop - first), *buffers[:4], buffers.g, W, bias, C, chunk_states, flags,
@@ -535,16 +535,16 @@ def backward(
                     stride, constants={**p.constants, "SHARED_C": shared["SHARED_C"]},
                 )  # fmt: skip
             if exchange_gradient is not None:
-                pass_gradients(p, local, chunk_states, None, m)
-                grad_final = exchange_gradient(m[:, 0].reshape(d_initial.shape)).contiguous()
-            pass_gradients(p, local, chunk_states, grad_final, m)
-        inputs = W, bias, B, C, chunk_states, *masks, grad_final, m
+                pass_gradients(p, local, chunk_states, None, d_rotated)
+                grad_final = exchange_gradient(d_rotated[:, 0].reshape(d_initial.shape)).contiguous()
+            pass_gradients(p, local, chunk_states, grad_final, d_rotated)
+        inputs = W, bias, B, C, chunk_states, *masks, grad_final, d_rotated
         first_tile = 0
-        for first, stop in slices:
+        for first, stop in rounds:
             padded, origin, x = (stop - first) * steps, stop * steps - 1, buffers
             if whole:
                 x = buffers.skip(p, (number - stop) * steps)
-            elif not parallel or len(slices) > 1:
+            elif not parallel or len(rounds) > 1:
                 preprocess.run(first, stop, padded)
             outputs: tuple[Tensor | None, ...]
             division: tuple[int, ...]
@@ -554,9 +554,10 @@ def backward(
                 kernel = chunk_scan_bwd_kernel if flags is None else chunk_scan_masked_bwd_kernel
                 outputs = *gemm.d_theta, sums, d_initial
             programs, division = stop - first, (p.chunk_tiles, number, p.rows, origin, first)
-            if flags is None:  # a program without parallel chunks scans all chunks of the slice
-                span = 1 if parallel else stop - first
-                programs, division = programs // span, (p.chunk_tiles * span, number, p.rows, origin, first, span)
+            if flags is None:  # a program without parallel chunks scans all chunks of the round
+                program_chunks = 1 if parallel else stop - first
+                programs //= program_chunks
+                division = p.chunk_tiles * program_chunks, number, p.rows, origin, first, program_chunks
             launch(
                 kernel, (scan.programs, programs), *x[:6], *inputs, dx, d_dt, *outputs, p.batch, p.L, padded, *division, stride,
                 int(not parallel), constants={**scan.constants, **shared},
@@ -581,13 +582,13 @@ def backward(
     return du, ddt, dW, d_bias, dB, dC, u.new_empty(0) if dD is None else dD, dz, d_initial
 
 
-def divide_chunks(p: Problem, blocks: int | None) -> Iterator[tuple[int, int]]:
-    """Yield slices [first, stop) of the chunks, from the last to the first. A traced graph depends on their number only.
+def divide_into_rounds(p: Problem, blocks: int | None) -> Iterator[tuple[int, int]]:
+    """Yield rounds [first, stop) of the chunks, from the last to the first. A traced graph depends on their number only.
 
-    blocks: number of partial sums of the gradient of u that a slice needs memory for; None if it needs memory for the gradients
+    blocks: number of partial sums of the gradient of u that a round needs memory for; None if it needs memory for the gradients
     of the angles instead.
     """
-    row, most, each = bytes_per_step(p.batch, p.D, p.N), SLICE_BYTES, 1
+    row, most, each = bytes_per_step(p.batch, p.D, p.N), ROUND_BYTES, 1
     if blocks is not None:
         row, most = 4 * p.batch * p.K * blocks, PRODUCT_BYTES
     if p.L * row <= most:
@@ -599,27 +600,27 @@ def divide_chunks(p: Problem, blocks: int | None) -> Iterator[tuple[int, int]]:
         yield max(0, stop - each), stop
 
 
-def pass_gradients(p: Problem, local: Tensor, chunk_states: Tensor, d_final: Tensor | None, m: Tensor) -> None:
+def pass_gradients(p: Problem, local: Tensor, chunk_states: Tensor, d_final: Tensor | None, d_rotated: Tensor) -> None:
     """Store the gradients of the states between chunks from those of `chunk_state_bwd_kernel` and that of the final state.
 
     d_final: None for zero.
     """
     launch(
-        state_passing_bwd_kernel, (p.batch, ceil_div(p.size, STATE_PASSING["BLOCK"])), local, chunk_states, d_final, m,
-        p.chunks.number, p.size, chunk_states.stride(0), constants=STATE_PASSING,
+        state_passing_bwd_kernel, (p.batch, ceil_div(p.size, STATE_PASSING["BLOCK"])), local, chunk_states, d_final,
+        d_rotated, p.chunks.number, p.size, chunk_states.stride(0), constants=STATE_PASSING,
     )  # fmt: skip
 
 
 class BackwardPreprocess:
-    """Fills the buffers that the backward scans read, slice after slice.
+    """Fills the buffers that the backward scans read, round after round.
 
     Args:
         tensors: u, dt, z, dy and flags.
         parameters: W, bias and B.
         chunk_states: what `forward` stored.
         x: the buffers.
-        gemm: the products, whose parts of W, if it has any, are stored with the first slice.
-        tile_states: buffer for the states before the tiles of a slice, which masks need.
+        gemm: the products, whose parts of W, if it has any, are stored with the first round.
+        tile_states: buffer for the states before the tiles of a round, which masks need.
     """
 
     def __init__(
@@ -637,9 +638,9 @@ class BackwardPreprocess:
         self.weight_programs = p.groups * ceil_div(p.slots, WEIGHT_ROWS.value) if gemm.W_hi is not None else 0
 
     def run(self, first: int, stop: int, padded: int) -> None:
-        """Fill the buffers for the chunks [first, stop), in slices of `padded` steps."""
+        """Fill the buffers for the chunks [first, stop), in rounds of `padded` steps."""
         p, steps = self.p, self.p.chunks.steps
-        slices = (stop - first) * steps // padded
+        rounds = (stop - first) * steps // padded
         u, dt, _, _, flags = self.tensors
         if flags is not None:
             preprocess_forward(p, u, dt, flags, self.x, first * steps, padded)
@@ -651,9 +652,9 @@ class BackwardPreprocess:
         call = elementwise(p.batch, padded, p.K)
         W = None if self.gemm.W_hi is None else self.parameters[0]
         launch(
-            preprocess_bwd_kernel, (slices * call.programs + self.weight_programs, call.columns), *self.tensors, W, *self.x,
+            preprocess_bwd_kernel, (rounds * call.programs + self.weight_programs, call.columns), *self.tensors, W, *self.x,
             self.gemm.W_hi, self.gemm.W_lo, p.L, p.D, p.N, p.K,
-            padded, stop * steps - 1, call.tiles, call.programs, slices * call.programs,
+            padded, stop * steps - 1, call.tiles, call.programs, rounds * call.programs,
             constants={"SLOTS": p.slots, "SLOTS_PER_CHANNEL": self.gemm.slots_per_channel, **call.constants},
         )  # fmt: skip
         self.weight_programs = 0

@@ -121,9 +121,9 @@ def store_state(p_state, phase, w_re, w_im, m_r, size):
 
 
 @triton.jit
-def load_channels(p_x, o_td, m_d, T: tl.constexpr, BD: tl.constexpr, BN: tl.constexpr):
+def load_channels(x, o_td, m_d, T: tl.constexpr, BD: tl.constexpr, BN: tl.constexpr):
     """Return a tile of x (T, BD) for all states of the channels, (T, BD BN)."""
-    b_x = tl.load(p_x + o_td, mask=m_d[None, :], other=0.0)
+    b_x = tl.load(x + o_td, mask=m_d[None, :], other=0.0)
     return tl.reshape(tl.broadcast_to(b_x[:, :, None], (T, BD, BN)), (T, BD * BN))
 
 
@@ -157,30 +157,30 @@ def load_weights(p_W, o_r, m_r, D, K: tl.constexpr):
 
 @triton.jit
 def project(
-    p_u_hi, p_u_lo, W_hi, W_lo, o_row, o_r, m_r, D, T: tl.constexpr, R: tl.constexpr, K: tl.constexpr, WARPGROUP: tl.constexpr
+    u_hi, u_lo, W_hi, W_lo, o_row, o_r, m_r, D, T: tl.constexpr, R: tl.constexpr, K: tl.constexpr, WARPGROUP: tl.constexpr
 ):  # fmt: skip
-    """Return W u (T, R) of the rows o_row of u. In float64 (K = 0) p_u_hi points to u and W_hi to W, without parts.
+    """Return W u (T, R) of the rows o_row of u. In float64 (K = 0) u_hi points to u and W_hi to W, without parts.
 
     WARPGROUP: the program has four warps, whose common instructions need at least 64 rows: W is the first factor then.
     """
     if K:
         o_u = o_row[None, :] * K + tl.arange(0, K)[:, None]
-        u_hi, u_lo = tl.trans(tl.load(p_u_hi + o_u)), tl.trans(tl.load(p_u_lo + o_u))
+        b_u_hi, b_u_lo = tl.trans(tl.load(u_hi + o_u)), tl.trans(tl.load(u_lo + o_u))
         if WARPGROUP:
-            u_hi, u_lo, W_hi, W_lo = tl.trans(u_hi), tl.trans(u_lo), tl.trans(W_hi), tl.trans(W_lo)
-            low = tl.dot(W_lo, u_hi, tl.dot(W_hi, u_lo))
-            b_Wu = tl.trans(tl.dot(W_hi, u_hi) + low * (1.0 / 2048.0))
+            b_u_hi, b_u_lo, W_hi, W_lo = tl.trans(b_u_hi), tl.trans(b_u_lo), tl.trans(W_hi), tl.trans(W_lo)
+            low = tl.dot(W_lo, b_u_hi, tl.dot(W_hi, b_u_lo))
+            b_Wu = tl.trans(tl.dot(W_hi, b_u_hi) + low * (1.0 / 2048.0))
         else:
-            low = tl.dot(u_hi, W_lo, tl.dot(u_lo, W_hi))
-            b_Wu = tl.dot(u_hi, W_hi) + low * (1.0 / 2048.0)
+            low = tl.dot(b_u_hi, W_lo, tl.dot(b_u_lo, W_hi))
+            b_Wu = tl.dot(b_u_hi, W_hi) + low * (1.0 / 2048.0)
         # The scan over an axis of size 1 changes only the layout, so that a thread has all steps of its lanes. Without it, the
         # compiler would convert the other operands to the layout of tensor cores, and the angles back.
         b_Wu = tl.reshape(tl.cumsum(tl.reshape(b_Wu, (T, R, 1)), 2), (T, R))
     else:
-        b_Wu = tl.zeros((T, R), p_u_hi.dtype.element_ty)
+        b_Wu = tl.zeros((T, R), u_hi.dtype.element_ty)
         for k in range(D):
             b_W = tl.load(W_hi + o_r * D + k, mask=m_r, other=0.0)
-            b_Wu += tl.load(p_u_hi + o_row * D + k)[:, None] * b_W[None, :]
+            b_Wu += tl.load(u_hi + o_row * D + k)[:, None] * b_W[None, :]
     return b_Wu
 
 
@@ -192,20 +192,20 @@ def load_bias_tile(p_bias, o_r, m_r, T: tl.constexpr):
 
 @triton.jit
 def load_angles(
-    p_u_hi, p_u_lo, p_dt, p_valid, W_hi, W_lo, b_bias, row, o_t, o_td, o_r, m_r, m_d, D,
+    u_hi, u_lo, dt, valid, W_hi, W_lo, b_bias, row, o_t, o_td, o_r, m_r, m_d, D,
     T: tl.constexpr, BD: tl.constexpr, BN: tl.constexpr, K: tl.constexpr, WARPGROUP: tl.constexpr = False,
 ):  # fmt: skip
     """Return the angles of a tile (T, R), and two factors of them.
 
-    With p_dt the factors are W u + bias and dt, (T, R) each. Otherwise the angles are W u + bias at valid steps, and the factors
-    are W u and the mask p_valid (T, 1). row: offset of the batch row in p_u and p_valid, in steps.
+    With dt the factors are W u + bias and dt, (T, R) each. Otherwise the angles are W u + bias at valid steps, and the factors
+    are W u and the mask `valid` (T, 1). row: offset of the batch row in u and `valid`, in steps.
     """
-    b_Wu = project(p_u_hi, p_u_lo, W_hi, W_lo, row + o_t, o_r, m_r, D, T, BD * BN, K, WARPGROUP)
-    if p_dt is not None:
+    b_Wu = project(u_hi, u_lo, W_hi, W_lo, row + o_t, o_r, m_r, D, T, BD * BN, K, WARPGROUP)
+    if dt is not None:
         b_Wu += b_bias
-        factor = load_channels(p_dt, o_td, m_d, T, BD, BN)
+        factor = load_channels(dt, o_td, m_d, T, BD, BN)
         theta = b_Wu * factor
     else:
-        factor = tl.load(p_valid + row + o_t)[:, None]
+        factor = tl.load(valid + row + o_t)[:, None]
         theta = b_Wu + factor * b_bias
     return theta, b_Wu, factor
