@@ -64,11 +64,11 @@ def dplr_spectrum_bwd_sums_kernel(
 
 @triton.jit(do_not_specialize=["F", "N", "CHUNK"])
 def dplr_spectrum_bwd_states_kernel(
-    d_sums, table, eigenvalues, P, B, C, dt, partial, F, N, CHUNK, ROWS: tl.constexpr, BLOCK_N: tl.constexpr
+    d_sums, table, eigenvalues, P, B, C, dt, partials, F, N, CHUNK, ROWS: tl.constexpr, BLOCK_N: tl.constexpr
 ):  # fmt: skip
     """Add up, over CHUNK frequencies of one channel, the gradients of numerators and eigenvalues of BLOCK_N states.
 
-    partial: (D, chunks, 9, N): Re and Im of C B and C P, P* P, Re and Im of P* B and of dt times the eigenvalue.
+    partials: (D, chunks, 9, N): Re and Im of C B and C P, P* P, Re and Im of P* B and of dt times the eigenvalue.
     """
     n_n, n_c = tl.cdiv(N, BLOCK_N), tl.cdiv(F, CHUNK)
     i_n, i_c = tl.program_id(0) % n_n, tl.program_id(0) // n_n % n_c
@@ -81,7 +81,7 @@ def dplr_spectrum_bwd_states_kernel(
     B_r, B_i = load_pair(B + o_pole, m_n, 0.0)
     C_r, C_i = load_pair(C + o_pole, m_n, 0.0)
     cb_r, cb_i, cp_r, cp_i, pp, pb_r, pb_i = numerators(P_r, P_i, B_r, B_i, C_r, C_i)
-    zero = tl.zeros((ROWS, BLOCK_N), partial.dtype.element_ty)
+    zero = tl.zeros((ROWS, BLOCK_N), partials.dtype.element_ty)
     s_cb_r, s_cb_i, s_cp_r, s_cp_i, s_pp, s_pb_r, s_pb_i, s_lambda_r, s_lambda_i = (
         zero, zero, zero, zero, zero, zero, zero, zero, zero
     )  # fmt: skip
@@ -122,29 +122,29 @@ def dplr_spectrum_bwd_states_kernel(
         Y_r, Y_i = multiply(Y_r, Y_i, d_even_r - d_odd_i, -d_odd_r - d_even_i)
         s_lambda_r += c_r * (X_r + Y_r) - c_i * (X_i + Y_i)
         s_lambda_i += c_r * (Y_i - X_i) + c_i * (Y_r - X_r)
-    p_partial = partial + (i_d * n_c + i_c) * 9 * N + i_n * BLOCK_N + tl.arange(0, BLOCK_N)
+    p_partials = partials + (i_d * n_c + i_c) * 9 * N + i_n * BLOCK_N + tl.arange(0, BLOCK_N)
     m_out = i_n * BLOCK_N + tl.arange(0, BLOCK_N) < N
-    tl.store(p_partial, tl.sum(s_cb_r, 0), mask=m_out)
-    tl.store(p_partial + N, tl.sum(s_cb_i, 0), mask=m_out)
-    tl.store(p_partial + 2 * N, tl.sum(s_cp_r, 0), mask=m_out)
-    tl.store(p_partial + 3 * N, tl.sum(s_cp_i, 0), mask=m_out)
-    tl.store(p_partial + 4 * N, tl.sum(s_pp, 0), mask=m_out)
-    tl.store(p_partial + 5 * N, tl.sum(s_pb_r, 0), mask=m_out)
-    tl.store(p_partial + 6 * N, tl.sum(s_pb_i, 0), mask=m_out)
-    tl.store(p_partial + 7 * N, tl.sum(s_lambda_r, 0), mask=m_out)
-    tl.store(p_partial + 8 * N, tl.sum(s_lambda_i, 0), mask=m_out)
+    tl.store(p_partials, tl.sum(s_cb_r, 0), mask=m_out)
+    tl.store(p_partials + N, tl.sum(s_cb_i, 0), mask=m_out)
+    tl.store(p_partials + 2 * N, tl.sum(s_cp_r, 0), mask=m_out)
+    tl.store(p_partials + 3 * N, tl.sum(s_cp_i, 0), mask=m_out)
+    tl.store(p_partials + 4 * N, tl.sum(s_pp, 0), mask=m_out)
+    tl.store(p_partials + 5 * N, tl.sum(s_pb_r, 0), mask=m_out)
+    tl.store(p_partials + 6 * N, tl.sum(s_pb_i, 0), mask=m_out)
+    tl.store(p_partials + 7 * N, tl.sum(s_lambda_r, 0), mask=m_out)
+    tl.store(p_partials + 8 * N, tl.sum(s_lambda_i, 0), mask=m_out)
 
 
 @triton.jit
-def add_chunks(p_partial, i_row, o_chunk, m_chunk, o_n, m_n, N):
+def add_chunks(p_partials, i_row, o_chunk, m_chunk, o_n, m_n, N):
     """Return the sum of row `i_row` of partial sums (chunks, 9, N) over the chunks, in a fixed order."""
     mask = m_chunk[:, None] & m_n[None, :]
-    return tl.sum(tl.load(p_partial + (o_chunk[:, None] * 9 + i_row) * N + o_n[None, :], mask=mask, other=0.0), 0)
+    return tl.sum(tl.load(p_partials + (o_chunk[:, None] * 9 + i_row) * N + o_n[None, :], mask=mask, other=0.0), 0)
 
 
 @triton.jit(do_not_specialize=["N", "n_chunks", "n_blocks"])
 def dplr_spectrum_bwd_parameters_kernel(
-    partial, d_dt_blocks, eigenvalues, P, B, C, dt, d_eigenvalues, d_P, d_B, d_C, d_dt, N, n_chunks, n_blocks,
+    partials, d_dt_blocks, eigenvalues, P, B, C, dt, d_eigenvalues, d_P, d_B, d_C, d_dt, N, n_chunks, n_blocks,
     BLOCK_N: tl.constexpr, BLOCK_CHUNKS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Compute the gradients of all parameters of one channel from those of numerators and eigenvalues."""
@@ -156,26 +156,26 @@ def dplr_spectrum_bwd_parameters_kernel(
     P_r, P_i = load_pair(P + o_pole, m_n, 0.0)
     B_r, B_i = load_pair(B + o_pole, m_n, 0.0)
     C_r, C_i = load_pair(C + o_pole, m_n, 0.0)
-    p_partial = partial + i_d * n_chunks * 9 * N
-    g_r = add_chunks(p_partial, 0, o_c, m_c, o_n, m_n, N)
-    g_i = add_chunks(p_partial, 1, o_c, m_c, o_n, m_n, N)
+    p_partials = partials + i_d * n_chunks * 9 * N
+    g_r = add_chunks(p_partials, 0, o_c, m_c, o_n, m_n, N)
+    g_i = add_chunks(p_partials, 1, o_c, m_c, o_n, m_n, N)
     d_B_r, d_B_i = multiply_conjugate(C_r, C_i, g_r, g_i)
     d_C_r, d_C_i = multiply_conjugate(B_r, B_i, g_r, g_i)
-    g_r = add_chunks(p_partial, 2, o_c, m_c, o_n, m_n, N)
-    g_i = add_chunks(p_partial, 3, o_c, m_c, o_n, m_n, N)
+    g_r = add_chunks(p_partials, 2, o_c, m_c, o_n, m_n, N)
+    g_i = add_chunks(p_partials, 3, o_c, m_c, o_n, m_n, N)
     d_P_r, d_P_i = multiply_conjugate(C_r, C_i, g_r, g_i)
     more_r, more_i = multiply_conjugate(P_r, P_i, g_r, g_i)
     d_C_r, d_C_i = d_C_r + more_r, d_C_i + more_i
-    g_r = 2.0 * add_chunks(p_partial, 4, o_c, m_c, o_n, m_n, N)
+    g_r = 2.0 * add_chunks(p_partials, 4, o_c, m_c, o_n, m_n, N)
     d_P_r, d_P_i = d_P_r + g_r * P_r, d_P_i + g_r * P_i
-    g_r = add_chunks(p_partial, 5, o_c, m_c, o_n, m_n, N)
-    g_i = add_chunks(p_partial, 6, o_c, m_c, o_n, m_n, N)
+    g_r = add_chunks(p_partials, 5, o_c, m_c, o_n, m_n, N)
+    g_i = add_chunks(p_partials, 6, o_c, m_c, o_n, m_n, N)
     more_r, more_i = multiply(P_r, P_i, g_r, g_i)
     d_B_r, d_B_i = d_B_r + more_r, d_B_i + more_i
     more_r, more_i = multiply_conjugate(g_r, g_i, B_r, B_i)
     d_P_r, d_P_i = d_P_r + more_r, d_P_i + more_i
-    g_r = add_chunks(p_partial, 7, o_c, m_c, o_n, m_n, N)
-    g_i = add_chunks(p_partial, 8, o_c, m_c, o_n, m_n, N)
+    g_r = add_chunks(p_partials, 7, o_c, m_c, o_n, m_n, N)
+    g_i = add_chunks(p_partials, 8, o_c, m_c, o_n, m_n, N)
     b_dt = tl.load(dt + i_d)
     store_pair(d_eigenvalues + o_pole, b_dt * g_r, b_dt * g_i, m_n)
     store_pair(d_P + o_pole, d_P_r, d_P_i, m_n)

@@ -45,7 +45,7 @@ def backward(
     chunks = ceil_div(frequencies, chunk)
     d_sums = table.new_empty((channels, 8, frequencies))
     d_dt_blocks = table.new_empty((channels, blocks))
-    partial = table.new_empty((channels, chunks, 9, states))
+    partials = table.new_empty((channels, chunks, 9, states))
     gradients = [torch.empty_like(x) for x in (eigenvalues, P, B, C, dt)]
     given = eigenvalues, P, B, C, dt
     with on_device(table):
@@ -54,11 +54,11 @@ def backward(
             constants=FREQUENCIES,
         )  # fmt: skip
         launch(
-            dplr_spectrum_bwd_states_kernel, (channels * chunks * ceil_div(states, BLOCK_N),), d_sums, table, *given, partial,
+            dplr_spectrum_bwd_states_kernel, (channels * chunks * ceil_div(states, BLOCK_N),), d_sums, table, *given, partials,
             frequencies, states, chunk, constants={"ROWS": rows, "BLOCK_N": BLOCK_N, "num_warps": WARPS},
         )  # fmt: skip
         launch(
-            dplr_spectrum_bwd_parameters_kernel, (channels,), partial, d_dt_blocks, *given, *gradients, states, chunks, blocks,
+            dplr_spectrum_bwd_parameters_kernel, (channels,), partials, d_dt_blocks, *given, *gradients, states, chunks, blocks,
             constants={**SUMS, "BLOCK_N": power_of_two(states), "num_warps": min(8, power_of_two(states) // 32 or 1)},
         )  # fmt: skip
     d_eigenvalues, d_P, d_B, d_C, d_dt = gradients

@@ -120,7 +120,7 @@ def load_pairs(pointers, mask):
 
 @triton.jit
 def store_pair_parts(pointers, re, im, mask, COMPLEX: tl.constexpr):
-    """Store the real parts of numbers for pairs at p, and the imaginary parts at p + 1 if they are complex."""
+    """Store the real parts of numbers for pairs at `pointers`, and the imaginary parts one number later if they are complex."""
     tl.store(pointers, re, mask=mask)
     if COMPLEX:
         tl.store(pointers + 1, im, mask=mask)
@@ -203,7 +203,7 @@ def load_states(source, offsets, mask, like, COMPLEX: tl.constexpr):
 
 @triton.jit
 def load_pair_parts(pointers, distance, mask, COMPLEX: tl.constexpr):
-    """Load the real and the imaginary parts of numbers for pairs, at p and p + distance; twice the real part if they are real."""
+    """Load the real and the imaginary parts of numbers for pairs, `distance` apart; twice the real parts if they are real."""
     re = load_pairs(pointers, mask)
     im = re
     if COMPLEX:
@@ -213,7 +213,7 @@ def load_pair_parts(pointers, distance, mask, COMPLEX: tl.constexpr):
 
 @triton.jit
 def load_channels(source, i_group, channels, o_d, dtype: tl.constexpr):
-    """Load the numbers of a group for the channels o_d (BD,); zeros if p is None."""
+    """Load the numbers of a group for the channels o_d (BD,); zeros if `source` is None."""
     x = tl.zeros(o_d.shape, dtype)
     if source is not None:
         x = tl.load(source + i_group * channels + o_d, mask=o_d < channels, other=0.0)

@@ -130,10 +130,10 @@ def rotate_maps_bwd(
         tensors = d_angle, sums, d_end_phase, maps.flags, restarts(maps.flags, maps.tile_steps)
         _launch_over_columns(later_tiles_kernel, maps, tensors, sizes, {"TILES_PER_CHUNK": maps.chunk // maps.tile_steps})
     dB_bias, dC_bias = (
-        None if part is None or x is None else part.view(maps.models, -1, *tile_shape[2:]).sum(1).view(x.shape)
-        for part, x in ((dB_bias, maps.B_bias), (dC_bias, maps.C_bias))
+        None if terms is None or x is None else terms.view(maps.models, -1, *tile_shape[2:]).sum(1).view(x.shape)
+        for terms, x in ((dB_bias, maps.B_bias), (dC_bias, maps.C_bias))
     )
-    dB, dC = (part.sum(0).to(maps.B.dtype) if maps.shares_groups else part[0] for part in (dB, dC))
+    dB, dC = (terms.sum(0).to(maps.B.dtype) if maps.shares_groups else terms[0] for terms in (dB, dC))
     return dB, dC, (dB_bias, dC_bias, d_angle)
 
 
