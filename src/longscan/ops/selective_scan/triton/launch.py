@@ -133,32 +133,32 @@ def chunk_states_shape(batch: int, length: int, channels: int, states: int, *pai
     return batch, ceil_div(length, checkpoint_interval(int(channels), int(states), components)) * components * states * channels
 
 
-def scans_pass_states(p: Problem, plan: tables.Plan, flags: Tensor | None) -> bool:
+def scans_pass_states(problem: Problem, plan: tables.Plan, flags: Tensor | None) -> bool:
     """Return whether a program of the scans passes the state through the chunks before its own, without `state_passing_kernel`.
 
     Not in a traced graph with a symbolic length, which has any number of chunks; not with flags, because the map of a chunk is
     undefined if a sequence starts in it; and not for complex A, for which the scans would need more registers and be slower
     (README.md).
     """
-    return p.components == 1 and flags is None and isinstance(plan.chunks, int) and plan.chunks <= MAX_PASSED_CHUNKS
+    return problem.components == 1 and flags is None and isinstance(plan.chunks, int) and plan.chunks <= MAX_PASSED_CHUNKS
 
 
-def new_maps(p: Problem, plan: tables.Plan, like: Tensor) -> Tensor:
+def new_maps(problem: Problem, plan: tables.Plan, like: Tensor) -> Tensor:
     """Return the buffer for the maps of the state by the chunks: factors and local states, (2, B, chunks, D N[, 2])."""
-    return like.new_empty((2, p.batch, plan.chunks, p.size, p.components))
+    return like.new_empty((2, problem.batch, plan.chunks, problem.size, problem.components))
 
 
 def pass_states(
-    p: Problem, plan: tables.Plan, maps: Tensor, first: Tensor | None, flags: Tensor | None, out: Tensor, reverse: bool
+    problem: Problem, plan: tables.Plan, maps: Tensor, first: Tensor | None, flags: Tensor | None, out: Tensor, reverse: bool
 ) -> None:
     """Compute the states before all chunks and after the last one, from the state `first`.
 
     maps: (2, B, chunks, D N[, 2]), as the first kernels store them. first: the state before the first chunk, None for zero. out:
     (B, chunks + 1, D N[, 2]). reverse: compute gradients of states instead, from that of the final state, `first`.
     """
-    grid, starts = (p.batch, ceil_div(p.size, 128)), restarts(flags, plan.chunk_tiles * plan.T)
-    constants = {"COMPLEX": p.components == 2, "REVERSE": reverse, "BLOCK": 128}
-    launch(state_passing_kernel, grid, maps[0], maps[1], first, starts, out, plan.chunks, p.size, constants=constants)
+    grid, starts = (problem.batch, ceil_div(problem.size, 128)), restarts(flags, plan.chunk_tiles * plan.T)
+    constants = {"COMPLEX": problem.components == 2, "REVERSE": reverse, "BLOCK": 128}
+    launch(state_passing_kernel, grid, maps[0], maps[1], first, starts, out, plan.chunks, problem.size, constants=constants)
 
 
 def forward(
@@ -185,40 +185,42 @@ def forward(
     then belong to different groups. initial_state: None for zero. exchange_state: function that returns the initial state, which
     replaces `initial_state`, from the product of the factors of all steps and the final state for an initial state of zero.
     """
-    p = make_problem(u, A, B, dt_softplus, "")
-    plan = tables.plan(p.entry, p.length, p.programs, p.device)
-    y, final = torch.empty_like(u), A.new_empty((p.batch, p.channels, *B.shape[2:]))
-    checkpoints = A.new_empty(chunk_states_shape(p.batch, p.length, p.channels, *B.shape[2:]) if save_states else (0,))
-    grid = p.programs, plan.chunks
-    sizes = p.length, p.channels, p.states, plan.chunks, plan.chunk_tiles, p.rows
+    problem = make_problem(u, A, B, dt_softplus, "")
+    plan = tables.plan(problem.entry, problem.length, problem.programs, problem.device)
+    y, final = torch.empty_like(u), A.new_empty((problem.batch, problem.channels, *B.shape[2:]))
+    checkpoints = A.new_empty(
+        chunk_states_shape(problem.batch, problem.length, problem.channels, *B.shape[2:]) if save_states else (0,)
+    )
+    grid = problem.programs, plan.chunks
+    sizes = problem.length, problem.channels, problem.states, plan.chunks, plan.chunk_tiles, problem.rows
     with on_device(u):
         first_states = maps = None
         if exchange_state is not None or plan.parallel:
-            maps = new_maps(p, plan, A)
-            launch(chunk_state_fwd_kernel, grid, u, dt, A, B, dt_bias, dt_scale, flags, maps, *sizes, constants=p.constants)
-            if exchange_state is not None or not scans_pass_states(p, plan, flags):
-                first_states = A.new_empty((p.batch, plan.chunks + 1, p.size, p.components))
+            maps = new_maps(problem, plan, A)
+            launch(chunk_state_fwd_kernel, grid, u, dt, A, B, dt_bias, dt_scale, flags, maps, *sizes, constants=problem.constants)
+            if exchange_state is not None or not scans_pass_states(problem, plan, flags):
+                first_states = A.new_empty((problem.batch, plan.chunks + 1, problem.size, problem.components))
                 if exchange_state is not None:
                     one = torch.zeros_like(final)
-                    (one if p.components == 1 else one[..., 0]).fill_(1)
+                    (one if problem.components == 1 else one[..., 0]).fill_(1)
                     without_inputs = torch.stack([maps[0], torch.zeros_like(maps[1])])
-                    pass_states(p, plan, without_inputs, one, flags, first_states, False)
+                    pass_states(problem, plan, without_inputs, one, flags, first_states, False)
                     product = first_states[:, -1].clone().view(final.shape)
-                    pass_states(p, plan, maps, None, flags, first_states, False)
+                    pass_states(problem, plan, maps, None, flags, first_states, False)
                     initial_state = exchange_state(product, first_states[:, -1].clone().view(final.shape)).contiguous()
-                pass_states(p, plan, maps, initial_state, flags, first_states, False)
+                pass_states(problem, plan, maps, initial_state, flags, first_states, False)
                 maps = None
         launch(
             chunk_scan_fwd_kernel, grid, u, dt, A, B, C, D, z, dt_bias, dt_scale, initial_state, first_states, maps, flags, y,
-            final, checkpoints if save_states else None, *sizes, p.interval // p.constants["T"],
-            constants={"PAIR_FACTOR": pair_factor(p, paired), "NW": p.state_warps, **p.constants},
+            final, checkpoints if save_states else None, *sizes, problem.interval // problem.constants["T"],
+            constants={"PAIR_FACTOR": pair_factor(problem, paired), "NW": problem.state_warps, **problem.constants},
         )  # fmt: skip
     return y, final, checkpoints
 
 
-def pair_factor(p: Problem, paired: bool) -> float:
+def pair_factor(problem: Problem, paired: bool) -> float:
     """Return 2 if a state stands for a conjugate pair of complex states, otherwise 1."""
-    return 2.0 if p.components == 2 and paired else 1.0
+    return 2.0 if problem.components == 2 and paired else 1.0
 
 
 def backward(
@@ -246,82 +248,84 @@ def backward(
     grad_final: None for zero. chunk_states: the checkpoints. exchange_gradient: function that returns the gradient of the final
     state, which replaces `grad_final`, from the gradient of the initial state if that of the final state is zero.
     """
-    p, like = make_problem(u, A, B, dt_softplus, "_backward"), A
-    plan, chain_length, chunks_per_round = plan_backward(p, like.element_size(), exchange_gradient is not None)
-    factor_of_pair, chunks = pair_factor(p, paired), plan.chunks if plan.parallel else 1
+    problem, like = make_problem(u, A, B, dt_softplus, "_backward"), A
+    plan, chain_length, chunks_per_round = plan_backward(problem, like.element_size(), exchange_gradient is not None)
+    factor_of_pair, chunks = pair_factor(problem, paired), plan.chunks if plan.parallel else 1
     du, ddt, dz = (u.new_empty(0) if x is None else torch.empty_like(x) for x in (u, dt, z))
-    dA, d_initial = torch.empty_like(A), A.new_empty((p.batch, p.channels, *B.shape[2:]))
+    dA, d_initial = torch.empty_like(A), A.new_empty((problem.batch, problem.channels, *B.shape[2:]))
     d_bias, dD = (u.new_empty(0) if x is None else torch.empty_like(x) for x in (dt_bias, D))
-    sums = like.new_empty((p.batch, chunks, p.size * p.components + 2 * p.channels))
-    d_scale = None if dt_scale is None else like.new_empty((p.blocks, p.batch, p.length))
+    sums = like.new_empty((problem.batch, chunks, problem.size * problem.components + 2 * problem.channels))
+    d_scale = None if dt_scale is None else like.new_empty((problem.blocks, problem.batch, problem.length))
     counters = None
     if chain_length > 1:  # `chunk_state_bwd_kernel` sets them to 0 where it runs
         new = torch.empty if plan.parallel else torch.zeros
-        counters = new(p.programs * plan.chunks + 1, dtype=torch.int32, device=u.device)
+        counters = new(problem.programs * plan.chunks + 1, dtype=torch.int32, device=u.device)
     maps = None
     with on_device(u):
         if plan.parallel:
-            maps = new_maps(p, plan, like)
-            sizes = p.length, p.channels, p.states, plan.chunks, plan.chunk_tiles * plan.T // p.constants["T"], p.rows
+            maps = new_maps(problem, plan, like)
+            chunk_tiles = plan.chunk_tiles * plan.T // problem.constants["T"]
+            sizes = problem.length, problem.channels, problem.states, plan.chunks, chunk_tiles, problem.rows
             launch(
-                chunk_state_bwd_kernel, (p.programs, plan.chunks), grad_y, dt, A, C, z, dt_bias, dt_scale, flags, maps, counters,
-                *sizes, constants={"PAIR_FACTOR": factor_of_pair, **p.constants},
+                chunk_state_bwd_kernel, (problem.programs, plan.chunks), grad_y, dt, A, C, z, dt_bias, dt_scale, flags, maps,
+                counters, *sizes, constants={"PAIR_FACTOR": factor_of_pair, **problem.constants},
             )  # fmt: skip
-            if exchange_gradient is not None or not scans_pass_states(p, plan, flags):
-                d_states = like.new_empty((p.batch, chunks + 1, p.size, p.components))
+            if exchange_gradient is not None or not scans_pass_states(problem, plan, flags):
+                d_states = like.new_empty((problem.batch, chunks + 1, problem.size, problem.components))
                 if exchange_gradient is not None:
-                    pass_states(p, plan, maps, None, flags, d_states, True)
+                    pass_states(problem, plan, maps, None, flags, d_states, True)
                     grad_final = exchange_gradient(d_states[:, 0].reshape(d_initial.shape)).contiguous()
-                pass_states(p, plan, maps, grad_final, flags, d_states, True)
+                pass_states(problem, plan, maps, grad_final, flags, d_states, True)
                 grad_final, maps = d_states, None
         else:
             grad_final = torch.zeros_like(d_initial) if grad_final is None else grad_final
-        tiles = p.interval // p.constants["T"]  # of a checkpoint interval
-        tile_states = like.new_empty((p.programs * chunks_per_round, tiles, p.components, p.pairs))
+        tiles = problem.interval // problem.constants["T"]  # of a checkpoint interval
+        tile_states = like.new_empty((problem.programs * chunks_per_round, tiles, problem.components, problem.pairs))
 
         inputs = grad_y, u, dt, A, B, C, D, z, dt_bias, dt_scale, flags, chunk_states
         scan = partial(
-            launch_scan, p, plan, (*inputs, tile_states, grad_final, maps, d_initial, du, ddt, dz, d_scale), (sums, counters),
-            chain_length, factor_of_pair,
+            launch_scan, problem, plan, (*inputs, tile_states, grad_final, maps, d_initial, du, ddt, dz, d_scale),
+            (sums, counters), chain_length, factor_of_pair,
         )  # fmt: skip
-        add = sum_rounds if chain_length == 1 and p.blocks > 1 else sum_in_order
-        dB, dC = add(p, plan, chunks_per_round, chain_length, B, C, like, scan)
+        add = sum_rounds if chain_length == 1 and problem.blocks > 1 else sum_in_order
+        dB, dC = add(problem, plan, chunks_per_round, chain_length, B, C, like, scan)
         tile = tile_of_sums(SUM_ROWS)  # of any number of rows and chunks, for which the kernel is the same
         launch(
-            sum_parameter_gradients_kernel, (ceil_div(sums.shape[2], tile["BLOCK"]), p.groups), sums, dA,
-            None if dt_bias is None else d_bias, None if D is None else dD, p.rows * chunks, p.size * p.components, p.channels,
+            sum_parameter_gradients_kernel, (ceil_div(sums.shape[2], tile["BLOCK"]), problem.groups), sums, dA,
+            None if dt_bias is None else d_bias, None if D is None else dD, problem.rows * chunks,
+            problem.size * problem.components, problem.channels,
             constants=tile,
         )  # fmt: skip
         total = u.new_empty(0) if dt_scale is None else torch.empty_like(dt_scale)
         if d_scale is not None:
-            steps, tile = p.batch * p.length, tile_of_sums(p.blocks)
+            steps, tile = problem.batch * problem.length, tile_of_sums(problem.blocks)
             launch(
-                sum_partials_kernel, (ceil_div(steps, tile["BLOCK"]), 1), d_scale, total, None, p.blocks, 0, steps, steps, steps,
-                0, constants=tile,
+                sum_partials_kernel, (ceil_div(steps, tile["BLOCK"]), 1), d_scale, total, None, problem.blocks, 0, steps, steps,
+                steps, 0, constants=tile,
             )  # fmt: skip
     return du, ddt, dA, dB, dC, dD, dz, d_bias, d_initial, total
 
 
 def sum_in_order(
-    p: Problem, plan: tables.Plan, _: int, chain_length: int, B: Tensor, C: Tensor, like: Tensor, scan: Callable[..., None]
+    problem: Problem, plan: tables.Plan, _: int, chain_length: int, B: Tensor, C: Tensor, like: Tensor, scan: Callable[..., None]
 ) -> tuple[Tensor, Tensor]:
     """Return dB and dC, to which the programs of a chain add in order; the sums of several chains are added afterwards.
 
     like: tensor of the dtype of the sums. scan: function of first, stop and buffers for dB and dC that adds the terms of the
     chunks [first, stop) to these.
     """
-    chains, numbers = ceil_div(p.blocks, chain_length), p.states * p.components
-    stored = chain_length == 1 or ORDERED_SUMS[p.entry]  # the first program of a chain stores its terms, and the others add
+    chains, numbers = ceil_div(problem.blocks, chain_length), problem.states * problem.components
+    stored = chain_length == 1 or ORDERED_SUMS[problem.entry]  # the first program of a chain stores its terms, and the others add
     if chains == 1 and B.dtype == like.dtype:
         dB, dC = (torch.empty_like(x) if stored else torch.zeros_like(x) for x in (B, C))
         scan(0, plan.chunks, dB, dC)
         if is_compiling():  # other lengths and batches have several chains
-            launch_sum_partials(p, like.new_empty((2, 2 * dB.numel())), dB, dC, 2, 0, p.length)
+            launch_sum_partials(problem, like.new_empty((2, 2 * dB.numel())), dB, dC, 2, 0, problem.length)
         return dB, dC
     dB, dC = torch.empty_like(B), torch.empty_like(C)
-    partials = (like.new_empty if stored else like.new_zeros)((2, chains * p.batch * p.length * numbers))
+    partials = (like.new_empty if stored else like.new_zeros)((2, chains * problem.batch * problem.length * numbers))
     scan(0, plan.chunks, *partials)
-    launch_sum_partials(p, partials, dB, dC, chains, 0, p.length)
+    launch_sum_partials(problem, partials, dB, dC, chains, 0, problem.length)
     return dB, dC
 
 
@@ -331,60 +335,70 @@ def tile_of_sums(count: int) -> dict[str, int]:
     return {"ROWS": rows, "BLOCK": SUM_NUMBERS // rows}
 
 
-def launch_sum_partials(p: Problem, partials: Tensor, dB: Tensor, dC: Tensor, count: int, begin: int, steps: int) -> None:
+def launch_sum_partials(problem: Problem, partials: Tensor, dB: Tensor, dC: Tensor, count: int, begin: int, steps: int) -> None:
     """Add `count` partial sums of dB and dC over the blocks, for the steps [begin, begin + steps)."""
-    numbers = p.states * p.components
-    round_numbers, tile = p.batch * steps * numbers, tile_of_sums(p.blocks)  # not of `count`, which depends on the length
+    numbers = problem.states * problem.components
+    round_numbers = problem.batch * steps * numbers
+    tile = tile_of_sums(problem.blocks)  # not of `count`, which depends on the length
     launch(
         sum_partials_kernel, (ceil_div(round_numbers, tile["BLOCK"]), 2), partials, dB, dC, count, partials.shape[1],
-        round_numbers, steps * numbers, p.length * numbers, begin * numbers, constants=tile,
+        round_numbers, steps * numbers, problem.length * numbers, begin * numbers, constants=tile,
     )  # fmt: skip
 
 
 def sum_rounds(
-    p: Problem, plan: tables.Plan, chunks_per_round: int, _: int, B: Tensor, C: Tensor, like: Tensor, scan: Callable[..., None]
+    problem: Problem,
+    plan: tables.Plan,
+    chunks_per_round: int,
+    _: int,
+    B: Tensor,
+    C: Tensor,
+    like: Tensor,
+    scan: Callable[..., None],
 ) -> tuple[Tensor, Tensor]:
     """Return dB and dC from partial sums of the programs, which are in memory for the chunks of one round at a time.
 
-    like, scan: as in `sum_in_order`, except that each program stores to a separate part of the buffers.
+    like, scan: as in `sum_in_order`, except that each program stores to separate places in the buffers.
     """
     dB, dC = torch.empty_like(B), torch.empty_like(C)
-    steps, numbers = plan.chunk_tiles * plan.T, p.states * p.components  # of a chunk, of a step
-    partials = like.new_empty((2, p.programs * numbers * tables.smallest(chunks_per_round * steps, p.length)))
+    steps, numbers = plan.chunk_tiles * plan.T, problem.states * problem.components  # of a chunk, of a step
+    partials = like.new_empty((2, problem.programs * numbers * tables.smallest(chunks_per_round * steps, problem.length)))
     for first, stop in tables.rounds(plan.chunks, chunks_per_round):
-        begin, end = first * steps, tables.smallest(stop * steps, p.length)
+        begin, end = first * steps, tables.smallest(stop * steps, problem.length)
         scan(first, stop, *partials)
-        launch_sum_partials(p, partials, dB, dC, p.blocks, begin, end - begin)
+        launch_sum_partials(problem, partials, dB, dC, problem.blocks, begin, end - begin)
     return dB, dC
 
 
-def plan_backward(p: Problem, bytes_per_number: int, has_exchange: bool) -> tuple[tables.Plan, int, int]:
+def plan_backward(problem: Problem, bytes_per_number: int, has_exchange: bool) -> tuple[tables.Plan, int, int]:
     """Return how the steps are divided into chunks, the programs of a chain, and the chunks of a round.
 
     has_exchange: whether the sequences are split over processes. Then the gradient of the final state is known only after the
     first pass, and the chunks are parallel. If chains have one program, a round has so few chunks that the partial sums of dB and
     dC take at most `SCRATCH` bytes, where possible.
     """
-    parallel, steps = parallel_chunks(p.programs, p.constants["num_warps"], p.device), p.constants["T"]
-    programs = ceil_div(programs_to_fill(p.device), parallel)
-    plan = tables.plan(p.entry, p.length, programs, p.device, tile_steps=p.interval)
+    parallel, steps = parallel_chunks(problem.programs, problem.constants["num_warps"], problem.device), problem.constants["T"]
+    programs = ceil_div(programs_to_fill(problem.device), parallel)
+    plan = tables.plan(problem.entry, problem.length, programs, problem.device, tile_steps=problem.interval)
     plan = plan._replace(parallel=plan.parallel or has_exchange)
     longest = 1
-    if p.entry in ORDERED_SUMS and isinstance(plan.chunk_tiles, int):  # a graph has the same kernels for every symbolic length
-        longest = max(1, plan.chunk_tiles * plan.T // (steps * MIN_CHAIN_TILES[p.entry]))
-    chain_length = ceil_div(p.blocks, ceil_div(p.blocks, longest))
-    if chain_length > 1 or p.blocks == 1:
+    if problem.entry in ORDERED_SUMS and isinstance(plan.chunk_tiles, int):  # a graph has equal kernels for all symbolic lengths
+        longest = max(1, plan.chunk_tiles * plan.T // (steps * MIN_CHAIN_TILES[problem.entry]))
+    chain_length = ceil_div(problem.blocks, ceil_div(problem.blocks, longest))
+    if chain_length > 1 or problem.blocks == 1:
         return plan, chain_length, plan.chunks
-    bytes_per_interval = 2 * p.programs * p.states * p.components * bytes_per_number * p.interval
+    bytes_per_interval = 2 * problem.programs * problem.states * problem.components * bytes_per_number * problem.interval
     intervals = tables.SCRATCH // bytes_per_interval
-    plan = tables.plan(p.entry, p.length, programs, p.device, tables.largest(1, intervals // parallel), p.interval)
+    plan = tables.plan(
+        problem.entry, problem.length, programs, problem.device, tables.largest(1, intervals // parallel), problem.interval
+    )
     plan = plan._replace(parallel=plan.parallel or has_exchange)
     chunks_per_round = tables.smallest(plan.chunks, tables.largest(1, intervals // plan.chunk_tiles)) if plan.parallel else 1
     return plan, chain_length, chunks_per_round
 
 
 def launch_scan(
-    p: Problem,
+    problem: Problem,
     plan: tables.Plan,
     tensors: tuple[Tensor | None, ...],
     sums: tuple[Tensor | None, ...],
@@ -396,12 +410,12 @@ def launch_scan(
     dC: Tensor,
 ) -> None:
     """Launch the backward scan of the chunks [first, stop). tensors, sums: the kernel's arguments before and after dB and dC."""
-    T, recompute = p.constants["T"], max(p.constants["T"], MIN_RECOMPUTE_STEPS[p.components])
+    T, recompute = problem.constants["T"], max(problem.constants["T"], MIN_RECOMPUTE_STEPS[problem.components])
     launch(
-        chunk_scan_bwd_kernel, (p.programs, stop - first), *tensors, dB, dC, *sums, p.length, p.channels, p.states, plan.chunks,
-        plan.chunk_tiles * plan.T // T, p.rows, plan.T // T, chain_length, first,
+        chunk_scan_bwd_kernel, (problem.programs, stop - first), *tensors, dB, dC, *sums, problem.length, problem.channels,
+        problem.states, plan.chunks, plan.chunk_tiles * plan.T // T, problem.rows, plan.T // T, chain_length, first,
         constants={
-            "PAIR_FACTOR": factor_of_pair, "SEQUENTIAL": not plan.parallel, "FENCED": ORDERED_SUMS.get(p.entry, False),
-            "PTX": p.ptx, "RECOMPUTE": recompute, "NW": p.state_warps, **p.constants,
+            "PAIR_FACTOR": factor_of_pair, "SEQUENTIAL": not plan.parallel, "FENCED": ORDERED_SUMS.get(problem.entry, False),
+            "PTX": problem.ptx, "RECOMPUTE": recompute, "NW": problem.state_warps, **problem.constants,
         },
     )  # fmt: skip

@@ -164,33 +164,36 @@ def _group_maps(x: Tensor, A: Tensor, B: Tensor, C: Tensor, *others: Tensor | No
 def _forward(scan: ScanInputs, initial_state: Tensor, save_states: bool) -> tuple[Tensor, Tensor, Tensor]:
     """Compute `forward` without rotations and biases."""
     x, dt, input_scale, _, A, B, _, _, flags = scan
-    p = _problem(x, A, B, "ssd_scan")
+    problem = _problem(x, A, B, "ssd_scan")
     y, final = torch.empty_like(x), torch.empty_like(initial_state)
-    shape = chunk_states_shape(p.batch, p.length, x.element_size(), initial_state.element_size(), *initial_state.shape[1:])
+    shape = chunk_states_shape(
+        problem.batch, problem.length, x.element_size(), initial_state.element_size(), *initial_state.shape[1:]
+    )
     chunk_states = initial_state.new_empty(shape if save_states else (0,))
     states = chunk_states.view(x.dtype) if save_states else None
     first_states = initial_state
-    if p.parallel:
-        split_decay, local_states, first_states = _new_split_states(p, initial_state)
-        p.launch(chunk_state_fwd_kernel, (x, dt, input_scale, A, B, flags, split_decay, local_states))
-        _pass_states(p, split_decay, local_states, initial_state, flags, first_states, False)
-    rows = p.row_states, 0 if states is None else states.stride(0)
-    p.launch(chunk_scan_fwd_kernel, (*scan, first_states, y, final, states), rows)
+    if problem.parallel:
+        split_decay, local_states, first_states = _new_split_states(problem, initial_state)
+        problem.launch(chunk_state_fwd_kernel, (x, dt, input_scale, A, B, flags, split_decay, local_states))
+        _pass_states(problem, split_decay, local_states, initial_state, flags, first_states, False)
+    rows = problem.row_states, 0 if states is None else states.stride(0)
+    problem.launch(chunk_scan_fwd_kernel, (*scan, first_states, y, final, states), rows)
     return y, final, chunk_states
 
 
-def _new_split_states(p: _Problem, like: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _new_split_states(problem: _Problem, like: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Return buffers for the decays and the local states of the splits, and for the states between them."""
-    split_decay, local_states = (like.new_empty((p.batch, p.splits, p.size)) for _ in range(2))
-    return split_decay, local_states, like.new_empty((p.batch, p.row_states, p.size))
+    split_decay, local_states = (like.new_empty((problem.batch, problem.splits, problem.size)) for _ in range(2))
+    return split_decay, local_states, like.new_empty((problem.batch, problem.row_states, problem.size))
 
 
 def _pass_states(
-    p: _Problem, split_decay: Tensor, local: Tensor, first: Tensor, flags: Tensor | None, out: Tensor, reverse: bool
+    problem: _Problem, split_decay: Tensor, local: Tensor, first: Tensor, flags: Tensor | None, out: Tensor, reverse: bool
 ) -> None:
     constants = {"COMPLEX": False, "REVERSE": reverse, "BLOCK": PASS_BLOCK}
-    grid, starts = (p.batch, ceil_div(p.size, PASS_BLOCK)), restarts(flags, p.split_chunks * p.chunk_steps)
-    launch(state_passing_kernel, grid, split_decay, local, first, starts, out, p.splits, p.size, constants=constants)
+    grid = problem.batch, ceil_div(problem.size, PASS_BLOCK)
+    starts = restarts(flags, problem.split_chunks * problem.chunk_steps)
+    launch(state_passing_kernel, grid, split_decay, local, first, starts, out, problem.splits, problem.size, constants=constants)
 
 
 def backward(
@@ -243,23 +246,23 @@ def _backward(
     (B, chunks, H, pairs).
     """
     x, dt, input_scale, own_scale, A, B, C, D, flags = scan
-    p, like = _problem(x, A, B, "ssd_scan_backward"), initial_state
+    problem, like = _problem(x, A, B, "ssd_scan_backward"), initial_state
     dx, d_initial, states = torch.empty_like(x), torch.empty_like(initial_state), chunk_states.view(x.dtype)
-    d_steps = like.new_empty((3, p.channel_blocks, *dt.shape))  # of dt, and of both scales where they are given
-    dB, dC = ((like if pairs else x).new_empty((p.channel_blocks, *dt.shape, B.shape[-1])) for _ in range(2))
-    sums = like.new_empty((2, p.batch, p.splits, p.channel_blocks, p.heads))
-    d_end_phase = like.new_empty((p.channel_blocks, p.batch, p.chunks, p.heads, pairs)) if pairs else None
+    d_steps = like.new_empty((3, problem.channel_blocks, *dt.shape))  # of dt, and of both scales where they are given
+    dB, dC = ((like if pairs else x).new_empty((problem.channel_blocks, *dt.shape, B.shape[-1])) for _ in range(2))
+    sums = like.new_empty((2, problem.batch, problem.splits, problem.channel_blocks, problem.heads))
+    d_end_phase = like.new_empty((problem.channel_blocks, problem.batch, problem.chunks, problem.heads, pairs)) if pairs else None
     d_last_states = grad_final
-    if p.parallel:
-        split_decay, d_local_states, d_last_states = _new_split_states(p, like)
-        p.launch(chunk_state_bwd_kernel, (grad_y, dt, A, C, flags, split_decay, d_local_states))
-        _pass_states(p, split_decay, d_local_states, grad_final, flags, d_last_states, True)
+    if problem.parallel:
+        split_decay, d_local_states, d_last_states = _new_split_states(problem, like)
+        problem.launch(chunk_state_bwd_kernel, (grad_y, dt, A, C, flags, split_decay, d_local_states))
+        _pass_states(problem, split_decay, d_local_states, grad_final, flags, d_last_states, True)
     outputs = (dx, d_steps, dB, dC, d_initial, sums, d_end_phase)
-    rows = p.row_states, states.stride(0)
-    p.launch(chunk_scan_bwd_kernel, (grad_y, *scan, d_last_states, states, *outputs), rows, (pairs,))
-    dA, dD = (block.view(p.models, -1, p.heads).sum(1) for block in sums)  # new tensors
-    if p.channel_blocks * p.heads > p.groups:
-        dB, dC = (block.view(p.channel_blocks, *B.shape[:3], -1, B.shape[-1]).sum((0, 4)) for block in (dB, dC))
+    rows = problem.row_states, states.stride(0)
+    problem.launch(chunk_scan_bwd_kernel, (grad_y, *scan, d_last_states, states, *outputs), rows, (pairs,))
+    dA, dD = (block.view(problem.models, -1, problem.heads).sum(1) for block in sums)  # new tensors
+    if problem.channel_blocks * problem.heads > problem.groups:
+        dB, dC = (block.view(problem.channel_blocks, *B.shape[:3], -1, B.shape[-1]).sum((0, 4)) for block in (dB, dC))
     given = (dt, input_scale, own_scale)
     d_dt, d_scale, d_own = (None if x is None else block.sum(0) for x, block in zip(given, d_steps, strict=True))
     return (

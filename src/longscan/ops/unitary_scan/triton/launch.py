@@ -235,11 +235,13 @@ def make_problem(u: Tensor, W: Tensor, states: int, phase_dt: bool, has_flags: b
     return Problem(batch, L, D, states, groups, K or D, single, phase_dt, lanes, chunks, chunks.steps // T, constants)
 
 
-def fuse_products(p: Problem) -> Problem:
+def fuse_products(problem: Problem) -> Problem:
     """Return the problem with the division among programs of the backward scan that computes the products itself."""
-    lanes = divide_lanes(p.D, p.N, FUSED_LANES)
+    lanes = divide_lanes(problem.D, problem.N, FUSED_LANES)
     constants = {"STATE_BLOCKS": lanes.STATE_BLOCKS, "BLOCKS": lanes.BLOCKS, "BD": lanes.BD, "BN": lanes.BN}
-    return p._replace(lanes=lanes, constants={**p.constants, **constants, "STAGES": FUSED_STAGES, "num_warps": FUSED_WARPS})
+    return problem._replace(
+        lanes=lanes, constants={**problem.constants, **constants, "STAGES": FUSED_STAGES, "num_warps": FUSED_WARPS}
+    )
 
 
 class Elementwise(NamedTuple):
@@ -272,41 +274,44 @@ class Sequences(NamedTuple):
     g: Tensor | None
     u_parts: Tensor | None
 
-    def skip(self, p: "Problem", steps: int) -> "Sequences":
+    def skip(self, problem: "Problem", steps: int) -> "Sequences":
         """Return views of these buffers without the first `steps` steps, which are whole rounds."""
-        row = p.batch * steps
+        row = problem.batch * steps
         u_lo, dt, valid, g, u_parts = (x if x is None else x[row * width :] for x, width in (
-            (self.u_lo, p.K), (self.dt, p.D), (self.valid, 1), (self.g, p.D), (self.u_parts, 2 * p.K)
+            (self.u_lo, problem.K), (self.dt, problem.D), (self.valid, 1), (self.g, problem.D), (self.u_parts, 2 * problem.K)
         ))  # fmt: skip
-        return Sequences(self.u_hi[row * p.K :], u_lo, dt, valid, self.x[row * p.D :], g, u_parts)
+        return Sequences(self.u_hi[row * problem.K :], u_lo, dt, valid, self.x[row * problem.D :], g, u_parts)
 
 
-def sequence_bytes(p: Problem, steps: int) -> int:
+def sequence_bytes(problem: Problem, steps: int) -> int:
     """Return the bytes of the buffers of `new_sequences` for the backward scans, without `u_parts`: u, x, g, dt or mask."""
-    numbers = p.K + p.D * (2 + p.phase_dt) + (not p.phase_dt)
-    return p.batch * steps * numbers * (4 if p.single else 8)
+    numbers = problem.K + problem.D * (2 + problem.phase_dt) + (not problem.phase_dt)
+    return problem.batch * steps * numbers * (4 if problem.single else 8)
 
 
-def new_sequences(p: Problem, like: Tensor, steps: int, backward: bool, fused: bool = False) -> Sequences:
+def new_sequences(problem: Problem, like: Tensor, steps: int, backward: bool, fused: bool = False) -> Sequences:
     """Return buffers for `steps` steps."""
-    u_hi = like.new_empty(p.batch * steps * p.K, dtype=torch.float16 if p.single else like.dtype)
-    per_channel = [like.new_empty(p.batch * p.D * steps) for _ in range(1 + p.phase_dt + backward)]
+    u_hi = like.new_empty(problem.batch * steps * problem.K, dtype=torch.float16 if problem.single else like.dtype)
+    per_channel = [like.new_empty(problem.batch * problem.D * steps) for _ in range(1 + problem.phase_dt + backward)]
     return Sequences(
         u_hi,
-        torch.empty_like(u_hi) if p.single else None,
-        per_channel.pop() if p.phase_dt else None,
-        None if p.phase_dt else like.new_empty(p.batch * steps),
+        torch.empty_like(u_hi) if problem.single else None,
+        per_channel.pop() if problem.phase_dt else None,
+        None if problem.phase_dt else like.new_empty(problem.batch * steps),
         per_channel.pop(),
         per_channel.pop() if backward else None,
-        u_hi.new_empty(2 * p.batch * steps * p.K) if fused else None,
+        u_hi.new_empty(2 * problem.batch * steps * problem.K) if fused else None,
     )
 
 
-def preprocess_forward(p: Problem, u: Tensor, dt: Tensor, flags: Tensor | None, x: Sequences, origin: int, padded: int) -> None:
+def preprocess_forward(
+    problem: Problem, u: Tensor, dt: Tensor, flags: Tensor | None, sequences: Sequences, origin: int, padded: int
+) -> None:
     """Fill the buffers, except g, with `padded` steps from the step `origin` on."""
-    call = elementwise(p.batch, padded, p.K)
+    call = elementwise(problem.batch, padded, problem.K)
     launch(
-        preprocess_fwd_kernel, (call.programs, call.columns), u, dt, flags, *x[:5], p.L, p.D, p.K, padded, origin, call.tiles,
+        preprocess_fwd_kernel, (call.programs, call.columns), u, dt, flags, *sequences[:5], problem.L, problem.D, problem.K,
+        padded, origin, call.tiles,
         constants=call.constants,
     )  # fmt: skip
 
@@ -316,11 +321,11 @@ def shared_coefficients(B: Tensor, C: Tensor) -> dict[str, bool]:
     return {"SHARED_B": B.ndim == 2, "SHARED_C": C.ndim == 2}
 
 
-def pass_states(p: Problem, local: Tensor, initial: Tensor | None, chunk_states: Tensor) -> None:
+def pass_states(problem: Problem, local: Tensor, initial: Tensor | None, chunk_states: Tensor) -> None:
     """Store the states between chunks from those of `chunk_state_fwd_kernel` and the initial state, None for zero."""
     launch(
-        state_passing_fwd_kernel, (p.batch, ceil_div(p.size, STATE_PASSING["BLOCK"])), local, initial, chunk_states,
-        p.chunks.number, p.size, chunk_states.stride(0), constants=STATE_PASSING,
+        state_passing_fwd_kernel, (problem.batch, ceil_div(problem.size, STATE_PASSING["BLOCK"])), local, initial, chunk_states,
+        problem.chunks.number, problem.size, chunk_states.stride(0), constants=STATE_PASSING,
     )  # fmt: skip
 
 
@@ -346,43 +351,45 @@ def forward(
     same for all channels. initial_state: None for zero. exchange_state: function that returns the initial state, which replaces
     `initial_state`, from the rotation by all steps and the final state for an initial state of zero.
     """
-    p = make_problem(u, W, bias.shape[-1], phase_dt, flags is not None, exchange_state is not None)
-    number, padded, shared = p.chunks.number, p.chunks.number * p.chunks.steps, shared_coefficients(B, C)
-    y, final = torch.empty_like(u), u.new_empty((p.batch, p.D, p.N, 2))
-    saved = u.new_empty(chunk_states_shape(u, p.N) if save_states else (0,))
-    chunk_states, raw = (saved, saved[:, -p.L * p.D :]) if save_states else (None, None)
-    sums = u.new_empty(p.lanes.STATE_BLOCKS * p.batch * p.D * padded)
+    problem = make_problem(u, W, bias.shape[-1], phase_dt, flags is not None, exchange_state is not None)
+    number, padded, shared = problem.chunks.number, problem.chunks.number * problem.chunks.steps, shared_coefficients(B, C)
+    y, final = torch.empty_like(u), u.new_empty((problem.batch, problem.D, problem.N, 2))
+    saved = u.new_empty(chunk_states_shape(u, problem.N) if save_states else (0,))
+    chunk_states, raw = (saved, saved[:, -problem.L * problem.D :]) if save_states else (None, None)
+    sums = u.new_empty(problem.lanes.STATE_BLOCKS * problem.batch * problem.D * padded)
     with on_device(u):
-        x = new_sequences(p, u, padded, False)
-        preprocess_forward(p, u, dt, flags, x, 0, padded)
+        sequences = new_sequences(problem, u, padded, False)
+        preprocess_forward(problem, u, dt, flags, sequences, 0, padded)
         # For other lengths and batches of these channels and states the kernels of parallel chunks are compiled, too.
-        if p.chunks.parallel or (is_compiling() and save_states):
-            local = u.new_empty((p.batch, number, p.size, 4))
+        if problem.chunks.parallel or (is_compiling() and save_states):
+            local = u.new_empty((problem.batch, number, problem.size, 4))
             launch(
-                chunk_state_fwd_kernel, (p.programs, number), *x[:5], W, bias, B, flags, local, p.L, padded, p.chunk_tiles,
-                p.rows,
-                constants={**p.constants, "SHARED_B": shared["SHARED_B"]},
+                chunk_state_fwd_kernel, (problem.programs, number), *sequences[:5], W, bias, B, flags, local, problem.L, padded,
+                problem.chunk_tiles, problem.rows,
+                constants={**problem.constants, "SHARED_B": shared["SHARED_B"]},
             )  # fmt: skip
             if chunk_states is None:
-                chunk_states = u.new_empty((p.batch, 3 * p.size * (number + 1)))
+                chunk_states = u.new_empty((problem.batch, 3 * problem.size * (number + 1)))
             if exchange_state is not None:
-                pass_states(p, local, None, chunk_states)
-                last = chunk_states[:, 3 * p.size * number : 3 * p.size * (number + 1)].view(p.batch, 3, p.D, p.N)
+                pass_states(problem, local, None, chunk_states)
+                last = chunk_states[:, 3 * problem.size * number : 3 * problem.size * (number + 1)].view(
+                    problem.batch, 3, problem.D, problem.N
+                )
                 rotation = polar(torch.ones_like(last[:, 0]), last[:, 0])
                 final_from_zero = multiply(rotation, torch.stack([last[:, 1], last[:, 2]], -1))
                 initial_state = exchange_state(rotation, final_from_zero).contiguous()
-            pass_states(p, local, initial_state, chunk_states)
+            pass_states(problem, local, initial_state, chunk_states)
         launch(
-            chunk_scan_fwd_kernel, (p.programs, number if p.chunks.parallel else 1), *x[:5], W, bias, B, C,
-            initial_state, chunk_states, flags, sums, final, p.batch, p.L, padded, number,
-            p.chunk_tiles, p.chunk_tiles * (1 if p.chunks.parallel else number), p.rows, 0 if chunk_states is None else
-            chunk_states.stride(0), int(not p.chunks.parallel),
-            constants={**p.constants, **shared},
+            chunk_scan_fwd_kernel, (problem.programs, number if problem.chunks.parallel else 1), *sequences[:5], W, bias, B,
+            C, initial_state, chunk_states, flags, sums, final, problem.batch, problem.L, padded, number, problem.chunk_tiles,
+            problem.chunk_tiles * (1 if problem.chunks.parallel else number), problem.rows,
+            0 if chunk_states is None else chunk_states.stride(0), int(not problem.chunks.parallel),
+            constants={**problem.constants, **shared},
         )  # fmt: skip
-        call = elementwise(p.batch, p.L, p.D)
+        call = elementwise(problem.batch, problem.L, problem.D)
         launch(
-            epilogue_fwd_kernel, (call.programs, call.columns), sums, u, D, z, flags, y, raw, p.batch, p.L, p.D, padded,
-            p.lanes.STATE_BLOCKS, call.tiles, p.rows, saved.stride(0), constants=call.constants,
+            epilogue_fwd_kernel, (call.programs, call.columns), sums, u, D, z, flags, y, raw, problem.batch, problem.L, problem.D,
+            padded, problem.lanes.STATE_BLOCKS, call.tiles, problem.rows, saved.stride(0), constants=call.constants,
         )  # fmt: skip
     return y, final, saved
 
@@ -398,59 +405,60 @@ class Gemm:
         split_k, weight_split_k: number of partial sums of the gradient of u, or of W.
     """
 
-    def __init__(self, p: Problem, W: Tensor, steps: int, by_step: bool) -> None:
-        self.p, self.by_step, self.accumulate = p, by_step, 0
-        self.slots_per_channel = p.lanes.STATE_BLOCKS * p.lanes.BN
-        rows, shape = p.batch * steps, (p.groups, p.slots, p.K)
+    def __init__(self, problem: Problem, W: Tensor, steps: int, by_step: bool) -> None:
+        self.problem, self.by_step, self.accumulate = problem, by_step, 0
+        self.slots_per_channel = problem.lanes.STATE_BLOCKS * problem.lanes.BN
+        rows, shape = problem.batch * steps, (problem.groups, problem.slots, problem.K)
         self.d_theta: tuple[Tensor, Tensor | None, Tensor | None]
         self.W_hi: Tensor | None = None
         self.W_lo: Tensor | None = None
-        if not p.single:
-            self.d_theta = W.new_empty(rows * p.slots), None, None
+        if not problem.single:
+            self.d_theta = W.new_empty(rows * problem.slots), None, None
             self.split_k = self.weight_split_k = 1
             self.W, self.dW = W.new_zeros(shape), W.new_zeros(shape)
-            channels = self.W.view(p.groups, -1, self.slots_per_channel, p.D)
-            channels[:, : p.D, : p.N].copy_(W.view(p.groups, p.D, p.N, p.D))
+            channels = self.W.view(problem.groups, -1, self.slots_per_channel, problem.D)
+            channels[:, : problem.D, : problem.N].copy_(W.view(problem.groups, problem.D, problem.N, problem.D))
             return
-        high = torch.empty(rows * p.slots, dtype=torch.float16, device=W.device)
-        inverse = W.new_empty((rows if by_step else rows // p.chunks.steps) * p.lanes.BLOCKS)
+        high = torch.empty(rows * problem.slots, dtype=torch.float16, device=W.device)
+        inverse = W.new_empty((rows if by_step else rows // problem.chunks.steps) * problem.lanes.BLOCKS)
         self.d_theta = high, torch.empty_like(high), inverse
         self.W_hi, self.W_lo = high.new_empty(shape), high.new_empty(shape)
-        self.tile = tile = GEMM_TILES[min(p.K, max(GEMM_TILES))]
-        programs = ceil_div(multiprocessors(W.device), p.K // tile.columns * p.groups)
-        chunks, self.W_blocks = p.rows * (steps // p.chunks.steps), ceil_div(p.slots, tile.slots)
-        u_tiles, W_tiles = (chunks * ceil_div(p.chunks.steps, each) for each in (tile.rows, tile.steps))
-        self.blocks_per_split = ceil_div(p.lanes.BLOCKS, ceil_div(programs, u_tiles))
+        self.tile = tile = GEMM_TILES[min(problem.K, max(GEMM_TILES))]
+        programs = ceil_div(multiprocessors(W.device), problem.K // tile.columns * problem.groups)
+        chunks, self.W_blocks = problem.rows * (steps // problem.chunks.steps), ceil_div(problem.slots, tile.slots)
+        u_tiles, W_tiles = (chunks * ceil_div(problem.chunks.steps, each) for each in (tile.rows, tile.steps))
+        self.blocks_per_split = ceil_div(problem.lanes.BLOCKS, ceil_div(programs, u_tiles))
         self.tiles_per_split = ceil_div(W_tiles, ceil_div(programs, self.W_blocks))
-        self.split_k = ceil_div(p.lanes.BLOCKS, self.blocks_per_split)
+        self.split_k = ceil_div(problem.lanes.BLOCKS, self.blocks_per_split)
         self.weight_split_k = ceil_div(W_tiles, self.tiles_per_split)
         self.dW = W.new_empty((self.weight_split_k, *shape))
-        self.du = W.new_empty(self.split_k * rows * p.K)
+        self.du = W.new_empty(self.split_k * rows * problem.K)
 
-    def run(self, x: Sequences, chunks: int) -> Tensor:
+    def run(self, sequences: Sequences, chunks: int) -> Tensor:
         """Return partial sums of the gradient of u (split_k, B, steps, K) of a round of `chunks` chunks; add to those of W.
 
-        x: the inputs of the scan of the round.
+        sequences: the inputs of the scan of the round.
         """
-        p, steps = self.p, self.p.chunks.steps
-        if not p.single:
-            d_theta = self.d_theta[0][: p.batch * chunks * steps * p.slots].view(p.groups, -1, p.slots)
-            self.dW.baddbmm_(d_theta.mT, x.u_hi[: p.batch * chunks * steps * p.D].view(p.groups, -1, p.D))
+        problem, steps = self.problem, self.problem.chunks.steps
+        if not problem.single:
+            d_theta = self.d_theta[0][: problem.batch * chunks * steps * problem.slots].view(problem.groups, -1, problem.slots)
+            u = sequences.u_hi[: problem.batch * chunks * steps * problem.D].view(problem.groups, -1, problem.D)
+            self.dW.baddbmm_(d_theta.mT, u)
             return torch.bmm(d_theta, self.W)
-        tile, chunks = self.tile, chunks * p.rows
+        tile, chunks = self.tile, chunks * problem.rows
         u_tiles, W_tiles = ceil_div(steps, tile.rows), ceil_div(steps, tile.steps)
         u_programs = chunks * u_tiles * self.split_k
-        grid = u_programs + self.W_blocks * self.weight_split_k, p.K // tile.columns, p.groups
-        even = bool(steps % tile.rows == steps % tile.steps == p.slots % tile.slots == 0)  # no symbol, in traced graphs
+        grid = u_programs + self.W_blocks * self.weight_split_k, problem.K // tile.columns, problem.groups
+        even = bool(steps % tile.rows == steps % tile.steps == problem.slots % tile.slots == 0)  # no symbol, in traced graphs
         for is_even in (True, False) if is_compiling() else (even,):  # compile both: other lengths need the other kernel
             launch(
-                d_theta_gemm_kernel, grid, *self.d_theta, self.W_hi, self.W_lo, x.u_hi, x.u_lo, self.du, self.dW,
+                d_theta_gemm_kernel, grid, *self.d_theta, self.W_hi, self.W_lo, sequences.u_hi, sequences.u_lo, self.du, self.dW,
                 chunks, steps, u_tiles, W_tiles, self.blocks_per_split, self.tiles_per_split, u_programs, self.W_blocks,
                 self.accumulate,
                 constants={
-                    "BLOCKS": p.lanes.BLOCKS, "R": p.lanes.BD * p.lanes.BN, "K": p.K, "BK": tile.columns, "BT_U": tile.rows,
-                    "BS": tile.slots, "BT_W": tile.steps, "STAGES": tile.stages, "EVEN": is_even, "BY_STEP": self.by_step,
-                    "num_warps": tile.warps,
+                    "BLOCKS": problem.lanes.BLOCKS, "R": problem.lanes.BD * problem.lanes.BN, "K": problem.K, "BK": tile.columns,
+                    "BT_U": tile.rows, "BS": tile.slots, "BT_W": tile.steps, "STAGES": tile.stages, "EVEN": is_even,
+                    "BY_STEP": self.by_step, "num_warps": tile.warps,
                 },
             )  # fmt: skip
         self.accumulate = 1
@@ -468,11 +476,11 @@ class FusedProducts:
 
     W_hi = W_lo = None
 
-    def __init__(self, p: Problem, W: Tensor, chunks: int) -> None:
-        self.slots_per_channel = p.lanes.STATE_BLOCKS * p.lanes.BN
-        self.split_k, self.weight_split_k = p.lanes.BLOCKS, p.rows * (chunks if p.chunks.parallel else 1)
-        self.du = W.new_empty(self.split_k * p.batch * chunks * p.chunks.steps * p.K)
-        self.dW = W.new_empty((self.weight_split_k, p.groups, p.slots, p.K))
+    def __init__(self, problem: Problem, W: Tensor, chunks: int) -> None:
+        self.slots_per_channel = problem.lanes.STATE_BLOCKS * problem.lanes.BN
+        self.split_k, self.weight_split_k = problem.lanes.BLOCKS, problem.rows * (chunks if problem.chunks.parallel else 1)
+        self.du = W.new_empty(self.split_k * problem.batch * chunks * problem.chunks.steps * problem.K)
+        self.dW = W.new_empty((self.weight_split_k, problem.groups, problem.slots, problem.K))
 
 
 def backward(
@@ -497,117 +505,121 @@ def backward(
     grad_final: None for zero. chunk_states: what `forward` stored. exchange_gradient: function that returns the gradient of the
     final state, which replaces `grad_final`, from the gradient of the initial state if that of the final state is zero.
     """
-    p = make_problem(u, W, bias.shape[-1], phase_dt, flags is not None, exchange_gradient is not None)
-    fused = p.single and flags is None and p.D <= FUSED_CHANNELS and p.size >= FUSED_PAIRS
+    problem = make_problem(u, W, bias.shape[-1], phase_dt, flags is not None, exchange_gradient is not None)
+    fused = problem.single and flags is None and problem.D <= FUSED_CHANNELS and problem.size >= FUSED_PAIRS
     fused = fused and shared_memory(u.device) >= FUSED_SHARED_MEMORY
-    scan = fuse_products(p) if fused else p
-    (steps, number, parallel), shared = p.chunks, shared_coefficients(B, C)
+    scan = fuse_products(problem) if fused else problem
+    (steps, number, parallel), shared = problem.chunks, shared_coefficients(B, C)
     du, ddt, dz = torch.empty_like(u), torch.empty_like(u), u.new_empty(0) if z is None else torch.empty_like(z)
     d_bias, dB, dC, dW = map(torch.empty_like, (bias, B, C, W))
-    d_initial = u.new_empty((p.batch, p.D, p.N, 2))
-    d_rotated = u.new_empty((p.batch, number + 1 if parallel else 1, p.size, 2))
-    sums = u.new_empty((p.batch, number if parallel else 1, 5, p.size))
-    stride, raw = chunk_states.stride(0), chunk_states[:, -p.L * p.D :]
-    rounds = list(divide_into_rounds(p, scan.lanes.BLOCKS if fused else None))
+    d_initial = u.new_empty((problem.batch, problem.D, problem.N, 2))
+    d_rotated = u.new_empty((problem.batch, number + 1 if parallel else 1, problem.size, 2))
+    sums = u.new_empty((problem.batch, number if parallel else 1, 5, problem.size))
+    stride, raw = chunk_states.stride(0), chunk_states[:, -problem.L * problem.D :]
+    rounds = list(divide_into_rounds(problem, scan.lanes.BLOCKS if fused else None))
     most = max(stop - first for first, stop in rounds)
     longest, state_blocks = most * steps, scan.lanes.STATE_BLOCKS * (ceil_div(scan.lanes.BN, 32) if fused else 1)
-    dx = u.new_empty(state_blocks * p.batch * longest * p.D)
+    dx = u.new_empty(state_blocks * problem.batch * longest * problem.D)
     d_dt = torch.empty_like(dx) if phase_dt else None
-    all_tiles = sum(elementwise(p.batch, (stop - first) * steps, p.D).tiles for first, stop in rounds)
-    skips, dD = (None, None) if D is None else (u.new_empty((p.batch, all_tiles, p.D)), torch.empty_like(D))
-    whole = len(rounds) > 1 and flags is None and not parallel and sequence_bytes(p, number * steps) <= SEQUENCE_BYTES
-    whole = whole and number * steps == len(rounds) * longest  # rounds of equal lengths
-    buffers = new_sequences(p, u, number * steps if whole else longest, True, fused)
-    tile_states = None if flags is None else u.new_empty((p.batch, longest // steps * p.chunk_tiles, 3, p.size))
+    all_tiles = sum(elementwise(problem.batch, (stop - first) * steps, problem.D).tiles for first, stop in rounds)
+    skips, dD = (None, None) if D is None else (u.new_empty((problem.batch, all_tiles, problem.D)), torch.empty_like(D))
+    prepares_all = len(rounds) > 1 and flags is None and not parallel  # in one launch, the inputs of all rounds
+    prepares_all = prepares_all and sequence_bytes(problem, number * steps) <= SEQUENCE_BYTES
+    prepares_all = prepares_all and number * steps == len(rounds) * longest  # rounds of equal lengths
+    buffers = new_sequences(problem, u, number * steps if prepares_all else longest, True, fused)
+    tile_states = None if flags is None else u.new_empty((problem.batch, longest // steps * problem.chunk_tiles, 3, problem.size))
     masks = () if flags is None else (flags, tile_states)
     with on_device(u):
-        gemm = FusedProducts(scan, W, most) if fused else Gemm(p, W, longest, flags is not None)
-        preprocess = BackwardPreprocess(p, (u, dt, z, grad_y, flags), (W, bias, B), chunk_states, buffers, gemm, tile_states)
-        if whole:
+        gemm = FusedProducts(scan, W, most) if fused else Gemm(problem, W, longest, flags is not None)
+        preprocess = BackwardPreprocess(
+            problem, (u, dt, z, grad_y, flags), (W, bias, B), chunk_states, buffers, gemm, tile_states
+        )
+        if prepares_all:
             preprocess.run(0, number, longest)
         if parallel or is_compiling():
-            local = u.new_empty((p.batch, number, p.size, 3))
+            local = u.new_empty((problem.batch, number, problem.size, 3))
             for first, stop in rounds:
                 preprocess.run(first, stop, (stop - first) * steps)
                 launch(
-                    chunk_state_bwd_kernel, (p.programs, stop - first), *buffers[:4], buffers.g, W, bias, C, chunk_states, flags,
-                    tile_states, local, p.L, (stop - first) * steps, p.chunk_tiles, number, p.rows, stop * steps - 1, first,
-                    stride, constants={**p.constants, "SHARED_C": shared["SHARED_C"]},
+                    chunk_state_bwd_kernel, (problem.programs, stop - first), *buffers[:4], buffers.g, W, bias, C, chunk_states,
+                    flags, tile_states, local, problem.L, (stop - first) * steps, problem.chunk_tiles, number, problem.rows,
+                    stop * steps - 1, first, stride, constants={**problem.constants, "SHARED_C": shared["SHARED_C"]},
                 )  # fmt: skip
             if exchange_gradient is not None:
-                pass_gradients(p, local, chunk_states, None, d_rotated)
+                pass_gradients(problem, local, chunk_states, None, d_rotated)
                 grad_final = exchange_gradient(d_rotated[:, 0].reshape(d_initial.shape)).contiguous()
-            pass_gradients(p, local, chunk_states, grad_final, d_rotated)
+            pass_gradients(problem, local, chunk_states, grad_final, d_rotated)
         inputs = W, bias, B, C, chunk_states, *masks, grad_final, d_rotated
         first_tile = 0
         for first, stop in rounds:
-            padded, origin, x = (stop - first) * steps, stop * steps - 1, buffers
-            if whole:
-                x = buffers.skip(p, (number - stop) * steps)
+            padded, origin, sequences = (stop - first) * steps, stop * steps - 1, buffers
+            if prepares_all:
+                sequences = buffers.skip(problem, (number - stop) * steps)
             elif not parallel or len(rounds) > 1:
                 preprocess.run(first, stop, padded)
             outputs: tuple[Tensor | None, ...]
             division: tuple[int, ...]
             if isinstance(gemm, FusedProducts):
-                kernel, outputs = chunk_scan_products_bwd_kernel, (sums, d_initial, x.u_parts, gemm.du, gemm.dW)
+                kernel, outputs = chunk_scan_products_bwd_kernel, (sums, d_initial, sequences.u_parts, gemm.du, gemm.dW)
             else:
                 kernel = chunk_scan_bwd_kernel if flags is None else chunk_scan_masked_bwd_kernel
                 outputs = *gemm.d_theta, sums, d_initial
-            programs, division = stop - first, (p.chunk_tiles, number, p.rows, origin, first)
+            programs, division = stop - first, (problem.chunk_tiles, number, problem.rows, origin, first)
             if flags is None:  # a program without parallel chunks scans all chunks of the round
                 program_chunks = 1 if parallel else stop - first
                 programs //= program_chunks
-                division = p.chunk_tiles * program_chunks, number, p.rows, origin, first, program_chunks
+                division = problem.chunk_tiles * program_chunks, number, problem.rows, origin, first, program_chunks
             launch(
-                kernel, (scan.programs, programs), *x[:6], *inputs, dx, d_dt, *outputs, p.batch, p.L, padded, *division, stride,
-                int(not parallel), constants={**scan.constants, **shared},
+                kernel, (scan.programs, programs), *sequences[:6], *inputs, dx, d_dt, *outputs, problem.batch, problem.L, padded,
+                *division, stride, int(not parallel), constants={**scan.constants, **shared},
             )  # fmt: skip
-            du_angles = gemm.du if isinstance(gemm, FusedProducts) else gemm.run(x, stop - first)
-            call = elementwise(p.batch, padded, p.D)
+            du_angles = gemm.du if isinstance(gemm, FusedProducts) else gemm.run(sequences, stop - first)
+            call = elementwise(problem.batch, padded, problem.D)
             launch(
-                epilogue_bwd_kernel, (call.programs, call.columns), grad_y, u, dt, D, z, flags, raw, dx, d_dt, du_angles, du,
-                ddt, dz, skips, p.batch, p.L, p.D, p.K, padded, origin, state_blocks, gemm.split_k, call.tiles, p.rows,
-                stride, first_tile, all_tiles, constants=call.constants,
+                epilogue_bwd_kernel, (call.programs, call.columns), grad_y, u, dt, D, z, flags, raw, dx, d_dt, du_angles, du, ddt,
+                dz, skips, problem.batch, problem.L, problem.D, problem.K, padded, origin, state_blocks, gemm.split_k, call.tiles,
+                problem.rows, stride, first_tile, all_tiles, constants=call.constants,
             )  # fmt: skip
             first_tile += call.tiles
-        state_programs = ceil_div(p.size, SUMS["STATE_BLOCK"])
-        shared_programs = ceil_div(p.N, SUMS["SKIP_BLOCK"]) if any(shared.values()) else 0
-        skip_programs = 0 if skips is None else ceil_div(p.D, SUMS["SKIP_BLOCK"])
-        programs = state_programs + 2 * shared_programs + skip_programs + ceil_div(p.size * p.D, SUMS["WEIGHT_BLOCK"])
+        state_programs = ceil_div(problem.size, SUMS["STATE_BLOCK"])
+        shared_programs = ceil_div(problem.N, SUMS["SKIP_BLOCK"]) if any(shared.values()) else 0
+        skip_programs = 0 if skips is None else ceil_div(problem.D, SUMS["SKIP_BLOCK"])
+        programs = state_programs + 2 * shared_programs + skip_programs + ceil_div(problem.size * problem.D, SUMS["WEIGHT_BLOCK"])
         launch(
-            sum_parameter_gradients_kernel, (programs, p.groups), sums, d_bias, dB, dC, skips, dD, gemm.dW, dW,
-            sums.shape[1] * p.rows, all_tiles * p.rows, gemm.weight_split_k, state_programs, shared_programs, skip_programs, p.D,
-            p.N, constants={"SLOTS": scan.slots, "SLOTS_PER_CHANNEL": gemm.slots_per_channel, "K": p.K, **shared, **SUMS},
+            sum_parameter_gradients_kernel, (programs, problem.groups), sums, d_bias, dB, dC, skips, dD, gemm.dW, dW,
+            sums.shape[1] * problem.rows, all_tiles * problem.rows, gemm.weight_split_k, state_programs, shared_programs,
+            skip_programs, problem.D, problem.N,
+            constants={"SLOTS": scan.slots, "SLOTS_PER_CHANNEL": gemm.slots_per_channel, "K": problem.K, **shared, **SUMS},
         )  # fmt: skip
     return du, ddt, dW, d_bias, dB, dC, u.new_empty(0) if dD is None else dD, dz, d_initial
 
 
-def divide_into_rounds(p: Problem, blocks: int | None) -> Iterator[tuple[int, int]]:
+def divide_into_rounds(problem: Problem, blocks: int | None) -> Iterator[tuple[int, int]]:
     """Yield rounds [first, stop) of the chunks, from the last to the first. A traced graph depends on their number only.
 
     blocks: number of partial sums of the gradient of u that a round needs memory for; None if it needs memory for the gradients
     of the angles instead.
     """
-    row, most, each = bytes_per_step(p.batch, p.D, p.N), ROUND_BYTES, 1
+    row, most, each = bytes_per_step(problem.batch, problem.D, problem.N), ROUND_BYTES, 1
     if blocks is not None:
-        row, most = 4 * p.batch * p.K * blocks, PRODUCT_BYTES
-    if p.L * row <= most:
-        each = p.chunks.number
-    elif p.chunks.parallel or blocks is not None:
-        each = max(1, most // (row * p.chunks.steps))
-    for i in range(ceil_div(p.chunks.number, each)):
-        stop = p.chunks.number - i * each
+        row, most = 4 * problem.batch * problem.K * blocks, PRODUCT_BYTES
+    if problem.L * row <= most:
+        each = problem.chunks.number
+    elif problem.chunks.parallel or blocks is not None:
+        each = max(1, most // (row * problem.chunks.steps))
+    for i in range(ceil_div(problem.chunks.number, each)):
+        stop = problem.chunks.number - i * each
         yield max(0, stop - each), stop
 
 
-def pass_gradients(p: Problem, local: Tensor, chunk_states: Tensor, d_final: Tensor | None, d_rotated: Tensor) -> None:
+def pass_gradients(problem: Problem, local: Tensor, chunk_states: Tensor, d_final: Tensor | None, d_rotated: Tensor) -> None:
     """Store the gradients of the states between chunks from those of `chunk_state_bwd_kernel` and that of the final state.
 
     d_final: None for zero.
     """
     launch(
-        state_passing_bwd_kernel, (p.batch, ceil_div(p.size, STATE_PASSING["BLOCK"])), local, chunk_states, d_final,
-        d_rotated, p.chunks.number, p.size, chunk_states.stride(0), constants=STATE_PASSING,
+        state_passing_bwd_kernel, (problem.batch, ceil_div(problem.size, STATE_PASSING["BLOCK"])), local, chunk_states, d_final,
+        d_rotated, problem.chunks.number, problem.size, chunk_states.stride(0), constants=STATE_PASSING,
     )  # fmt: skip
 
 
@@ -618,43 +630,44 @@ class BackwardPreprocess:
         tensors: u, dt, z, dy and flags.
         parameters: W, bias and B.
         chunk_states: what `forward` stored.
-        x: the buffers.
+        sequences: the buffers.
         gemm: the products, whose parts of W, if it has any, are stored with the first round.
         tile_states: buffer for the states before the tiles of a round, which masks need.
     """
 
     def __init__(
         self,
-        p: Problem,
+        problem: Problem,
         tensors: tuple[Tensor, Tensor, Tensor | None, Tensor, Tensor | None],
         parameters: tuple[Tensor, Tensor, Tensor],
         chunk_states: Tensor,
-        x: Sequences,
+        sequences: Sequences,
         gemm: Gemm | FusedProducts,
         tile_states: Tensor | None,
     ) -> None:
-        self.p, self.tensors, self.parameters, self.chunk_states, self.x = p, tensors, parameters, chunk_states, x
-        self.gemm, self.tile_states = gemm, tile_states
-        self.weight_programs = p.groups * ceil_div(p.slots, WEIGHT_ROWS.value) if gemm.W_hi is not None else 0
+        self.problem, self.tensors, self.parameters, self.chunk_states = problem, tensors, parameters, chunk_states
+        self.sequences, self.gemm, self.tile_states = sequences, gemm, tile_states
+        self.weight_programs = problem.groups * ceil_div(problem.slots, WEIGHT_ROWS.value) if gemm.W_hi is not None else 0
 
     def run(self, first: int, stop: int, padded: int) -> None:
         """Fill the buffers for the chunks [first, stop), in rounds of `padded` steps."""
-        p, steps = self.p, self.p.chunks.steps
+        problem, steps = self.problem, self.problem.chunks.steps
         rounds = (stop - first) * steps // padded
         u, dt, _, _, flags = self.tensors
         if flags is not None:
-            preprocess_forward(p, u, dt, flags, self.x, first * steps, padded)
+            preprocess_forward(problem, u, dt, flags, self.sequences, first * steps, padded)
             launch(
-                tile_states_kernel, (p.programs, stop - first), *self.x[:5], *self.parameters, self.chunk_states, flags,
-                self.tile_states, p.L, padded, p.chunk_tiles, p.rows, first * steps, first, self.chunk_states.stride(0),
-                constants={**p.constants, "SHARED_B": self.parameters[2].ndim == 2},
+                tile_states_kernel, (problem.programs, stop - first), *self.sequences[:5], *self.parameters, self.chunk_states,
+                flags, self.tile_states, problem.L, padded, problem.chunk_tiles, problem.rows, first * steps, first,
+                self.chunk_states.stride(0),
+                constants={**problem.constants, "SHARED_B": self.parameters[2].ndim == 2},
             )  # fmt: skip
-        call = elementwise(p.batch, padded, p.K)
+        call = elementwise(problem.batch, padded, problem.K)
         W = None if self.gemm.W_hi is None else self.parameters[0]
         launch(
-            preprocess_bwd_kernel, (rounds * call.programs + self.weight_programs, call.columns), *self.tensors, W, *self.x,
-            self.gemm.W_hi, self.gemm.W_lo, p.L, p.D, p.N, p.K,
-            padded, stop * steps - 1, call.tiles, call.programs, rounds * call.programs,
-            constants={"SLOTS": p.slots, "SLOTS_PER_CHANNEL": self.gemm.slots_per_channel, **call.constants},
+            preprocess_bwd_kernel, (rounds * call.programs + self.weight_programs, call.columns), *self.tensors, W,
+            *self.sequences, self.gemm.W_hi, self.gemm.W_lo, problem.L, problem.D, problem.N, problem.K, padded, stop * steps - 1,
+            call.tiles, call.programs, rounds * call.programs,
+            constants={"SLOTS": problem.slots, "SLOTS_PER_CHANNEL": self.gemm.slots_per_channel, **call.constants},
         )  # fmt: skip
         self.weight_programs = 0
