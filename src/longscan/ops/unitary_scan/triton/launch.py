@@ -517,25 +517,27 @@ def backward(
     sums = u.new_empty((problem.batch, number if parallel else 1, 5, problem.size))
     stride, raw = chunk_states.stride(0), chunk_states[:, -problem.L * problem.D :]
     rounds = list(divide_into_rounds(problem, scan.lanes.BLOCKS if fused else None))
-    most = max(stop - first for first, stop in rounds)
-    longest, state_blocks = most * steps, scan.lanes.STATE_BLOCKS * (ceil_div(scan.lanes.BN, 32) if fused else 1)
-    dx = u.new_empty(state_blocks * problem.batch * longest * problem.D)
+    round_chunks = max(stop - first for first, stop in rounds)
+    round_steps, state_blocks = round_chunks * steps, scan.lanes.STATE_BLOCKS * (ceil_div(scan.lanes.BN, 32) if fused else 1)
+    dx = u.new_empty(state_blocks * problem.batch * round_steps * problem.D)
     d_dt = torch.empty_like(dx) if phase_dt else None
     all_tiles = sum(elementwise(problem.batch, (stop - first) * steps, problem.D).tiles for first, stop in rounds)
     skips, dD = (None, None) if D is None else (u.new_empty((problem.batch, all_tiles, problem.D)), torch.empty_like(D))
     prepares_all = len(rounds) > 1 and flags is None and not parallel  # in one launch, the inputs of all rounds
     prepares_all = prepares_all and sequence_bytes(problem, number * steps) <= SEQUENCE_BYTES
-    prepares_all = prepares_all and number * steps == len(rounds) * longest  # rounds of equal lengths
-    buffers = new_sequences(problem, u, number * steps if prepares_all else longest, True, fused)
-    tile_states = None if flags is None else u.new_empty((problem.batch, longest // steps * problem.chunk_tiles, 3, problem.size))
+    prepares_all = prepares_all and number * steps == len(rounds) * round_steps  # rounds of equal lengths
+    buffers = new_sequences(problem, u, number * steps if prepares_all else round_steps, True, fused)
+    tile_states = (
+        None if flags is None else u.new_empty((problem.batch, round_steps // steps * problem.chunk_tiles, 3, problem.size))
+    )
     masks = () if flags is None else (flags, tile_states)
     with on_device(u):
-        gemm = FusedProducts(scan, W, most) if fused else Gemm(problem, W, longest, flags is not None)
+        gemm = FusedProducts(scan, W, round_chunks) if fused else Gemm(problem, W, round_steps, flags is not None)
         preprocess = BackwardPreprocess(
             problem, (u, dt, z, grad_y, flags), (W, bias, B), chunk_states, buffers, gemm, tile_states
         )
         if prepares_all:
-            preprocess.run(0, number, longest)
+            preprocess.run(0, number, round_steps)
         if parallel or is_compiling():
             local = u.new_empty((problem.batch, number, problem.size, 3))
             for first, stop in rounds:

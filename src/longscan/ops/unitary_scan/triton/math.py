@@ -131,7 +131,7 @@ def load_channels(x, o_td, m_d, T: tl.constexpr, BD: tl.constexpr, BN: tl.conste
 def sum_over_states(x, T: tl.constexpr, BD: tl.constexpr, BN: tl.constexpr):
     """Return x (T, BD BN) summed over the states, (T, BD).
 
-    Two neighbours are added in each round, after which half of the lanes would be idle. The compiler gives these lanes other
+    Two neighbours are added at each level, after which half of the lanes would be idle. The compiler gives these lanes other
     steps, so that a sum takes each lane about one exchange instead of log2(BN).
     """
     if BN > 1:
