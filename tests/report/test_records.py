@@ -191,6 +191,7 @@ def test_results_folder_has_only_records_and_images():
         "table1_validation",
         "kernels_old_new",
         "plain_torch",
+        "ptx",
         "masked_plateau",
         "mamba_blocks",
         "captured_fits",
