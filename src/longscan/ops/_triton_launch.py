@@ -6,7 +6,7 @@ the effect of each chunk on the state, `state_passing_kernel` passes the state f
 outputs.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import reduce
 from typing import NamedTuple
@@ -53,7 +53,6 @@ SCRATCH = 2**24  # bytes of partial sums of a backward pass; beyond that it runs
 MAX_STATES = 1024  # largest number of states of a channel, all of which one program computes
 MAX_MATRIX_STATES = 256  # largest N of a head's state (P, N): one program computes all N, with factors in shared memory
 MAX_WARPS = 16
-ALIGNMENT = 16  # alignment of the results of an op in bytes
 
 
 class Layout(NamedTuple):
@@ -129,15 +128,6 @@ def rounds(chunks: int, each: int) -> Iterator[tuple[int, int]]:
     for i in range(ceil_div(chunks, each)):
         stop = chunks - i * each
         yield largest(0, stop - each), stop
-
-
-def result(view: Tensor, shape: Sequence[int]) -> Tensor:
-    """Return a view of a larger tensor as a contiguous result of an op, of this shape.
-
-    It is copied only if it is not contiguous or does not begin at a multiple of ALIGNMENT bytes, as generated code expects.
-    """
-    x = view.reshape(shape).contiguous()
-    return x.clone() if x.storage_offset() * x.element_size() % ALIGNMENT else x
 
 
 def special_functions(like: Tensor) -> bool:
