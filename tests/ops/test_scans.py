@@ -86,6 +86,18 @@ def test_short_conv_equals_conv1d():
         torch.testing.assert_close(final, u[:, -3:].mT)
 
 
+@pytest.mark.parametrize("backend", ["reference", "eager", "auto"])
+@pytest.mark.parametrize("masked", [False, True])
+def test_states_of_short_conv_with_one_tap_are_part_of_the_graph(backend, masked):
+    """The state is empty. A loss that contains it has a gradient with masks, too."""
+    u, weight = torch.randn(2, 5, 3, requires_grad=True), torch.randn(3, 1)
+    masks = {"valid": torch.tensor([[True, True, False, True, False]] * 2)} if masked else {}
+    _, final = short_conv(u, weight, **masks, backend=backend)
+    assert final.shape == (2, 3, 0)
+    (gradient,) = torch.autograd.grad(final.sum(), u)
+    torch.testing.assert_close(gradient, torch.zeros_like(u))
+
+
 @pytest.mark.parametrize("needed", [1, 2, 3, 7, 17, 100, 1023, 1025, 100_003])
 def test_fft_length_is_a_sufficient_product_of_small_primes(needed):
     """The length is at least what is needed, at most a quarter more, and a power of two times 1, 3, 5, 9 or 15."""

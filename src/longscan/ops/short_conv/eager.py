@@ -47,7 +47,8 @@ def short_conv(
             y = y + inputs.gather(1, place.unsqueeze(-1).expand(-1, -1, channels)) * weight[:, k]
             entries.insert(0, inputs.gather(1, last.unsqueeze(-1).expand(-1, -1, channels)))
             last = previous.gather(1, last)
-        final = torch.cat(entries, 1).transpose(1, 2).contiguous() if entries else initial_state.clone()
+        # For one tap the state is empty, but depends on the inputs for autograd, as without masks.
+        final = torch.cat(entries or [inputs[:, :0]], 1).transpose(1, 2).contiguous()
     y = y if bias is None else y + bias
     y = silu(y) if apply_silu else y
     return y if flags is None else torch.where((flags == INVALID).unsqueeze(-1), 0, y), final
