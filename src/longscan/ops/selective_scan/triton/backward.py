@@ -381,9 +381,8 @@ def number_program(counters, blocks, chunks, first_chunk):
 
 @triton.jit(do_not_specialize=["length", "chunks", "chunk_tiles", "rows", "interval", "chain_length", "first_chunk"])
 def chunk_scan_bwd_kernel(
-    dy, u, dt, A, B, C, D, z, dt_bias, dt_scale, flags, checkpoints, tile_states, d_states, maps, d_initial,
-    du, ddt, dz, d_scale, dB, dC, sums, counters, length, channels, states, chunks, chunk_tiles, rows, interval, chain_length,
-    first_chunk,
+    dy, u, dt, A, B, C, D, z, dt_bias, dt_scale, flags, checkpoints, tile_states, d_states, maps, d_initial, du, ddt, dz,
+    d_scale, dB, dC, sums, counters, length, channels, states, chunks, chunk_tiles, rows, interval, chain_length, first_chunk,
     PAIR_FACTOR: tl.constexpr, SOFTPLUS: tl.constexpr, COMPLEX: tl.constexpr, SEQUENTIAL: tl.constexpr, FENCED: tl.constexpr,
     PTX: tl.constexpr, RECOMPUTE: tl.constexpr, T: tl.constexpr, SHAPE: tl.constexpr, NW: tl.constexpr, MATERIALIZE: tl.constexpr,
     STAGES: tl.constexpr,
