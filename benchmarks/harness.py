@@ -413,7 +413,7 @@ def profile_events(call: Call, device: torch.device) -> Any:
 
 
 def leave_out_ptx() -> None:
-    """Launch Triton kernels without inline PTX, as on GPUs of other vendors. Call it before an op imports its kernels."""
+    """Launch Triton kernels without inline PTX, as on GPUs of other vendors. Calls that were recorded before keep it."""
     _triton_launch.special_functions = lambda _: False
 
 

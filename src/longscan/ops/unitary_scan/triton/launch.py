@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from longscan.numerics.pairs import multiply, polar
+from longscan.ops import _triton_launch as tables
 from longscan.ops._gpu import (
     ceil_div,
     is_compiling,
@@ -17,7 +18,7 @@ from longscan.ops._gpu import (
     programs_to_fill,
     shared_memory,
 )
-from longscan.ops._triton_launch import largest, smallest, special_functions
+from longscan.ops._triton_launch import largest, smallest
 from longscan.ops.unitary_scan.triton.backward import (
     chunk_scan_bwd_kernel,
     chunk_scan_masked_bwd_kernel,
@@ -229,7 +230,7 @@ def make_problem(u: Tensor, W: Tensor, states: int, phase_dt: bool, has_flags: b
     K = max(16, power_of_two(D)) if single else 0
     constants = {
         "D": D, "N": states, "STATE_BLOCKS": lanes.STATE_BLOCKS, "BLOCKS": lanes.BLOCKS, "T": T, "BD": lanes.BD, "BN": lanes.BN,
-        "K": K, "FAST": single and special_functions(u), "STAGES": tile.stages, "num_warps": tile.warps,
+        "K": K, "FAST": single and tables.special_functions(u), "STAGES": tile.stages, "num_warps": tile.warps,
     }  # fmt: skip
     groups = len(W) if W.ndim == 4 else 1
     return Problem(batch, L, D, states, groups, K or D, single, phase_dt, lanes, chunks, chunks.steps // T, constants)
