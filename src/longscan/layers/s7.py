@@ -10,8 +10,8 @@ The paper does not state how these depend on u_k. Here all are affine in it: w_k
 tensor W_B (P, D, D), C_k and D_k likewise, where D_k is diagonal; with `rank` W_B and W_C are sums of R outer products. The state
 is real, since f is bounded by 1 for real w only. Initially 1 - f(w) is log-uniform on [dt_min, dt_max], which is far from w = 0,
 where the derivative of f is 0; the rows of B have variance (1 - a^2) / D, so that states have about the variance of the input.
-`reparam=None` is the ablation of the paper, a_k = w_k. Nothing keeps these factors below 1. Initially W_A u_k is a tenth of the
-distance 1 - a_k, so that an input that stays the same does not let the state grow, as it would with the variance 1 of the others.
+`reparam=None` is the ablation of the paper, a_k = w_k. Nothing keeps these factors below 1. Initially the standard deviation of
+W_A u_k is a tenth of the distance 1 - w: as large as this distance it would, for some inputs that stay the same, let states grow.
 
 For events the paper has a_k = e^{Lambda_k tau_k} with the elapsed time tau (equation 12), in which f does not occur, and still
 reports results with and without f. `continuous=True` reads equation 4 as one Euler step of length 1 of x' = (f(w_k) - 1) x, and
