@@ -5,11 +5,11 @@
 The checks: `doctor` compares each kernel with the reference, `capture` tests updates in CUDA graphs and seeds that train
 together, `contracts` tests all ops and layers with their Triton kernels, and `tracing` runs graphs of every op and layer for the
 time that is left (of the cases in the log folder's tracing.jsonl none runs again). A check that has not ended when its time is
-over counts as not finished, and its line has the counts of what ran. A line of the file has "check", "passed", "failed",
-"finished", "status", "seconds", "command", "commit", "device", "torch" and "date". What a check prints is in DIR/CHECK.txt. The
-exit status is 1 if a check failed or was not finished. Where there are 12 cores or more, or with --concurrent, all checks begin
-together, and each may take the whole time; otherwise they run one after another. --processes is the number of processes in
-`contracts` and in `tracing`; `capture` has 3 of its own.
+over counts as not finished, and its line has the counts of what ran: kernels in `doctor`, cases in the others. A line of the file
+has "check", "passed", "failed", "finished", "status", "seconds", "command", "commit", "device", "torch" and "date". What a check
+prints is in DIR/CHECK.txt. The exit status is 1 if a check failed or was not finished. Where there are 12 cores or more, or with
+--concurrent, all checks begin together, and each may take the whole time; otherwise they run one after another. --processes is
+the number of processes in `contracts` and in `tracing`; `capture` has 3 of its own.
 
 With --device cpu the same checks run without a GPU, the kernels of the CPU in place of those of Triton.
 """
@@ -88,10 +88,11 @@ def run_check(name: str, check: Check, device: str, seconds: float, logs: Path) 
     except subprocess.TimeoutExpired:
         interrupt(process)
     text = path.read_text("utf-8", errors="replace")
+    passed, failed = count_kernels(text) if name == "doctor" else count_cases(text)
     return {
         "check": name,
-        "passed": count_of("passed", text),
-        "failed": count_of("failed", text) + count_of("crashed", text) + count_of("hung", text),
+        "passed": passed,
+        "failed": failed,
         "finished": status is not None,
         "status": status,
         "seconds": round(time.monotonic() - start, 1),
@@ -108,10 +109,20 @@ def interrupt(process: "subprocess.Popen[bytes]") -> None:
         process.wait()
 
 
-def count_of(word: str, text: str) -> int:
-    """Return the sum of the numbers before a word in the summaries of pytest and of tracing.py, in lines such as "3 passed"."""
+def count_kernels(text: str) -> tuple[int, int]:
+    """Return how many kernels passed and how many have faults, by the last column of the table of `longscan doctor`."""
+    verdicts = re.findall(r"^.* {2,}\S+ {2,}\S+ {2,}(passed$|\d+ faults; )", text, re.MULTILINE)
+    return verdicts.count("passed"), len(verdicts) - verdicts.count("passed")
+
+
+def count_cases(text: str) -> tuple[int, int]:
+    """Return how many cases passed and how many did not, by the summaries of pytest and of tracing.py, such as "3 passed"."""
     summaries = [line for line in text.splitlines() if re.search(r"\d+ (passed|failed)", line)]
-    return sum(int(number) for line in summaries for number in re.findall(rf"(\d+) {word}", line))
+    counts = dict.fromkeys(("passed", "failed", "crashed", "hung"), 0)
+    for line in summaries:
+        for number, word in re.findall(rf"(\d+) ({'|'.join(counts)})", line):
+            counts[word] += int(number)
+    return counts.pop("passed"), sum(counts.values())
 
 
 def main() -> int:

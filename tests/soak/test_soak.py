@@ -1,12 +1,16 @@
 """`make soak` with few cases: counts, failures, crashes, seeds of later calls, damaged files, and a layer in chunks."""
 
-import importlib.util
 import json
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+
+from longscan import doctor
+from longscan.cli import machine
+from scripts import load_script
 
 FOLDER = Path(__file__).parent
 sys.path[:0] = [str(FOLDER), *(str(FOLDER.parent / name) for name in ("contracts", "tasks"))]
@@ -14,12 +18,8 @@ sys.path[:0] = [str(FOLDER), *(str(FOLDER.parent / name) for name in ("contracts
 import damage  # noqa: E402
 import streaming  # noqa: E402
 
-_spec = importlib.util.spec_from_file_location("soak_run", FOLDER / "run.py")  # benchmarks have a module `run`, too
-assert _spec is not None
-assert _spec.loader is not None
-runner = importlib.util.module_from_spec(_spec)
-sys.modules["soak_run"] = runner
-_spec.loader.exec_module(runner)
+runner = load_script(FOLDER / "run.py", "soak_run")  # benchmarks have a module `run`, too
+gpu = load_script(FOLDER / "gpu.py", "soak_gpu")
 
 UNIT_PROGRAM = """
 def run(seed, until, write):
@@ -125,3 +125,20 @@ def test_wrong_final_state_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None
     failure = streaming.find_fault("s5", {"d_state": 4}, 1, 500)
     assert failure is not None
     assert "differ from one pass" in failure
+
+
+def test_kernels_of_doctor_are_counted_by_their_verdicts(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def make_finding(op: str, fault: str | None) -> doctor.Finding:
+        return doctor.Finding(op, "triton", "(2, 70, 5, 3) masks, 12 passed", "y", 1.3e-07, 1.1e-06, fault)
+
+    passed, faulty = make_finding("linear_scan", None), make_finding("ssd_scan", "two equal calls differ; 3 failed")
+    monkeypatch.setattr(doctor, "doctor", lambda _: [[passed], [faulty, passed, faulty], [passed]])
+    machine._print_findings(torch.device("cpu"))
+    assert gpu.count_kernels(capsys.readouterr().out) == (2, 1)
+
+
+def test_cases_of_pytest_and_tracing_are_counted_by_their_summaries() -> None:
+    assert gpu.count_cases("....\n2 failed, 74 passed in 98.7s\n") == (74, 2)
+    assert gpu.count_cases("180 passed, 1 failed, 2 crashed, 3 hung\nno 5 crashed here\n") == (180, 6)
