@@ -10,7 +10,8 @@ values of --runs runs, of the forward pass and of the forward and backward pass;
 is (x * 2).sum() of 524,288 numbers without and with its gradient; the time of the first forward and backward pass, and of the
 first forward pass after it; the peak of the GPU's memory that the fourth call allocates; the error of y and all gradients of an
 op against the float64 reference. The exit status is 1 if a replayed time is over 1.1 of the old one. --quick runs small shapes
-without graphs, also in Triton's interpreter. The packages need torch and Triton only.
+without graphs, also in Triton's interpreter. The packages need torch and Triton only, and a process imports longscan from its
+tree, whatever is installed.
 """
 
 import argparse
@@ -91,14 +92,22 @@ def list_cases() -> list[tuple[str, str, str, str]]:
     return cases + [(name, "SequenceModel", "4 1024", "bfloat16") for name in (BLOCKS, *MODELS)]
 
 
-def serve(tree: Path, quick: bool, with_errors: bool) -> None:
-    """Answer requests: the index of a case builds it and returns a row without times; a kind of time is measured and returned."""
-    sys.path[:0] = [str(tree / "src")]
-    import torch
-
+def import_from(tree: Path) -> None:
+    """Import longscan from a source tree, also if another one is installed in editable mode. SystemExit if the tree has none."""
+    # An editable installation finds the package by an entry of sys.meta_path, which comes before sys.path.
+    sys.meta_path[:] = [finder for finder in sys.meta_path if "ScikitBuild" not in type(finder).__name__]
+    sys.path.insert(0, str(tree / "src"))
     from longscan import ops
 
-    assert Path(ops.__file__).is_relative_to(tree), f"{ops.__file__} is not in {tree}"
+    if not Path(ops.__file__).is_relative_to(tree):
+        raise SystemExit(f"`TREE` must be a folder with src/longscan, got {tree}: {ops.__file__} was imported")
+
+
+def serve(tree: Path, quick: bool, with_errors: bool) -> None:
+    """Answer requests: the index of a case builds it and returns a row without times; a kind of time is measured and returned."""
+    import torch
+
+    import_from(tree)
     cases = list_cases()
     x = torch.randn(16, 1024, 32, device="cuda" if torch.cuda.is_available() else "cpu")
     leaf = x.clone().requires_grad_()
@@ -361,8 +370,7 @@ def main() -> int:
     if len(options.trees) != 2:
         parser.error(f"`TREE` must be two folders, the old and the new tree, got {len(options.trees)}")
     trees = dict(zip(("old", "new"), (tree.resolve() for tree in options.trees), strict=True))
-    # op_calls imports longscan, here for the names of the cases only.
-    sys.path[:0] = [str(trees["new"] / "src")]
+    import_from(trees["new"])  # op_calls imports longscan, here for the names of the cases only
     within = compare(trees, select_cases(options.ops, options.only), options)
     return int(not within)
 

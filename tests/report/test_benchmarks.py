@@ -2,6 +2,7 @@
 
 import argparse
 import re
+import subprocess
 import sys
 from pathlib import Path
 
@@ -472,3 +473,18 @@ def test_launches_that_would_not_be_used_are_refused(entries, error, monkeypatch
     with pytest.raises(SystemExit):
         harness.set_launches(parser, entries)
     assert error in capsys.readouterr().err
+
+
+def test_kernels_of_a_source_tree_are_imported_from_it_despite_an_editable_installation(tmp_path: Path) -> None:
+    (tmp_path / "tree" / "src" / "longscan" / "ops").mkdir(parents=True)
+    for folder in ("longscan", "longscan/ops"):
+        (tmp_path / "tree" / "src" / folder / "__init__.py").touch()
+
+    def import_from(tree: Path) -> subprocess.CompletedProcess[str]:
+        program = f"import pathlib, kernels_old_new; kernels_old_new.import_from(pathlib.Path({str(tree)!r}))"
+        command = [sys.executable, "-c", f"{program}; import longscan; print(longscan.__file__)"]
+        return subprocess.run(command, cwd=ROOT / "benchmarks", capture_output=True, text=True, check=False)
+
+    found = import_from(tmp_path / "tree")
+    assert found.stdout.strip() == str(tmp_path / "tree" / "src" / "longscan" / "__init__.py"), found.stderr
+    assert f"`TREE` must be a folder with src/longscan, got {tmp_path}" in import_from(tmp_path).stderr
