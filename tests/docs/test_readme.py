@@ -16,9 +16,9 @@ def test_examples_are_short_and_the_first_one_learns(run_page, read_page_blocks)
 
 
 def test_tables_are_those_of_the_records(root):
-    text = (root / "results/README.md").read_text("utf-8")
+    text = (root / "results/tables.md").read_text("utf-8")
     (tables,) = re.findall(r"<!-- results -->\n(.*?)<!-- /results -->", text, re.DOTALL)
-    assert tables.strip() == results_markdown(root / "results").strip(), "--markdown results/README.md writes them"
+    assert tables.strip() == results_markdown(root / "results").strip(), "--markdown results/tables.md writes them"
 
 
 def test_summary_and_page_of_reproduction_are_those_of_the_records(root, monkeypatch):

@@ -416,7 +416,7 @@ def test_sizes_of_plain_kernels_are_read_from_the_command_line(monkeypatch, tmp_
 
 
 def test_parts_of_the_host_time_are_measured(monkeypatch, tmp_path):
-    """benchmarks/host_time.py, whose times results/README.md has."""
+    """benchmarks/host_time.py, whose times results/gpu_kernels.md has."""
     monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks"))
     out = tmp_path / "host_time.jsonl"
     import_module("host_time").main(["--ops", "SELECTIVE", "--sizes", "1 16 2 2", "--runs", "1", "--out", str(out)])
@@ -427,7 +427,7 @@ def test_parts_of_the_host_time_are_measured(monkeypatch, tmp_path):
 
 
 def test_first_calls_are_measured_in_two_processes(monkeypatch, tmp_path):
-    """benchmarks/first_calls.py, whose times results/README.md has."""
+    """benchmarks/first_calls.py, whose times results/gpu_kernels.md has."""
     monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks"))
     out = tmp_path / "first_calls.jsonl"
     sizes = ["--sizes", "1 16 2 2", "--others", "1 17 2 2"]

@@ -129,7 +129,7 @@ class Engine:
         """
         self.optimizer.zero_grad()
         loss, outputs = self.compute_loss(batch)
-        # By this thread: it launches the kernels of a GPU sooner than autograd's thread of the device (results/README.md).
+        # By this thread: it launches the kernels of a GPU sooner than autograd's thread of the device (results/gpu_kernels.md).
         with torch.autograd.set_multithreading_enabled(False):
             self.backward(loss)
         return outputs, loss.detach(), self.apply_gradients(loss)

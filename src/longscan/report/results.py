@@ -245,7 +245,7 @@ def _filled(field: str, text: Callable[[float], str], timing: Timing) -> str:
 
 
 def results_markdown(results_dir: str | Path) -> str:
-    """Return the comparisons as short Markdown tables for results/README.md: runs, seeds trained together, measurements.
+    """Return the comparisons as short Markdown tables for results/tables.md: runs, seeds trained together, measurements.
 
     A sentence replaces a table without rows.
 
