@@ -127,6 +127,8 @@ def test_command_compiles_saves_and_draws(tmp_path, monkeypatch, capsys):
         (["automata", "(ab"], "opens a '(' that no ')' closes at position 1"),
         (["automata", "--named", "A5"], "contains a perfect group of order 60"),
         (["automata", "--named", "S9"], "`--named` must be one of parity"),
+        (["automata", "--named", "mod 0"], "`--named` must be one of parity"),
+        (["automata", "(`name`"], "got '(`name`', which opens a '('"),
         (["automata", "ab", "--alphabet", "a"], "`--alphabet` must be letters with b of the pattern"),
         (["automata", "ab", "--length", "0"], "`--length` must be a whole number of at least 1"),
         (["automata", "ab", "--save", __file__], "`--save` must be a folder, got "),

@@ -178,8 +178,9 @@ def test_named_languages_accept_the_expected_words():
     assert not automata.named("Dyck depth 2").accepts("((()))")
     assert automata.named("cycle navigation mod 4").accepts("++++-+")
     assert automata.word_problem([(1, 2, 0)]).accepts("aaa")
-    with pytest.raises(ValueError, match=r"name.* S4, "):
-        automata.named("S17")
+    for name in ("S17", "mod 0", "mod x"):
+        with pytest.raises(ValueError, match=rf"`name` must be one of .* S4, .*, got '{name}'"):
+            automata.named(name)
     with pytest.raises(ValueError, match="`maps` must be maps of the same number of states"):
         automata.from_maps({"a": (1, 0), "b": (0, 1, 2)})
     with pytest.raises(ValueError, match=r"`perms` must be 1 to 26 permutations, or a mapping .*, got \[\]"):

@@ -117,14 +117,23 @@ NAMED: dict[str, Callable[[], DFA]] = {
     "S5": lambda: word_problem(GROUPS["S5"]),
     "S5 and a reset": lambda: from_maps({"a": (1, 0, 2, 3, 4), "b": (1, 2, 3, 4, 0), "r": (0, 0, 0, 0, 0)}),
 }
+KNOWN_NAMES = f"{', '.join(NAMED)}, mod K, cycle navigation mod K or Dyck depth K, with K of at least 1"
+
+
+def find_named(name: str) -> DFA | None:
+    """Return the automaton of a name as in `named`; None for an unknown name."""
+    if name in NAMED:
+        return NAMED[name]()
+    for prefix, make in (("cycle navigation mod ", cycle_navigation), ("mod ", mod), ("Dyck depth ", dyck)):
+        number = name.removeprefix(prefix)
+        if name.startswith(prefix) and number.isdecimal() and int(number) > 0:
+            return make(int(number))
+    return None
 
 
 def named(name: str) -> DFA:
     """Return the automaton of a name in `NAMED`, or of "mod K", "cycle navigation mod K" or "Dyck depth K" for any K."""
-    if name in NAMED:
-        return NAMED[name]()
-    for prefix, make in (("cycle navigation mod ", cycle_navigation), ("mod ", mod), ("Dyck depth ", dyck)):
-        if name.startswith(prefix) and name.removeprefix(prefix).isdecimal():
-            return make(int(name.removeprefix(prefix)))
-    known = ", ".join(NAMED)
-    raise setting_error("name", name, f"one of {known}, mod K, cycle navigation mod K or Dyck depth K")
+    dfa = find_named(name)
+    if dfa is None:
+        raise setting_error("name", name, f"one of {KNOWN_NAMES}")
+    return dfa

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from longscan._errors import SettingError, with_options
+from longscan._errors import SettingError, setting_error, with_options
 from longscan._files import write_user_file
 from longscan._types import Doc
 from longscan.cli._console import echo, print_table
@@ -14,7 +14,7 @@ from longscan.cli._console import echo, print_table
 if TYPE_CHECKING:
     from longscan.automata import CompiledAutomaton
 
-OPTIONS = ("alphabet", "named", "series", "phase", "layout", "dtype", "backend", "length", "word")
+OPTIONS = ("alphabet", "series", "phase", "layout", "dtype", "backend", "length", "word")
 
 
 def automata(
@@ -41,6 +41,7 @@ def automata(
     from rich.table import Table
 
     from longscan import automata
+    from longscan.automata.languages import KNOWN_NAMES, find_named
     from longscan.automata.scoring import random_words
 
     if (pattern is None) == (named is None):
@@ -52,7 +53,9 @@ def automata(
     if save is not None and Path(save).exists() and not Path(save).is_dir():
         raise SettingError(f"`--save` must be a folder, got {save}, which is a file")
     with _errors_of_options():
-        dfa = automata.from_regex(pattern, alphabet) if pattern is not None else automata.named(str(named))
+        dfa = automata.from_regex(pattern, alphabet) if pattern is not None else find_named(str(named))
+        if dfa is None:
+            raise setting_error("--named", named, f"one of {KNOWN_NAMES}")
         table = Table("", "", show_header=False, title=named or pattern)
         for row in automata.analyse(dfa).rows():
             table.add_row(*row)
@@ -75,7 +78,7 @@ def _errors_of_options() -> Iterator[None]:
         with errors_as_lines():
             yield
     except SettingError as error:
-        raise SettingError(with_options(str(error).replace("`name`", "`named`"), OPTIONS)) from error
+        raise SettingError(with_options(str(error), OPTIONS)) from error
 
 
 def _check_picture(name: str) -> None:
