@@ -144,6 +144,7 @@ def test_block_is_irregular_if_its_layer_is():
         ("mamba", {"variant": "aussm", "layer": "lru"}, ValueError, "`layer` must be 's6' with variant='aussm', got 'lru'"),
         ("mamba", {"variant": "aussm", "layer": "s7"}, ValueError, "`layer` must be 's6' with variant='aussm', got 's7'"),
         ("mamba", {"layer": "s66"}, ValueError, "`layer` must be one of attention, .*, got 's66'; did you mean s6"),
+        ("mamba", {"layer": "mamba"}, ValueError, r"`layer` must be one of attention, .*, got 'mamba'; did you mean s6\?$"),
         ("bidirectional", {"layer": "zzz"}, ValueError, "`layer` must be one of attention, .*, got 'zzz'$"),
         ("mamba2", {"layer": "s4d"}, ValueError, "`layer` must be a layer with heads, one of gated_deltanet, .*, got 's4d'"),
         ("simple", {"layer": "S4D"}, ValueError, "`layer` must be one of attention, .*, got 'S4D'; did you mean s4d"),

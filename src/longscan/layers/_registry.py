@@ -2,7 +2,7 @@
 
 import functools
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from typing import Any
 
 from longscan._errors import nearest
@@ -12,6 +12,21 @@ from longscan.layers.base import SequenceLayer
 from longscan.ops.dispatch import Backend
 
 LAYERS: Registry[type[SequenceLayer]] = Registry("layer")
+
+# Names in the literature -> names here, the first of which that exists is suggested for a layer, a block or a name in a spec.
+_COMMON_NAMES = {
+    "mamba": ("mamba", "s6"), "mamba1": ("mamba", "s6"), "bimamba": ("bidirectional",), "ssd": ("mamba2",),
+    "selective": ("s6",), "selective_ssm": ("s6",), "selective_scan": ("s6",),
+    "ssm": ("s4d",), "dss": ("s4d",), "dplr": ("s4",), "s4_dplr": ("s4",),
+    "transformer": ("attention",), "mha": ("attention",), "mlp": ("feed_forward",), "ffn": ("feed_forward",),
+    "rnn": ("gru",), "xlstm": ("mlstm",), "gdn": ("gated_deltanet",),
+}  # fmt: skip
+
+
+def find_common_name(word: str, known: Container[str]) -> str | None:
+    """Return which of the `known` names stands for a name in the literature, such as mamba2 for ssd; None for no such name."""
+    names = _COMMON_NAMES.get(word.lower().replace("-", "_"), ())
+    return next((name for name in names if name in known), None)
 
 
 @functools.cache
@@ -42,7 +57,7 @@ def make_inner_layer(name: str, d_model: int, options: Mapping[str, Any], backen
     Raises as `make_layer`, but ValueError for an unknown name, as for every other wrong argument of a block.
     """
     if name not in LAYERS:
-        near = nearest(name, LAYERS)
+        near = find_common_name(name, LAYERS) or nearest(name, LAYERS)
         hint = f"; did you mean {near}?" if near else ""
         raise ValueError(f"`layer` must be one of {', '.join(sorted(LAYERS))}, got {name!r}{hint}")
     with building_parts():

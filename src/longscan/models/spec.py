@@ -12,7 +12,7 @@ from longscan._specs import LETTERS, STANDARD_BLOCKS, expand_spec, format_names,
 from longscan._types import PositiveInt, describe_type, matches_type
 from longscan.blocks import BLOCKS
 from longscan.layers import LAYERS, SequenceModule, make_layer
-from longscan.layers._registry import parameter_names
+from longscan.layers._registry import find_common_name, parameter_names
 from longscan.layers._settings import declared_types
 from longscan.ops.dispatch import Backend
 
@@ -55,7 +55,8 @@ def find_block(name: str) -> tuple[str | None, str | None]:
 
 
 def _suggest(name: str, known: set[str]) -> str:
-    near = get_close_matches(name.lower(), sorted(known), 3)
+    common = find_common_name(name, known)
+    near = [common] if common else get_close_matches(name.lower(), sorted(known), 3)
     return f"; did you mean {' or '.join(near)}?" if near else f"; there are {', '.join(sorted(known))}"
 
 
