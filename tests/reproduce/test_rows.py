@@ -73,10 +73,11 @@ def test_error_for_an_unknown_row_names_the_nearest_one(target: str, names: list
 
 
 def test_list_without_a_terminal_has_a_line_with_the_whole_name_of_each_row(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Such as `longscan reproduce list | grep parity`."""
-    assert main(["reproduce", "list", str(tmp_path), "--paper", "aussm"]) == 0
+    monkeypatch.chdir(tmp_path)
+    assert main(["reproduce", "list", "--paper", "aussm"]) == 0
     header, *lines = capsys.readouterr().out.splitlines()
     assert header.split() == ["row", "published", "recipe", "data", "seeds", "updates", "min", "state"]
     found = [line.partition(" ")[0] for line in lines if line.startswith("aussm/")]
@@ -97,7 +98,7 @@ def test_list_on_a_terminal_is_at_most_100_columns_wide_and_shows_each_row(
     monkeypatch.chdir(tmp_path)
     console = Console(width=120, force_terminal=True, no_color=True)
     monkeypatch.setattr("longscan.cli.reproduction.stdout", lambda: console)
-    assert main(["reproduce", "list", "."]) == 0
+    assert main(["reproduce", "list"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert max(map(len, lines)) <= 100
     assert sum(line.rstrip() == "aussm/table1" for line in lines) == 1, "own and cited figures of a table stand together"
@@ -111,7 +112,7 @@ def test_list_on_a_terminal_is_at_most_100_columns_wide_and_shows_each_row(
     assert sum(line.startswith("heartbeat ") and "missing" in line for line in lines) <= 1
     own = {row.published for row in ROWS if row.status not in ("cited", "repeated")}
     assert any(line.startswith(f"{len(published_ids())} figures: {len(own)} of the papers' own, ") for line in lines)
-    assert main(["reproduce", "list", ".", "--paper", "mamba_lra"]) == 0
+    assert main(["reproduce", "list", "--paper", "mamba_lra"]) == 0
     assert "aussm" not in capsys.readouterr().out
 
 

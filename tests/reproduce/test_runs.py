@@ -796,6 +796,7 @@ def test_errors_in_arguments_are_one_line(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("LONGSCAN_DATA", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
     for words, expected in {
         (
             "aussm/table1",
@@ -821,8 +822,11 @@ def test_errors_in_arguments_are_one_line(
             "0.33",
         ): "`--minutes` must be at least 0.34, as the last 20 seconds are for checkpoints, got",
         ("aussm/table1", "--minutes", "0.4", "--pack", "x"): "`--minutes` must be at least 0.42, as the last 25 seconds are for",
-        ("report", str(tmp_path / "none")): "`folder` must be a folder that `longscan reproduce` made",
-        ("list", str(tmp_path / "none")): "`folder` must be a folder that `longscan reproduce` made",
+        ("report", "none"): "`folder` must be a folder with runs of `longscan reproduce` or their records, got 'none', which ",
+        ("list", "none"): "`folder` must be a folder with runs of `longscan reproduce` or their records, got 'none', which ",
+        ("report",): "got 'runs/reproduce', which does not exist",
+        ("list", "."): "runs of `longscan reproduce` or their records, got '.', which has none",
+        ("report", "."): "runs of `longscan reproduce` or their records, got '.', which has none",
     }.items():
         assert main(["reproduce", *words]) == 2
         (line,) = capsys.readouterr().err.splitlines()

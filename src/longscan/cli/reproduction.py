@@ -73,8 +73,8 @@ def reproduce(
         if value is not None:
             raise setting_error(option, value, f"left out with `longscan reproduce {target}`")
     with errors_as_lines():
-        if folder is not None and not Path(folder).is_dir():
-            raise setting_error("folder", folder, "a folder that `longscan reproduce` made")
+        if target == "report" or folder is not None:
+            _check_folder(folder or FOLDER)
         if target == "list":
             return _list(Path(folder or FOLDER), paper)
         if target == "report":
@@ -83,6 +83,15 @@ def reproduce(
         if tracks:
             return _track(target, rows or [], seeds, updates, limit, per_device, out or FOLDER)
         return _run(target, rows or [], settings or [], seeds, limit, per_device, stacked or "auto", out or FOLDER, pack)
+
+
+def _check_folder(folder: str) -> None:
+    """Raise SettingError unless `longscan reproduce` has made runs in a folder, or their records are in it."""
+    from longscan.reproduce.runs import has_runs
+
+    if not has_runs(Path(folder)):
+        got = "which has none" if Path(folder).is_dir() else "which does not exist"
+        raise SettingError(f"`folder` must be a folder with runs of `longscan reproduce` or their records, got {folder!r}, {got}")
 
 
 def _list(folder: Path, paper: str | None) -> int:
@@ -155,8 +164,6 @@ def _report(folder: Path, out: str, readme: str | None) -> int:
     from longscan.reproduce.rows import read_rows
     from longscan.reproduce.state_tracking import read_rows as read_tracking
 
-    if not folder.is_dir():
-        raise setting_error("folder", str(folder), "a folder that `longscan reproduce` made")
     outcomes = read_outcomes(read_rows(), folder)
     page = report_page(outcomes, f"longscan reproduce report {folder} --out {out}", read_tracking(folder), folder)
     if readme is not None:

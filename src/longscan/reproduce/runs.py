@@ -144,6 +144,12 @@ def progress_of(folder: Path) -> Progress:
     return Progress(run.steps_made(), run.result is not None)
 
 
+def has_runs(folder: Path) -> bool:
+    """Return whether a folder has runs of rows or of state tracking, finished or not, or records of runs."""
+    has_files = any((folder / name).exists() for name in (MANIFEST, TRACKING, TRACKING_NAME))
+    return has_files or any(read_folder(folder / records) for records in RECORDS)
+
+
 def check_manifest(out: Path) -> None:
     """Raise SettingError if a folder was made by another version, or has files of other programs and no manifest."""
     path = out / MANIFEST
