@@ -360,7 +360,7 @@ class HostReads(TorchDispatchMode):
 
 def test_logits_are_not_read_at_every_token(monkeypatch):
     for name in ("language_model", "sequence_model"):
-        monkeypatch.setattr(f"longscan.models.{name}.check_tokens", lambda *_: None)  # the tokens of a step are in its range
+        monkeypatch.setattr(f"longscan.models.{name}.check_tokens", lambda *_, **__: None)  # it reads tokens on the CPU
     model, counts = make_model(), []
     for steps in (2, 7):
         with HostReads() as reads:
@@ -368,6 +368,19 @@ def test_logits_are_not_read_at_every_token(monkeypatch):
             model.generate(torch.zeros(2, 3, dtype=torch.int64), max_new_tokens=steps)
         counts.append(reads.count)
     assert counts[0] == counts[1] > 0
+
+
+def test_step_checks_tokens_on_the_cpu_and_reads_none_from_another_device(monkeypatch):
+    """Reading a value would wait for a GPU at every token; tensors on the device "meta" have no values to read."""
+    monkeypatch.setattr("longscan.models.sequence_model.values_unavailable", lambda *_: False)
+    model = make_model()
+    with pytest.raises(ValueError, match="`inputs` must be tokens from 0 to 10, got 11"):
+        model.step(torch.tensor([11]), model.initial_state(1))
+    model = model.to("meta")
+    for active in (None, torch.ones(1, dtype=torch.bool, device="meta")):
+        logits, state = model.step(torch.zeros(1, dtype=torch.int64, device="meta"), model.initial_state(1), active=active)
+        model.backbone.step(torch.zeros(1, dtype=torch.int64, device="meta"), state)
+        assert logits.shape == (1, 11)
 
 
 def test_number_of_a_row_selects_the_state_of_this_row():

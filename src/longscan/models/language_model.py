@@ -129,7 +129,8 @@ class LanguageModel(PretrainedModel):
         The arguments are those of `SequenceModel.step`, with tokens (B,) as inputs.
         """
         check_step_arguments("inputs", inputs, None, elapsed, active)
-        check_tokens(inputs.unsqueeze(1), None if active is None else active.unsqueeze(1), self.vocab_size)
+        valid = None if active is None else active.unsqueeze(1)
+        check_tokens(inputs.unsqueeze(1), valid, self.vocab_size, only_on_cpu=True)
         features, after = self.backbone.step(inputs, state, elapsed=elapsed, active=active)
         return self.logits(features), after
 

@@ -214,7 +214,8 @@ class SequenceModel(PretrainedModel):
         """Run the model on one step of each sequence.
 
         Args:
-            inputs: tokens (B,), or vectors (B, d_input).
+            inputs: tokens (B,), or vectors (B, d_input). The range of tokens is only checked on the CPU: a check would wait for
+                a GPU at every step. There the embedding fails for a token that it has no row for.
             state: state before the step, from `initial_state` or an earlier call.
             elapsed: (B,), time since the previous step; None for 1.
             active: (B,) bool, False for rows without a step, whose state does not change; None if all rows have one.
@@ -228,7 +229,7 @@ class SequenceModel(PretrainedModel):
         check_step_arguments("inputs", inputs, self.d_input, elapsed, active)
         valid = None if active is None else active.unsqueeze(1)
         inputs = inputs.unsqueeze(1)
-        self.check_inputs(inputs, None if elapsed is None else elapsed.unsqueeze(1), valid)
+        self.check_inputs(inputs, None if elapsed is None else elapsed.unsqueeze(1), valid, is_step=True)
         x = self._encode(inputs, valid).squeeze(1)
         after, before_step = [], self._checked_state(state)
         self._check_rows(before_step, inputs.shape[0])
@@ -322,14 +323,16 @@ class SequenceModel(PretrainedModel):
         *,
         name: str = "inputs",
         suffix: str = "",
+        is_step: bool = False,
     ) -> None:
         """Raise ValueError or TypeError unless `forward` takes these arguments.
 
-        name: of the inputs in messages. suffix: of the names of the other arguments in messages.
+        name: of the inputs in messages. suffix: of the names of the other arguments in messages. is_step: the arguments are those
+        of one step, whose tokens are only checked on the CPU.
         """
         require_tensor(name, inputs)
         if self.vocab_size is not None:
-            check_tokens(inputs, valid, self.vocab_size, name)
+            check_tokens(inputs, valid, self.vocab_size, name, only_on_cpu=is_step)
         if self.d_input is not None and (inputs.ndim != 3 or inputs.shape[-1] != self.d_input):
             raise ValueError(f"`{name}` must have shape (batch, length, {self.d_input}), got {tuple(inputs.shape)}")
         if self.d_input is not None and inputs.is_complex():
@@ -379,12 +382,17 @@ def require_tokens(name: str, inputs: Tensor) -> None:
         raise ValueError(f"`{name}` must be integer tokens of shape (batch, length), got {inputs.dtype} {tuple(inputs.shape)}")
 
 
-def check_tokens(inputs: Tensor, valid: Tensor | None, vocab_size: int, name: str = "inputs") -> None:
+def check_tokens(
+    inputs: Tensor, valid: Tensor | None, vocab_size: int, name: str = "inputs", *, only_on_cpu: bool = False
+) -> None:
     """Raise ValueError unless inputs are integer tokens (B, L) and, where valid, from 0 to vocab_size - 1.
 
-    Values are not checked inside compiled graphs and transforms. name: of the inputs in the message.
+    Values are not checked inside compiled graphs and transforms. name: of the inputs in the message. only_on_cpu: check values
+    only on the CPU, for calls that must not wait for a GPU.
     """
     require_tokens(name, inputs)
+    if only_on_cpu and inputs.device.type != "cpu":
+        return
     if inputs.numel() and not values_unavailable(inputs, valid):
         is_mask = isinstance(valid, Tensor) and valid.dtype == torch.bool and valid.shape == inputs.shape
         inputs = inputs.long() if inputs.dtype in WIDE_UNSIGNED else inputs
