@@ -1,4 +1,6 @@
-"""Backward kernels of the selective scan, real and complex. README.md has the equations; names are as in forward.py.
+"""Backward kernels of the selective scan, real and complex.
+
+README.md has the equations and a table of the compile-time constants; names are as in forward.py.
 
 A scan from the last step of a tile to the first gives the gradients of the states: `g_re`, `g_im` are those of the state after a
 step, `w_re`, `w_im` those of the state before it.
@@ -158,7 +160,8 @@ def recompute_tile_states(
 ):  # fmt: skip
     """Store the states before every EVERY steps of a checkpoint interval to p_tile_states, from its checkpoint.
 
-    begin, stop: the first step of the interval in (B L), and the first one after it.
+    EVERY: steps of a tile of the backward scan. T: steps of a tile here, a multiple of EVERY (`RECOMPUTE` of the kernel). begin,
+    stop: the first step of the interval in (B L), and the first one after it.
     """
     P: tl.constexpr = 2 if COMPLEX else 1
     PAIRS: tl.constexpr = A_re.numel
@@ -200,15 +203,15 @@ def delay_states(x_re, x_im, h_re, h_im, flags, restart, COMPLEX: tl.constexpr):
 
 @triton.jit
 def differentiate_states(
-    e_dt, e_dy, e_input, a_re, a_im, x_re, x_im, h_re, h_im, dh_re, dh_im, dA_re, dA_im, A_re, A_im, b_C, B, o_tn, m_tn,
-    flags, restart, next_restart, COMPLEX: tl.constexpr,
+    e_dt, e_dy, e_input, a_re, a_im, x_re, x_im, before_re, before_im, dh_re, dh_im, dA_re, dA_im, A_re, A_im, b_C, B, o_tn,
+    m_tn, flags, restart, next_restart, COMPLEX: tl.constexpr,
 ):  # fmt: skip
     """Scan the gradients of the states of a tile in reverse and return all that follow from them, not summed over other pairs.
 
-    e_dt, e_dy, e_input: dt, the gradients of the outputs and dt u, as tiles. a: factors; x: states after the steps; h: before
-    them; dh: gradient of the state after the tile; dA: that of A by the later tiles. Returns the gradients of dt u, of dt through
-    the factors, of B and of C, dA with the terms of this tile, and the gradient of the state before the tile. Those of B and C
-    are (2 T, ...) tiles for complex A, first the real parts.
+    e_dt, e_dy, e_input: dt, the gradients of the outputs and dt u, as tiles. a: factors. x, before: states after and before the
+    steps. dh: gradient of the state after the tile. dA: that of A by the later tiles. Returns the gradients of dt u, of dt
+    through the factors, of B and of C, dA with the terms of this tile, and the gradient of the state before the tile. Those of B
+    and C are (2 T, ...) tiles for complex A, first the real parts.
     """
     T: tl.constexpr = a_re.shape[0]
     v_re, v_im = differentiate_outputs(e_dy, b_C, COMPLEX)
@@ -220,12 +223,13 @@ def differentiate_states(
     if COMPLEX:
         dh_im = select_row(w_im, top)
         d_input += g_im * pick(b_B, 1)
-        d_re, d_im = w_re * h_re + w_im * h_im, w_im * h_re - w_re * h_im  # gradients of dt A
+        d_re = w_re * before_re + w_im * before_im  # with d_im, the gradients of dt A
+        d_im = w_im * before_re - w_re * before_im
         d_step = d_re * A_re[None] + d_im * A_im[None]
         b_dB, b_dC = stack_steps(b_dB, g_im * e_input), stack_steps(b_dC, -e_dy * x_im)
         d_im = tl.sum(d_im * e_dt, 0)
     else:
-        d_re = w_re * h_re
+        d_re = w_re * before_re
         d_step = d_re * A_re[None]
     dA_re += tl.sum(d_re * e_dt, 0)
     if COMPLEX:
@@ -268,7 +272,10 @@ def store_channel_gradients(
 
 @triton.jit
 def sum_state_gradients(b_dB, b_dC, flags, first, tile, length, P: tl.constexpr):
-    """Return the sums over the channels of the gradients of B and C, (2 T, N P): first those of B. dB, dC: (P T, ...) tiles."""
+    """Return the sums over the channels of the gradients of B and C, (2 T, N P): first those of B.
+
+    b_dB, b_dC: (P T, ...) tiles. P: number of components, 2 for complex numbers.
+    """
     T: tl.constexpr = b_dB.shape[0] // P
     BN: tl.constexpr = b_dB.shape[2] * b_dB.shape[4]
     b_sums = tl.reshape(sum_over_channels(stack_steps(b_dB, b_dC)), (2, P, T, BN))
@@ -307,7 +314,7 @@ def add_state_gradients(
 
 @triton.jit
 def load_next_gradient(
-    d_states, p_d_initial, maps, i_b, i_c, chunks, size, o_pair, m_pair, blocks, like, SEQUENTIAL: tl.constexpr,
+    grad_final, d_states, p_d_initial, maps, i_b, i_c, chunks, size, o_pair, m_pair, blocks, like, SEQUENTIAL: tl.constexpr,
     COMPLEX: tl.constexpr,
 ):  # fmt: skip
     """Return the gradient of the state after a chunk, real and imaginary.
@@ -316,13 +323,13 @@ def load_next_gradient(
     `chunk_scan_bwd_kernel`.
     """
     P: tl.constexpr = 2 if COMPLEX else 1
-    p_dh = d_states
+    p_dh = grad_final
     if SEQUENTIAL and i_c < chunks - 1:
         p_dh = p_d_initial  # the gradient of the state before the next chunk, which the launch before has stored
-    elif SEQUENTIAL or (maps is not None and d_states is not None):
+    elif d_states is not None:
+        p_dh = d_states + (i_b * (chunks + 1) + i_c + 1) * size * P
+    elif grad_final is not None:
         p_dh += i_b * size * P
-    elif maps is None:
-        p_dh += (i_b * (chunks + 1) + i_c + 1) * size * P
     zero = tl.zeros(like.shape, like.dtype)
     dh_re, dh_im = load_and_pass(
         p_dh, maps, i_b, chunks - 1, chunks, -1, chunks - 1 - i_c, size, o_pair, m_pair, blocks, zero, COMPLEX
@@ -381,8 +388,8 @@ def number_program(counters, blocks, chunks, first_chunk):
 
 @triton.jit(do_not_specialize=["length", "chunks", "chunk_tiles", "rows", "interval", "chain_length", "first_chunk"])
 def chunk_scan_bwd_kernel(
-    dy, u, dt, A, B, C, D, z, dt_bias, dt_scale, flags, checkpoints, tile_states, d_states, maps, d_initial, du, ddt, dz,
-    d_scale, dB, dC, sums, counters, length, channels, states, chunks, chunk_tiles, rows, interval, chain_length, first_chunk,
+    dy, u, dt, A, B, C, D, z, dt_bias, dt_scale, flags, checkpoints, tile_states, grad_final, d_states, maps, d_initial, du, ddt,
+    dz, d_scale, dB, dC, sums, counters, length, channels, states, chunks, chunk_tiles, rows, interval, chain_length, first_chunk,
     PAIR_FACTOR: tl.constexpr, SOFTPLUS: tl.constexpr, COMPLEX: tl.constexpr, SEQUENTIAL: tl.constexpr, FENCED: tl.constexpr,
     PTX: tl.constexpr, RECOMPUTE: tl.constexpr, T: tl.constexpr, SHAPE: tl.constexpr, NW: tl.constexpr, MATERIALIZE: tl.constexpr,
     STAGES: tl.constexpr,
@@ -390,11 +397,12 @@ def chunk_scan_bwd_kernel(
     """Compute the gradients of a chunk of `chunk_tiles` tiles, from its last tile to its first. README.md lists the buffers.
 
     SEQUENTIAL: chunks are in separate launches, from the last to the first; each stores the gradient of the state before it in
-    d_initial and adds to the same `sums`. d_states: if SEQUENTIAL, the gradient of the final state; if `maps` is given, the same,
-    or None for zero; otherwise the gradients of the states before and after all chunks. maps: the maps of the chunks, which a
-    program applies to the gradient of the final state; or None. interval: number of tiles between two checkpoints. RECOMPUTE:
-    tile size of `recompute_tile_states`. counters: counters of chains of `chain_length` programs, which add to the same dB and dC
-    in order (ordered_sums.py); if it is None, each program stores separate partial sums for the chunks of a round.
+    d_initial and adds to the same `sums`. d_states (B, chunks + 1, D N[, 2]): the gradients of the states before and after all
+    chunks, or None. If it is None, the gradient of the state after a chunk follows from grad_final (B, D N[, 2]), the gradient of
+    the final state: by `maps`, the maps of the chunks, or, if SEQUENTIAL, through d_initial. grad_final: None for zero, if `maps`
+    is given, and None with d_states. interval: number of tiles between two checkpoints. counters: counters of chains of
+    `chain_length` programs, which add to the same dB and dC in order (ordered_sums.py); if it is None, each program stores
+    separate partial sums for the chunks of a round.
     """
     P: tl.constexpr = 2 if COMPLEX else 1
     BD: tl.constexpr = SHAPE[0] * SHAPE[2] * SHAPE[4]
@@ -410,7 +418,7 @@ def chunk_scan_bwd_kernel(
     A_re, A_im = load_pair_parts(A + (i_b // rows) * size * P + o_pair * P, 1, m_pair, COMPLEX)
     dA_re, dA_im = A_re * 0.0, A_re * 0.0
     dh_re, dh_im = load_next_gradient(
-        d_states, p_d_initial, maps, i_b, i_c, chunks, size, o_pair, m_pair, blocks, A_re, SEQUENTIAL, COMPLEX
+        grad_final, d_states, p_d_initial, maps, i_b, i_c, chunks, size, o_pair, m_pair, blocks, A_re, SEQUENTIAL, COMPLEX
     )
     bias = load_channels(dt_bias, i_b // rows, channels, o_d, A_re.dtype)
     skip = load_channels(D, i_b // rows, channels, o_d, A_re.dtype)
@@ -447,14 +455,14 @@ def chunk_scan_bwd_kernel(
             h_re, h_im = load_pair_parts(p_tile_states + (tile - interval_begin) * (P * BN * BD), BN * BD, m_pair, COMPLEX)
             b_B = load_states(B, o_tn, m_tn, A_re, COMPLEX)
             x_re, x_im = compute_tile_states(a_re, a_im, e_input, b_B, h_re, h_im, flags, restart, COMPLEX)
-            h_re, h_im = delay_states(x_re, x_im, h_re, h_im, flags, restart, COMPLEX)
+            before_re, before_im = delay_states(x_re, x_im, h_re, h_im, flags, restart, COMPLEX)
             b_C = load_states(C, o_tn, m_tn, A_re, COMPLEX)
             if z is not None:
                 store_gate_gradients(dz, o_td, m_td, m_out, x_re, x_im, b_C, b_u, b_dout, b_z, skip, PAIR_FACTOR, COMPLEX, NW)
             next_restart = load_next_restart(flags, first, tile, o_t, length)
             d_input, d_step, b_dB, b_dC, dA_re, dA_im, dh_re, dh_im = differentiate_states(
-                e_dt, e_dy, e_input, a_re, a_im, x_re, x_im, h_re, h_im, dh_re, dh_im, dA_re, dA_im, A_re, A_im, b_C, B, o_tn,
-                m_tn, flags, restart, next_restart, COMPLEX,
+                e_dt, e_dy, e_input, a_re, a_im, x_re, x_im, before_re, before_im, dh_re, dh_im, dA_re, dA_im, A_re, A_im, b_C, B,
+                o_tn, m_tn, flags, restart, next_restart, COMPLEX,
             )  # fmt: skip
             b_sums = sum_state_gradients(b_dB, b_dC, flags, first, tile, length, P)
             added += 1
@@ -485,7 +493,10 @@ def chunk_scan_bwd_kernel(
 def sum_parameter_gradients_kernel(
     sums, dA, d_bias, dD, count, size, channels, ROWS: tl.constexpr, BLOCK: tl.constexpr
 ):  # fmt: skip
-    """Store the gradients of A (`size` numbers), the bias and D of a group: sums of `count` rows of `sums`, in fixed order."""
+    """Store the gradients of A (`size` numbers), the bias and D of a group: sums of `count` rows of `sums`, in fixed order.
+
+    ROWS, BLOCK: number of rows and of numbers of a row that a program loads together.
+    """
     i_g, o_sum, row = tl.program_id(1).to(tl.int64), tl.program_id(0) * BLOCK + tl.arange(0, BLOCK), tl.arange(0, ROWS)
     width = size + 2 * channels
     b_sums = tl.zeros((ROWS, BLOCK), sums.dtype.element_ty)
@@ -508,7 +519,8 @@ def sum_partials_kernel(
 
     dC: None if there are only partials of dB (1, blocks, ...), with a grid of one program along the second axis.
     stride: numbers from the partials of dB to those of dC. count: numbers of one block. row_count: numbers of a row in the round;
-    row_stride: in dB. begin: first number of the round in a row.
+    row_stride: in dB. begin: first number of the round in a row. ROWS, BLOCK: number of blocks of partials, and of their numbers,
+    that a program loads together.
     """
     i_map, o_sum = tl.program_id(1).to(tl.int64), tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     block, m_sum = tl.arange(0, ROWS).to(tl.int64), o_sum < count

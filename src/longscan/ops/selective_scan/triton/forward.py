@@ -2,7 +2,8 @@
 
 Names as in Triton's and fla's kernels: an argument has the name of its tensor; p_ is a pointer that a kernel computes, o_
 offsets, m_ a mask, b_ a tile, i_ the index of a program, T the steps of a tile. Programs are (rows of the batch times blocks of
-BD channels, chunks of the steps). `rows`: number of rows that have the same parameters.
+BD channels, chunks of the steps). `rows`: number of rows that have the same parameters. README.md has a table of the
+compile-time constants.
 """
 
 import triton

@@ -82,6 +82,24 @@ class Problem(NamedTuple):
         return self.batch * self.blocks
 
 
+class BackwardPlan(NamedTuple):
+    """Division of the steps in the backward pass.
+
+    Attributes:
+        chunks: number of chunks.
+        chunk_steps: number of steps of a chunk, whole checkpoint intervals.
+        parallel: whether the chunks run in parallel CTAs; otherwise they are in separate launches, from the last to the first.
+        chain_length: number of programs of a chain, which add to the same dB and dC; 1 if sums are not in order.
+        chunks_per_round: number of chunks of a round, if sums are not in order.
+    """
+
+    chunks: int
+    chunk_steps: int
+    parallel: bool
+    chain_length: int
+    chunks_per_round: int
+
+
 def table_entry(components: int, direction: str, states: int) -> str:
     """Return the name of the launch table's entry. direction: "" or "_backward"."""
     kind = "_pairs" if components == 2 else "_wide" if states > MANY_STATES else ""
@@ -133,32 +151,33 @@ def chunk_states_shape(batch: int, length: int, channels: int, states: int, *pai
     return batch, ceil_div(length, checkpoint_interval(int(channels), int(states), components)) * components * states * channels
 
 
-def scans_pass_states(problem: Problem, plan: tables.Plan, flags: Tensor | None) -> bool:
+def scans_pass_states(problem: Problem, chunks: int, flags: Tensor | None) -> bool:
     """Return whether a program of the scans passes the state through the chunks before its own, without `state_passing_kernel`.
 
     Not in a traced graph with a symbolic length, which has any number of chunks; not with flags, because the map of a chunk is
     undefined if a sequence starts in it; and not for complex A, for which the scans would need more registers and be slower
     (README.md).
     """
-    return problem.components == 1 and flags is None and isinstance(plan.chunks, int) and plan.chunks <= MAX_PASSED_CHUNKS
+    return problem.components == 1 and flags is None and isinstance(chunks, int) and chunks <= MAX_PASSED_CHUNKS
 
 
-def new_maps(problem: Problem, plan: tables.Plan, like: Tensor) -> Tensor:
+def new_maps(problem: Problem, chunks: int, like: Tensor) -> Tensor:
     """Return the buffer for the maps of the state by the chunks: factors and local states, (2, B, chunks, D N[, 2])."""
-    return like.new_empty((2, problem.batch, plan.chunks, problem.size, problem.components))
+    return like.new_empty((2, problem.batch, chunks, problem.size, problem.components))
 
 
 def pass_states(
-    problem: Problem, plan: tables.Plan, maps: Tensor, first: Tensor | None, flags: Tensor | None, out: Tensor, reverse: bool
+    problem: Problem, maps: Tensor, first: Tensor | None, flags: Tensor | None, chunk_steps: int, out: Tensor, reverse: bool
 ) -> None:
     """Compute the states before all chunks and after the last one, from the state `first`.
 
-    maps: (2, B, chunks, D N[, 2]), as the first kernels store them. first: the state before the first chunk, None for zero. out:
-    (B, chunks + 1, D N[, 2]). reverse: compute gradients of states instead, from that of the final state, `first`.
+    maps: (2, B, chunks, D N[, 2]), as the first kernels store them. first: the state before the first chunk, None for zero.
+    chunk_steps: number of steps of a chunk. out: (B, chunks + 1, D N[, 2]). reverse: compute gradients of states instead, from
+    that of the final state, `first`.
     """
-    grid, starts = (problem.batch, ceil_div(problem.size, 128)), restarts(flags, plan.chunk_tiles * plan.T)
+    grid, starts = (problem.batch, ceil_div(problem.size, 128)), restarts(flags, chunk_steps)
     constants = {"COMPLEX": problem.components == 2, "REVERSE": reverse, "BLOCK": 128}
-    launch(state_passing_kernel, grid, maps[0], maps[1], first, starts, out, plan.chunks, problem.size, constants=constants)
+    launch(state_passing_kernel, grid, maps[0], maps[1], first, starts, out, maps.shape[2], problem.size, constants=constants)
 
 
 def forward(
@@ -191,24 +210,24 @@ def forward(
     checkpoints = A.new_empty(
         chunk_states_shape(problem.batch, problem.length, problem.channels, *B.shape[2:]) if save_states else (0,)
     )
-    grid = problem.programs, plan.chunks
+    grid, chunk_steps = (problem.programs, plan.chunks), plan.chunk_tiles * plan.T
     sizes = problem.length, problem.channels, problem.states, plan.chunks, plan.chunk_tiles, problem.rows
     with on_device(u):
         first_states = maps = None
         if exchange_state is not None or plan.parallel:
-            maps = new_maps(problem, plan, A)
+            maps = new_maps(problem, plan.chunks, A)
             launch(chunk_state_fwd_kernel, grid, u, dt, A, B, dt_bias, dt_scale, flags, maps, *sizes, constants=problem.constants)
-            if exchange_state is not None or not scans_pass_states(problem, plan, flags):
+            if exchange_state is not None or not scans_pass_states(problem, plan.chunks, flags):
                 first_states = A.new_empty((problem.batch, plan.chunks + 1, problem.size, problem.components))
                 if exchange_state is not None:
                     one = torch.zeros_like(final)
                     (one if problem.components == 1 else one[..., 0]).fill_(1)
                     without_inputs = torch.stack([maps[0], torch.zeros_like(maps[1])])
-                    pass_states(problem, plan, without_inputs, one, flags, first_states, False)
+                    pass_states(problem, without_inputs, one, flags, chunk_steps, first_states, False)
                     product = first_states[:, -1].clone().view(final.shape)
-                    pass_states(problem, plan, maps, None, flags, first_states, False)
+                    pass_states(problem, maps, None, flags, chunk_steps, first_states, False)
                     initial_state = exchange_state(product, first_states[:, -1].clone().view(final.shape)).contiguous()
-                pass_states(problem, plan, maps, initial_state, flags, first_states, False)
+                pass_states(problem, maps, initial_state, flags, chunk_steps, first_states, False)
                 maps = None
         launch(
             chunk_scan_fwd_kernel, grid, u, dt, A, B, C, D, z, dt_bias, dt_scale, initial_state, first_states, maps, flags, y,
@@ -249,7 +268,7 @@ def backward(
     state, which replaces `grad_final`, from the gradient of the initial state if that of the final state is zero.
     """
     problem, like = make_problem(u, A, B, dt_softplus, "_backward"), A
-    plan, chain_length, chunks_per_round = plan_backward(problem, like.element_size(), exchange_gradient is not None)
+    plan = plan_backward(problem, like.element_size(), exchange_gradient is not None)
     factor_of_pair, chunks = pair_factor(problem, paired), plan.chunks if plan.parallel else 1
     du, ddt, dz = (u.new_empty(0) if x is None else torch.empty_like(x) for x in (u, dt, z))
     dA, d_initial = torch.empty_like(A), A.new_empty((problem.batch, problem.channels, *B.shape[2:]))
@@ -257,38 +276,39 @@ def backward(
     sums = like.new_empty((problem.batch, chunks, problem.size * problem.components + 2 * problem.channels))
     d_scale = None if dt_scale is None else like.new_empty((problem.blocks, problem.batch, problem.length))
     counters = None
-    if chain_length > 1:  # `chunk_state_bwd_kernel` sets them to 0 where it runs
+    if plan.chain_length > 1:  # `chunk_state_bwd_kernel` sets them to 0 where it runs
         new = torch.empty if plan.parallel else torch.zeros
         counters = new(problem.programs * plan.chunks + 1, dtype=torch.int32, device=u.device)
-    maps = None
+    maps = d_states = None
     with on_device(u):
         if plan.parallel:
-            maps = new_maps(problem, plan, like)
-            chunk_tiles = plan.chunk_tiles * plan.T // problem.constants["T"]
+            maps = new_maps(problem, plan.chunks, like)
+            chunk_tiles = plan.chunk_steps // problem.constants["T"]
             sizes = problem.length, problem.channels, problem.states, plan.chunks, chunk_tiles, problem.rows
             launch(
                 chunk_state_bwd_kernel, (problem.programs, plan.chunks), grad_y, dt, A, C, z, dt_bias, dt_scale, flags, maps,
                 counters, *sizes, constants={"PAIR_FACTOR": factor_of_pair, **problem.constants},
             )  # fmt: skip
-            if exchange_gradient is not None or not scans_pass_states(problem, plan, flags):
+            if exchange_gradient is not None or not scans_pass_states(problem, plan.chunks, flags):
                 d_states = like.new_empty((problem.batch, chunks + 1, problem.size, problem.components))
                 if exchange_gradient is not None:
-                    pass_states(problem, plan, maps, None, flags, d_states, True)
+                    pass_states(problem, maps, None, flags, plan.chunk_steps, d_states, True)
                     grad_final = exchange_gradient(d_states[:, 0].reshape(d_initial.shape)).contiguous()
-                pass_states(problem, plan, maps, grad_final, flags, d_states, True)
-                grad_final, maps = d_states, None
-        else:
-            grad_final = torch.zeros_like(d_initial) if grad_final is None else grad_final
+                pass_states(problem, maps, grad_final, flags, plan.chunk_steps, d_states, True)
+                maps = None
+        elif grad_final is None:
+            grad_final = torch.zeros_like(d_initial)
         tiles = problem.interval // problem.constants["T"]  # of a checkpoint interval
-        tile_states = like.new_empty((problem.programs * chunks_per_round, tiles, problem.components, problem.pairs))
-
+        tile_states = like.new_empty((problem.programs * plan.chunks_per_round, tiles, problem.components, problem.pairs))
         inputs = grad_y, u, dt, A, B, C, D, z, dt_bias, dt_scale, flags, chunk_states
+        gradients_of_states = None if d_states is not None else grad_final, d_states
+        outputs = d_initial, du, ddt, dz, d_scale
         scan = partial(
-            launch_scan, problem, plan, (*inputs, tile_states, grad_final, maps, d_initial, du, ddt, dz, d_scale),
-            (sums, counters), chain_length, factor_of_pair,
+            launch_scan, problem, plan, (*inputs, tile_states, *gradients_of_states, maps, *outputs), (sums, counters),
+            factor_of_pair,
         )  # fmt: skip
-        add = sum_rounds if chain_length == 1 and problem.blocks > 1 else sum_in_order
-        dB, dC = add(problem, plan, chunks_per_round, chain_length, B, C, like, scan)
+        add = sum_rounds if plan.chain_length == 1 and problem.blocks > 1 else sum_in_order
+        dB, dC = add(problem, plan, B, C, like, scan)
         tile = tile_of_sums(SUM_ROWS)  # of any number of rows and chunks, for which the kernel is the same
         launch(
             sum_parameter_gradients_kernel, (ceil_div(sums.shape[2], tile["BLOCK"]), problem.groups), sums, dA,
@@ -307,15 +327,16 @@ def backward(
 
 
 def sum_in_order(
-    problem: Problem, plan: tables.Plan, _: int, chain_length: int, B: Tensor, C: Tensor, like: Tensor, scan: Callable[..., None]
+    problem: Problem, plan: BackwardPlan, B: Tensor, C: Tensor, like: Tensor, scan: Callable[..., None]
 ) -> tuple[Tensor, Tensor]:
     """Return dB and dC, to which the programs of a chain add in order; the sums of several chains are added afterwards.
 
     like: tensor of the dtype of the sums. scan: function of first, stop and buffers for dB and dC that adds the terms of the
     chunks [first, stop) to these.
     """
-    chains, numbers = ceil_div(problem.blocks, chain_length), problem.states * problem.components
-    stored = chain_length == 1 or ORDERED_SUMS[problem.entry]  # the first program of a chain stores its terms, and the others add
+    chains, numbers = ceil_div(problem.blocks, plan.chain_length), problem.states * problem.components
+    # Whether the first program of a chain stores its terms, and only the others add.
+    stored = plan.chain_length == 1 or ORDERED_SUMS[problem.entry]
     if chains == 1 and B.dtype == like.dtype:
         dB, dC = (torch.empty_like(x) if stored else torch.zeros_like(x) for x in (B, C))
         scan(0, plan.chunks, dB, dC)
@@ -347,62 +368,58 @@ def launch_sum_partials(problem: Problem, partials: Tensor, dB: Tensor, dC: Tens
 
 
 def sum_rounds(
-    problem: Problem,
-    plan: tables.Plan,
-    chunks_per_round: int,
-    _: int,
-    B: Tensor,
-    C: Tensor,
-    like: Tensor,
-    scan: Callable[..., None],
+    problem: Problem, plan: BackwardPlan, B: Tensor, C: Tensor, like: Tensor, scan: Callable[..., None]
 ) -> tuple[Tensor, Tensor]:
     """Return dB and dC from partial sums of the programs, which are in memory for the chunks of one round at a time.
 
     like, scan: as in `sum_in_order`, except that each program stores to separate places in the buffers.
     """
     dB, dC = torch.empty_like(B), torch.empty_like(C)
-    steps, numbers = plan.chunk_tiles * plan.T, problem.states * problem.components  # of a chunk, of a step
-    partials = like.new_empty((2, problem.programs * numbers * tables.smallest(chunks_per_round * steps, problem.length)))
-    for first, stop in tables.rounds(plan.chunks, chunks_per_round):
-        begin, end = first * steps, tables.smallest(stop * steps, problem.length)
+    numbers = problem.states * problem.components  # of a step
+    round_steps = tables.smallest(plan.chunks_per_round * plan.chunk_steps, problem.length)
+    partials = like.new_empty((2, problem.programs * numbers * round_steps))
+    for first, stop in tables.rounds(plan.chunks, plan.chunks_per_round):
+        begin, end = first * plan.chunk_steps, tables.smallest(stop * plan.chunk_steps, problem.length)
         scan(first, stop, *partials)
         launch_sum_partials(problem, partials, dB, dC, problem.blocks, begin, end - begin)
     return dB, dC
 
 
-def plan_backward(problem: Problem, bytes_per_number: int, has_exchange: bool) -> tuple[tables.Plan, int, int]:
-    """Return how the steps are divided into chunks, the programs of a chain, and the chunks of a round.
+def plan_backward(problem: Problem, bytes_per_number: int, has_exchange: bool) -> BackwardPlan:
+    """Return how the steps of the backward pass are divided.
 
     has_exchange: whether the sequences are split over processes. Then the gradient of the final state is known only after the
     first pass, and the chunks are parallel. If chains have one program, a round has so few chunks that the partial sums of dB and
     dC take at most `SCRATCH` bytes, where possible.
     """
-    parallel, steps = parallel_chunks(problem.programs, problem.constants["num_warps"], problem.device), problem.constants["T"]
-    programs = ceil_div(programs_to_fill(problem.device), parallel)
-    plan = tables.plan(problem.entry, problem.length, programs, problem.device, tile_steps=problem.interval)
-    plan = plan._replace(parallel=plan.parallel or has_exchange)
+    device, interval, T = problem.device, problem.interval, problem.constants["T"]
+    most_chunks = parallel_chunks(problem.programs, problem.constants["num_warps"], device)
+    programs = ceil_div(programs_to_fill(device), most_chunks)
+    # The tiles that `tables.plan` counts are checkpoint intervals here.
+    _, _, chunks, chunk_intervals, parallel = tables.plan(problem.entry, problem.length, programs, device, tile_steps=interval)
     longest = 1
-    if problem.entry in ORDERED_SUMS and isinstance(plan.chunk_tiles, int):  # a graph has equal kernels for all symbolic lengths
-        longest = max(1, plan.chunk_tiles * plan.T // (steps * MIN_CHAIN_TILES[problem.entry]))
+    if problem.entry in ORDERED_SUMS and isinstance(chunk_intervals, int):  # a graph has equal kernels for all symbolic lengths
+        longest = max(1, chunk_intervals * interval // (T * MIN_CHAIN_TILES[problem.entry]))
     chain_length = ceil_div(problem.blocks, ceil_div(problem.blocks, longest))
     if chain_length > 1 or problem.blocks == 1:
-        return plan, chain_length, plan.chunks
-    bytes_per_interval = 2 * problem.programs * problem.states * problem.components * bytes_per_number * problem.interval
-    intervals = tables.SCRATCH // bytes_per_interval
-    plan = tables.plan(
-        problem.entry, problem.length, programs, problem.device, tables.largest(1, intervals // parallel), problem.interval
+        return BackwardPlan(chunks, chunk_intervals * interval, parallel or has_exchange, chain_length, chunks)
+    bytes_per_interval = 2 * problem.programs * problem.states * problem.components * bytes_per_number * interval
+    most_intervals = tables.SCRATCH // bytes_per_interval  # of a round
+    most_of_chunk = tables.largest(1, most_intervals // most_chunks)
+    _, _, chunks, chunk_intervals, parallel = tables.plan(
+        problem.entry, problem.length, programs, device, most_of_chunk, interval
     )
-    plan = plan._replace(parallel=plan.parallel or has_exchange)
-    chunks_per_round = tables.smallest(plan.chunks, tables.largest(1, intervals // plan.chunk_tiles)) if plan.parallel else 1
-    return plan, chain_length, chunks_per_round
+    chunks_per_round = 1
+    if parallel or has_exchange:
+        chunks_per_round = tables.smallest(chunks, tables.largest(1, most_intervals // chunk_intervals))
+    return BackwardPlan(chunks, chunk_intervals * interval, parallel or has_exchange, chain_length, chunks_per_round)
 
 
 def launch_scan(
     problem: Problem,
-    plan: tables.Plan,
+    plan: BackwardPlan,
     tensors: tuple[Tensor | None, ...],
     sums: tuple[Tensor | None, ...],
-    chain_length: int,
     factor_of_pair: float,
     first: int,
     stop: int,
@@ -410,12 +427,13 @@ def launch_scan(
     dC: Tensor,
 ) -> None:
     """Launch the backward scan of the chunks [first, stop). tensors, sums: the kernel's arguments before and after dB and dC."""
-    T, recompute = problem.constants["T"], max(problem.constants["T"], MIN_RECOMPUTE_STEPS[problem.components])
+    T = problem.constants["T"]
     launch(
         chunk_scan_bwd_kernel, (problem.programs, stop - first), *tensors, dB, dC, *sums, problem.length, problem.channels,
-        problem.states, plan.chunks, plan.chunk_tiles * plan.T // T, problem.rows, plan.T // T, chain_length, first,
+        problem.states, plan.chunks, plan.chunk_steps // T, problem.rows, problem.interval // T, plan.chain_length, first,
         constants={
             "PAIR_FACTOR": factor_of_pair, "SEQUENTIAL": not plan.parallel, "FENCED": ORDERED_SUMS.get(problem.entry, False),
-            "PTX": problem.ptx, "RECOMPUTE": recompute, "NW": problem.state_warps, **problem.constants,
+            "PTX": problem.ptx, "RECOMPUTE": max(T, MIN_RECOMPUTE_STEPS[problem.components]), "NW": problem.state_warps,
+            **problem.constants,
         },
     )  # fmt: skip
