@@ -321,6 +321,22 @@ def test_path_to_which_no_graph_can_be_written_raises(path, error, message, tmp_
         export_onnx(Attention(4), tmp_path / path if isinstance(path, str) else path, torch.zeros(1, 5, 4))
 
 
+def test_export_logs_no_needless_lines_and_keeps_others(tmp_path, caplog, monkeypatch):
+    registration = pytest.importorskip("torch.onnx._internal.exporter._registration")
+    monkeypatch.setattr(registration.importlib.util, "find_spec", lambda _: None)  # as where torchvision is not installed
+    register = registration.ONNXRegistry.register_op
+
+    def register_with_warning(*args, **kwargs):
+        registration.logger.warning("another line")
+        return register(*args, **kwargs)
+
+    monkeypatch.setattr(registration.ONNXRegistry, "register_op", register_with_warning)
+    layer, example = make_layer_and_example("linoss")
+    export_onnx(layer, tmp_path / "graph.onnx", example, step=True)  # onnxscript does not fold a constant of this graph
+    assert {record.getMessage() for record in caplog.records if record.levelname == "WARNING"} == {"another line"}
+    assert not registration.logger.filters
+
+
 def test_inputs_of_another_kind_or_without_one_that_is_needed_raise():
     pairs = SiameseModel.from_spec("s4d", d_model=4, d_input=4, d_output=2, d_state=4)
     with pytest.raises(ValueError, match="`inputs` must have 'second', which SiameseModel needs, got none"):

@@ -8,8 +8,10 @@ those of the example. Only the axis of a state that grows with the number of ste
 import copy
 import importlib
 import inspect
+import logging
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -203,6 +205,30 @@ def _onnx_translations() -> dict[Callable[..., Any], Callable[..., Any]]:
     return {torch.ops.prims.prod.default: product, aten.cummax.default: running_maximum, aten.sort.stable: sort}
 
 
+# Lines that say nothing about a graph: no module has operators of torchvision, and a constant that is not folded is computed.
+_NEEDLESS_LINES = {  # logger -> beginning of its line
+    "torch.onnx._internal.exporter._registration": "torchvision is not installed",
+    "onnxscript.optimizer._constant_folding": "Skipping constant folding",
+}
+
+
+@contextmanager
+def _without_needless_lines() -> Iterator[None]:
+    """Drop the log records of `_NEEDLESS_LINES` inside the `with` statement."""
+
+    def is_kept(record: logging.LogRecord) -> bool:
+        return not record.getMessage().startswith(_NEEDLESS_LINES[record.name])
+
+    loggers = [logging.getLogger(name) for name in _NEEDLESS_LINES]
+    for logger in loggers:
+        logger.addFilter(is_kept)
+    try:
+        yield
+    finally:
+        for logger in loggers:
+            logger.removeFilter(is_kept)
+
+
 def export_onnx(
     module: nn.Module, path: str | Path, example: Tensor, *, step: bool = False, inputs: Mapping[str, Any] | None = None
 ) -> None:
@@ -229,7 +255,7 @@ def export_onnx(
         raise FileNotFoundError(f"`path` must be a file in a folder that exists, got {file}")
     n_states = sum(name.startswith("state_") for name in traced.names)
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), _without_needless_lines():
             warnings.simplefilter("ignore")  # deprecations inside the exporter
             program = torch.onnx.export(
                 traced.module,
