@@ -1,4 +1,4 @@
-"""Backward kernels of `ssd_scan`. Names of sizes as in README.md.
+"""Backward kernels of `ssd_scan`. Names of sizes are as in README.md, others as in math.py.
 
 Programs are those of forward.py; chunks, and the sequences of a chunk, are computed from the last to the first. d_last_states
 (B, row_states, H, P, N): the gradients of the final states, or of the states before all splits and after the last one.
@@ -29,30 +29,30 @@ def chunk_state_bwd_kernel(
 
     d_local_states, split_decay: (B, splits, H, P, N). The product is undefined if a sequence starts in the split.
     """
-    b, head, group, _block, p, n, state_offset, state_mask = program_indices(heads, groups, P, N, PB, NB)
-    A_head = tl.load(A + (b // rows) * heads + head)
+    i_b, i_h, i_g, _i_p, o_p, o_n, o_state, state_mask = program_indices(heads, groups, P, N, PB, NB)
+    A_head = tl.load(A + (i_b // rows) * heads + i_h)
     dtype: tl.constexpr = dy.dtype.element_ty
-    dt += head
+    dt += i_h
     d_state, total_decay = tl.zeros((PB, NB), A_head.dtype), A_head * 0.0 + 1.0
     first_chunk = tl.program_id(1) * split_chunks
     end_chunk = tl.minimum(first_chunk + split_chunks, tl.cdiv(length, Q))
     for i in range(end_chunk - first_chunk):
         step = (end_chunk - 1 - i) * Q + tl.arange(0, Q)
-        position = b * length + step
+        position = i_b * length + step
         _exists, is_valid, sequence, restarts = sequence_flags(flags, position, step, length, Q)
         for j in range(restarts + 1):
             valid = is_valid
             if flags is not None:
                 valid = is_valid & (sequence == restarts - j)
             _dt, _weight, _decay, start_decay, _end, chunk_decay = chunk_decays(dt, None, A_head, valid, position, heads, Q)
-            C_tile = load_rows(C + group * N, position, groups * N, n, N, valid)
-            dy_tile = load_rows(dy + head * P, position, heads * P, p, P, valid)
+            C_tile = load_rows(C + i_g * N, position, groups * N, o_n, N, valid)
+            dy_tile = load_rows(dy + i_h * P, position, heads * P, o_p, P, valid)
             dy_from_start = (dy_tile * start_decay[:, None]).to(dtype)
             d_state = dot(tl.trans(dy_from_start), C_tile, d_state * chunk_decay, PRECISION)
             if flags is not None:
                 d_state = tl.where(j < restarts, 0.0, d_state)
             total_decay *= chunk_decay
-    offset = (b * tl.num_programs(1) + tl.program_id(1)) * heads * P * N + state_offset
+    offset = (i_b * tl.num_programs(1) + tl.program_id(1)) * heads * P * N + o_state
     tl.store(d_local_states + offset, d_state, mask=state_mask)
     tl.store(split_decay + offset, tl.full((PB, NB), 0.0, total_decay.dtype) + total_decay, mask=state_mask)
 
@@ -73,14 +73,14 @@ def sequence_masks(flags, in_range, is_valid, sequence, restarts, j, state_mask)
 
 
 @triton.jit
-def store_d_end_phase(d_end_phase, d_state, state, chunk, j, restarts, R):
+def store_d_end_phase(d_end_phase, d_state, state, i_c, j, restarts, R):
     """Store the gradient of a rotation of the first R pairs of the state before a chunk, unless that is the initial state.
 
     d_state: the gradient of `state`, complete at the first sequence of the chunk in time, where j is `restarts`.
     """
-    pair = tl.arange(0, d_state.shape[1] // 2)
-    mask = (pair < R) & (pair * 0 + chunk > 0) & (pair * 0 + j == restarts)
-    tl.store(d_end_phase + pair, d_rotation(d_state, state), mask=mask)
+    o_r = tl.arange(0, d_state.shape[1] // 2)
+    mask = (o_r < R) & (o_r * 0 + i_c > 0) & (o_r * 0 + j == restarts)
+    tl.store(d_end_phase + o_r, d_rotation(d_state, state), mask=mask)
 
 
 @triton.jit(do_not_specialize=["length", "split_chunks", "rows", "row_states", "groups"])
@@ -95,41 +95,41 @@ def chunk_scan_bwd_kernel(
     sums: (2, B, splits, channel blocks, H), terms for A and D. d_end_phase: (channel blocks, B, chunks, H, R), gradients of
     rotations of the first R pairs of the states after all chunks but the last, or None.
     """
-    b, head, group, channel_block, p, n, state_offset, state_mask = program_indices(heads, groups, P, N, PB, NB)
-    channel_blocks, state_size = tl.cdiv(P, PB), b * 0 + heads * P * N
+    i_b, i_h, i_g, i_p, o_p, o_n, o_state, state_mask = program_indices(heads, groups, P, N, PB, NB)
+    channel_blocks, state_size = tl.cdiv(P, PB), i_b * 0 + heads * P * N
     batch = tl.num_programs(0) // (channel_blocks * heads)
-    A_head = tl.load(A + (b // rows) * heads + head)
+    A_head = tl.load(A + (i_b // rows) * heads + i_h)
     dtype: tl.constexpr = x.dtype.element_ty
     zeros_qq, zeros_qp = tl.zeros((Q, Q), A_head.dtype), tl.zeros((Q, PB), A_head.dtype)
     zeros_qn, index = tl.zeros((Q, NB), A_head.dtype), tl.arange(0, Q)
-    dt += head
+    dt += i_h
     if scale is not None:
-        scale += head
+        scale += i_h
     if own_scale is not None:
-        own_scale += head
-    sum_A, sum_D, steps_size = A_head * 0.0, A_head * 0.0, (b * 0 + channel_blocks) * batch * length * heads
-    d_state = tl.load(d_last_states + state_entry(b, row_states, 1) * state_size + state_offset, mask=state_mask, other=0.0)
+        own_scale += i_h
+    sum_A, sum_D, steps_size = A_head * 0.0, A_head * 0.0, (i_b * 0 + channel_blocks) * batch * length * heads
+    d_state = tl.load(d_last_states + state_entry(i_b, row_states, 1) * state_size + o_state, mask=state_mask, other=0.0)
     first_chunk, chunks = tl.program_id(1) * split_chunks, tl.cdiv(length, Q)
     end_chunk = tl.minimum(first_chunk + split_chunks, chunks)
     for i in range(end_chunk - first_chunk):
-        chunk = end_chunk - 1 - i
-        step = chunk * Q + index
-        position = b * length + step
+        i_c = end_chunk - 1 - i
+        step = i_c * Q + index
+        position = i_b * length + step
         in_range, is_valid, sequence, restarts = sequence_flags(flags, position, step, length, Q)
         for j in range(restarts + 1):
             in_sequence, valid, first_mask = sequence_masks(flags, in_range, is_valid, sequence, restarts, j, state_mask)
             dt_value, input_weight, decay, start_decay, end_decay, chunk_decay = chunk_decays(
                 dt, scale, A_head, valid, position, heads, Q
             )
-            x_tile = load_rows(x + head * P, position, heads * P, p, P, valid)
-            B_tile = load_rows(B + group * N, position, groups * N, n, N, valid)
-            C_tile = load_rows(C + group * N, position, groups * N, n, N, valid)
-            dy_tile = load_rows(dy + head * P, position, heads * P, p, P, valid)
+            x_tile = load_rows(x + i_h * P, position, heads * P, o_p, P, valid)
+            B_tile = load_rows(B + i_g * N, position, groups * N, o_n, N, valid)
+            C_tile = load_rows(C + i_g * N, position, groups * N, o_n, N, valid)
+            dy_tile = load_rows(dy + i_h * P, position, heads * P, o_p, P, valid)
             dy_from_start = (dy_tile * start_decay[:, None]).to(dtype)
-            state_before = tl.load(chunk_states + b * stride + chunk * state_size + state_offset, mask=first_mask, other=0.0)
+            state_before = tl.load(chunk_states + i_b * stride + i_c * state_size + o_state, mask=first_mask, other=0.0)
             d_state_cast = d_state.to(dtype)
-            row = (channel_block * batch + b) * length + step
-            p_steps = d_steps + row * heads + head
+            row = (i_p * batch + i_b) * length + step
+            p_steps = d_steps + row * heads + i_h
             # The gradient of x, through the outputs and the next state.
             scores = dot(C_tile, tl.trans(B_tile), zeros_qq, PRECISION) * decay
             dx_of_state = dot(B_tile, tl.trans(d_state_cast), zeros_qp, PRECISION) * end_decay[:, None]
@@ -144,16 +144,16 @@ def chunk_scan_bwd_kernel(
                 d_own = own_score * tl.sum(dy_tile.to(A_head.dtype) * x_tile, 1)
                 tl.store(p_steps + 2 * steps_size, tl.where(valid, d_own, 0.0), mask=in_sequence)
             if D is not None:
-                dx_tile += tl.load(D + (b // rows) * heads + head) * dy_tile
+                dx_tile += tl.load(D + (i_b // rows) * heads + i_h) * dy_tile
                 sum_D += tl.sum(tl.sum(dy_tile.to(A_head.dtype) * x_tile, 1), 0)
-            offset = position[:, None] * (heads * P) + head * P + p[None, :]
-            dx_mask = in_sequence[:, None] & (p < P)[None, :]
+            offset = position[:, None] * (heads * P) + i_h * P + o_p[None, :]
+            dx_mask = in_sequence[:, None] & (o_p < P)[None, :]
             tl.store(dx + offset, tl.where(valid[:, None], dx_tile, 0.0).to(dtype), mask=dx_mask)
             # The gradients of B and C.
             dy_x = dot(dy_tile, tl.trans(x_tile), zeros_qq, PRECISION) * weights
             weighted_dy_x = (dy_x * decay).to(dtype)
-            offset = (row * heads + head)[:, None] * N + n[None, :]
-            row_mask = in_sequence[:, None] & (n < N)[None, :]
+            offset = (row * heads + i_h)[:, None] * N + o_n[None, :]
+            row_mask = in_sequence[:, None] & (o_n < N)[None, :]
             dC_of_state = dot(dy_from_start, state_before, zeros_qn, PRECISION)
             d_decay_from_start = tl.sum(C_tile * dC_of_state, 1)
             dC_tile = dot(weighted_dy_x, B_tile, dC_of_state, PRECISION)
@@ -175,10 +175,10 @@ def chunk_scan_bwd_kernel(
             if flags is not None:
                 d_state = tl.where(j < restarts, 0.0, d_state)
             if d_end_phase is not None:
-                end = ((channel_block * batch + b) * chunks + chunk - 1) * heads + head
-                store_d_end_phase(d_end_phase + end * R, d_state, state_before, chunk, j, restarts, R)
-    offset = ((b * tl.num_programs(1) + tl.program_id(1)) * channel_blocks + channel_block) * heads + head
+                end = ((i_p * batch + i_b) * chunks + i_c - 1) * heads + i_h
+                store_d_end_phase(d_end_phase + end * R, d_state, state_before, i_c, j, restarts, R)
+    offset = ((i_b * tl.num_programs(1) + tl.program_id(1)) * channel_blocks + i_p) * heads + i_h
     tl.store(sums + offset, sum_A)
     tl.store(sums + batch * tl.num_programs(1) * channel_blocks * heads + offset, sum_D)
     if tl.program_id(1) == 0:
-        tl.store(d_initial + b * state_size + state_offset, d_state, mask=state_mask)
+        tl.store(d_initial + i_b * state_size + o_state, d_state, mask=state_mask)

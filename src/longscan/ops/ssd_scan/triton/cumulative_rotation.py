@@ -15,7 +15,9 @@ The part of the gradient that comes from later chunks is the gradient of a rotat
 computes.
 
 Shapes: B, C (B, L, G, N); angle (B, L, H, R) for the first R of the N / 2 pairs; a bias (H, N), or (models, H, N) if runs of
-batch rows belong to different models. The flags are those of `longscan.ops.arguments.step_flags`.
+batch rows belong to different models. The flags are those of `longscan.ops.arguments.step_flags`. Names of indices are as in
+math.py. Compile-time constants: T, the steps of a tile; BLOCK, the columns of a program; NB, N rounded up to a power of 2;
+STAGES, the heads that Triton's pipeliner loads ahead.
 """
 
 import triton
@@ -27,15 +29,15 @@ from longscan.ops._triton import INVALID, RESET, row_of, segmented_add, sincos, 
 
 
 @triton.jit
-def _tile_steps(flags, tile, tiles, length, T: tl.constexpr):
+def _tile_steps(flags, i_tile, tiles, length, T: tl.constexpr):
     """Return the batch row of a tile, the positions of its T steps in (B, L), whether they are valid, and whether they exist."""
-    b = (tile // tiles).to(tl.int64)
-    step = tile % tiles * T + tl.arange(0, T)
+    i_b = (i_tile // tiles).to(tl.int64)
+    step = i_tile % tiles * T + tl.arange(0, T)
     in_range = step < length
     valid = in_range
     if flags is not None:
-        valid = in_range & (tl.load(flags + b * length + step, mask=in_range, other=INVALID) != INVALID)
-    return b, b * length + step, valid, in_range
+        valid = in_range & (tl.load(flags + i_b * length + step, mask=in_range, other=INVALID) != INVALID)
+    return i_b, i_b * length + step, valid, in_range
 
 
 @triton.jit
@@ -55,10 +57,10 @@ def _load_pairs(source, offset, valid):
 
 
 @triton.jit
-def _add_bias(first, second, bias, row, n, N):
+def _add_bias(first, second, bias, row, o_n, N):
     """Return the entries of pairs plus those of row `row` of `bias` (rows, N); unchanged if `bias` is None."""
     if bias is not None:
-        x, y = _load_pairs(bias, row * N + n[None, :], (n < N)[None, :])
+        x, y = _load_pairs(bias, row * N + o_n[None, :], (o_n < N)[None, :])
         first, second = first + x, second + y
     return first, second
 
@@ -70,10 +72,10 @@ def _rotate(first, second, sine, cosine):
 
 
 @triton.jit
-def _phase_sincos(angle, flags, start_phase, position, offset, tile, head, heads, R, valid, n):
+def _phase_sincos(angle, flags, start_phase, position, offset, i_tile, i_h, heads, R, valid, o_r):
     """Return sines and cosines (T, NB / 2) of the phases of a tile; those of the pairs from R on are 0 and 1."""
-    mask = n < R
-    start = tl.load(start_phase + (tile.to(tl.int64) * heads + head) * R + n, mask=mask, other=0.0)
+    mask = o_r < R
+    start = tl.load(start_phase + (i_tile.to(tl.int64) * heads + i_h) * R + o_r, mask=mask, other=0.0)
     if flags is not None:
         is_start, _ = _sequence_starts(flags, position, valid)
         angles = tl.load(angle + offset, mask=(valid & ~is_start)[:, None] & mask[None, :], other=0.0)
@@ -95,15 +97,15 @@ def tile_sums_kernel(x, flags, sums, length, tiles, width, T: tl.constexpr, BLOC
 
     If sequences start in a tile, only the steps after the first step of the last of them are added.
     """
-    tile = tl.program_id(0)
-    _b, position, valid, in_range = _tile_steps(flags, tile, tiles, length, T)
+    i_tile = tl.program_id(0)
+    _i_b, position, valid, in_range = _tile_steps(flags, i_tile, tiles, length, T)
     if flags is not None:
         is_start, sequence = _sequence_starts(flags, position, in_range)
         valid = valid & ~is_start & (sequence == tl.max(sequence))
-    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    mask = column < width
-    values = tl.load(x + position[:, None] * width + column[None, :], mask=valid[:, None] & mask[None, :], other=0.0)
-    tl.store(sums + tile.to(tl.int64) * width + column, tl.sum(values.to(tl.float64), 0), mask=mask)
+    o_column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    mask = o_column < width
+    values = tl.load(x + position[:, None] * width + o_column[None, :], mask=valid[:, None] & mask[None, :], other=0.0)
+    tl.store(sums + i_tile.to(tl.int64) * width + o_column, tl.sum(values.to(tl.float64), 0), mask=mask)
 
 
 @triton.jit(do_not_specialize=["tiles"])
@@ -112,26 +114,26 @@ def tile_prefix_kernel(sums, restarts, before, total, tiles, width, T: tl.conste
 
     restarts: (B, tiles), not 0 where a sequence starts in a tile, so that earlier tiles are not added; or None.
     """
-    b, column = tl.program_id(0).to(tl.int64), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    mask = column < width
+    i_b, o_column = tl.program_id(0).to(tl.int64), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    mask = o_column < width
     running = tl.zeros((BLOCK,), tl.float64)
     if restarts is not None:
-        tl.store(before + b * tiles * width + column, running, mask=mask)
+        tl.store(before + i_b * tiles * width + o_column, running, mask=mask)
     for i in range(0, tiles, T):
-        tile = i + tl.arange(0, T)
-        tile_mask = (tile < tiles)[:, None] & mask[None, :]
-        offset = (b * tiles + tile)[:, None] * width + column[None, :]
+        o_tile = i + tl.arange(0, T)
+        tile_mask = (o_tile < tiles)[:, None] & mask[None, :]
+        offset = (i_b * tiles + o_tile)[:, None] * width + o_column[None, :]
         x = tl.load(sums + offset, mask=tile_mask, other=0.0)
         if restarts is not None:
-            is_start = tl.load(restarts + b * tiles + tile, mask=tile < tiles, other=0) != 0
+            is_start = tl.load(restarts + i_b * tiles + o_tile, mask=o_tile < tiles, other=0) != 0
             restarted, summed = tl.associative_scan((tl.broadcast_to(is_start[:, None], x.shape), x), 0, segmented_add)
             after = wrap(tl.where(restarted, 0.0, running[None, :]) + summed)
-            tl.store(before + offset + width, after, mask=tile_mask & (tile + 1 < tiles)[:, None])
+            tl.store(before + offset + width, after, mask=tile_mask & (o_tile + 1 < tiles)[:, None])
             running = row_of(after, (tl.arange(0, T) == T - 1)[:, None])
         else:
             tl.store(before + offset, wrap(running[None, :] + (tl.cumsum(x, 0) - x)), mask=tile_mask)
             running = wrap(running + tl.sum(x, 0))
-    tl.store(total + b * width + column, running.to(total.dtype.element_ty), mask=mask)
+    tl.store(total + i_b * width + o_column, running.to(total.dtype.element_ty), mask=mask)
 
 
 @triton.jit(do_not_specialize=["length", "tiles", "chunks"])
@@ -144,27 +146,27 @@ def later_tiles_kernel(
     A chunk has TILES_PER_CHUNK tiles. d_end_phase: (B, chunks, width). restarts: (B, tiles), not 0 where a sequence starts in a
     tile: tiles from there on are not added to the steps before. Invalid steps and first steps of sequences get 0.
     """
-    tile = tl.program_id(0)
-    b, position, valid, in_range = _tile_steps(flags, tile, tiles, length, T)
-    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    mask = column < width
-    tile_in_row = tile % tiles
-    chunk = tile_in_row // TILES_PER_CHUNK
-    later_sum = tl.load(d_end_phase + (b * chunks + chunk) * width + column, mask=mask, other=0.0)
-    chunk_end = tl.minimum((chunk + 1) * TILES_PER_CHUNK, tiles)
+    i_tile = tl.program_id(0)
+    i_b, position, valid, in_range = _tile_steps(flags, i_tile, tiles, length, T)
+    o_column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    mask = o_column < width
+    tile_in_row = i_tile % tiles
+    i_c = tile_in_row // TILES_PER_CHUNK
+    later_sum = tl.load(d_end_phase + (i_b * chunks + i_c) * width + o_column, mask=mask, other=0.0)
+    chunk_end = tl.minimum((i_c + 1) * TILES_PER_CHUNK, tiles)
     if restarts is not None:
         for i in range(1, chunk_end - tile_in_row):
-            later_tile = b * tiles + chunk_end - i
+            later_tile = i_b * tiles + chunk_end - i
             later_sum = tl.where(tl.load(restarts + later_tile) != 0, 0.0, later_sum)
-            later_sum += tl.load(sums + later_tile * width + column, mask=mask, other=0.0)
+            later_sum += tl.load(sums + later_tile * width + o_column, mask=mask, other=0.0)
         is_start, sequence = _sequence_starts(flags, position, in_range)
         valid = valid & ~is_start
         later_sum = tl.where((sequence == tl.max(sequence))[:, None], later_sum[None, :], 0.0)
     else:
         for later_tile in range(tile_in_row + 1, chunk_end):
-            later_sum += tl.load(sums + (b * tiles + later_tile) * width + column, mask=mask, other=0.0)
+            later_sum += tl.load(sums + (i_b * tiles + later_tile) * width + o_column, mask=mask, other=0.0)
         later_sum = later_sum[None, :]
-    offset = position[:, None] * width + column[None, :]
+    offset = position[:, None] * width + o_column[None, :]
     values = tl.load(x + offset, mask=valid[:, None] & mask[None, :], other=0.0) + later_sum
     tl.store(x + offset, tl.where(valid[:, None], values, 0.0), mask=in_range[:, None] & mask[None, :])
 
@@ -182,27 +184,27 @@ def cumulative_rotation_kernel(
     A program has a tile of steps and `heads_per_program` heads of a group. start_phase: (B, tiles, H, R), the phases before the
     tiles. Nothing is stored at invalid steps.
     """
-    tile, heads_per_group = tl.program_id(0), heads // groups
-    b, position, valid, _in_range = _tile_steps(flags, tile, tiles, length, T)
+    i_tile, heads_per_group = tl.program_id(0), heads // groups
+    i_b, position, valid, _in_range = _tile_steps(flags, i_tile, tiles, length, T)
     blocks = tl.cdiv(heads_per_group, heads_per_program)
-    group, block = tl.program_id(1) // blocks, tl.program_id(1) % blocks
-    n, pair = tl.arange(0, NB), tl.arange(0, NB // 2)
-    mask = valid[:, None] & (n < N)[None, :]
-    group_offset = (position * groups + group)[:, None] * N + n[None, :]
+    i_g, i_block = tl.program_id(1) // blocks, tl.program_id(1) % blocks
+    o_n, o_r = tl.arange(0, NB), tl.arange(0, NB // 2)
+    mask = valid[:, None] & (o_n < N)[None, :]
+    group_offset = (position * groups + i_g)[:, None] * N + o_n[None, :]
     b0, b1 = _load_pairs(B, group_offset, mask)
     c0, c1 = _load_pairs(C, group_offset, mask)
-    first_head = group * heads_per_group + block * heads_per_program
-    end_head = tl.minimum(first_head + heads_per_program, (group + 1) * heads_per_group)
-    for head in tl.range(first_head, end_head, num_stages=STAGES):
-        bias_row = (b // rows) * heads + head
-        head_b0, head_b1 = _add_bias(b0, b1, B_bias, bias_row, n, N)
-        head_c0, head_c1 = _add_bias(c0, c1, C_bias, bias_row, n, N)
+    first_head = i_g * heads_per_group + i_block * heads_per_program
+    end_head = tl.minimum(first_head + heads_per_program, (i_g + 1) * heads_per_group)
+    for i_h in tl.range(first_head, end_head, num_stages=STAGES):
+        bias_row = (i_b // rows) * heads + i_h
+        head_b0, head_b1 = _add_bias(b0, b1, B_bias, bias_row, o_n, N)
+        head_c0, head_c1 = _add_bias(c0, c1, C_bias, bias_row, o_n, N)
         if angle is not None:
-            offset = (position * heads + head)[:, None] * R + pair[None, :]
-            sine, cosine = _phase_sincos(angle, flags, start_phase, position, offset, tile, head, heads, R, valid, pair)
+            offset = (position * heads + i_h)[:, None] * R + o_r[None, :]
+            sine, cosine = _phase_sincos(angle, flags, start_phase, position, offset, i_tile, i_h, heads, R, valid, o_r)
             head_b0, head_b1 = _rotate(head_b0, head_b1, -sine, cosine)
             head_c0, head_c1 = _rotate(head_c0, head_c1, -sine, cosine)
-        out_offset = (position * heads + head)[:, None] * N + n[None, :]
+        out_offset = (position * heads + i_h)[:, None] * N + o_n[None, :]
         tl.store(rotated_B + out_offset, tl.interleave(head_b0, head_b1).to(B.dtype.element_ty), mask=mask)
         tl.store(rotated_C + out_offset, tl.interleave(head_c0, head_c1).to(B.dtype.element_ty), mask=mask)
 
@@ -218,34 +220,34 @@ def cumulative_rotation_bwd_kernel(
     d_angle: (B, L, H, R), the gradients of the phases summed from a step to the end of its tile or sequence. sums:
     (B, tiles, H, R), the same from the start of the tile.
     """
-    tile, heads_per_group = tl.program_id(0), heads // groups
-    b, position, valid, in_range = _tile_steps(flags, tile, tiles, length, T)
+    i_tile, heads_per_group = tl.program_id(0), heads // groups
+    i_b, position, valid, in_range = _tile_steps(flags, i_tile, tiles, length, T)
     blocks = tl.cdiv(heads_per_group, heads_per_program)
-    group, block = tl.program_id(1) // blocks, tl.program_id(1) % blocks
-    n, pair = tl.arange(0, NB), tl.arange(0, NB // 2)
-    mask = valid[:, None] & (n < N)[None, :]
-    group_offset = (position * groups + group)[:, None] * N + n[None, :]
+    i_g, i_block = tl.program_id(1) // blocks, tl.program_id(1) % blocks
+    o_n, o_r = tl.arange(0, NB), tl.arange(0, NB // 2)
+    mask = valid[:, None] & (o_n < N)[None, :]
+    group_offset = (position * groups + i_g)[:, None] * N + o_n[None, :]
     b0, b1 = _load_pairs(B, group_offset, mask)
     c0, c1 = _load_pairs(C, group_offset, mask)
     sum_b0, sum_b1, sum_c0, sum_c1 = b0 * 0.0, b0 * 0.0, b0 * 0.0, b0 * 0.0
-    first_head = group * heads_per_group + block * heads_per_program
-    end_head = tl.minimum(first_head + heads_per_program, (group + 1) * heads_per_group)
-    for head in tl.range(first_head, end_head, num_stages=STAGES):
-        bias_row, tile_head = (b // rows) * heads + head, tile.to(tl.int64) * heads + head
-        out_offset = (position * heads + head)[:, None] * N + n[None, :]
+    first_head = i_g * heads_per_group + i_block * heads_per_program
+    end_head = tl.minimum(first_head + heads_per_program, (i_g + 1) * heads_per_group)
+    for i_h in tl.range(first_head, end_head, num_stages=STAGES):
+        bias_row, i_tile_head = (i_b // rows) * heads + i_h, i_tile.to(tl.int64) * heads + i_h
+        out_offset = (position * heads + i_h)[:, None] * N + o_n[None, :]
         db0, db1 = _load_pairs(grad_B, out_offset, mask)
         dc0, dc1 = _load_pairs(grad_C, out_offset, mask)
         if angle is not None:
-            offset = (position * heads + head)[:, None] * R + pair[None, :]
-            sine, cosine = _phase_sincos(angle, flags, start_phase, position, offset, tile, head, heads, R, valid, pair)
+            offset = (position * heads + i_h)[:, None] * R + o_r[None, :]
+            sine, cosine = _phase_sincos(angle, flags, start_phase, position, offset, i_tile, i_h, heads, R, valid, o_r)
             db0, db1 = _rotate(db0, db1, sine, cosine)
-            head_b0, head_b1 = _add_bias(b0, b1, B_bias, bias_row, n, N)
+            head_b0, head_b1 = _add_bias(b0, b1, B_bias, bias_row, o_n, N)
             d_phase = db0 * head_b1 - db1 * head_b0
             dc0, dc1 = _rotate(dc0, dc1, sine, cosine)
-            head_c0, head_c1 = _add_bias(c0, c1, C_bias, bias_row, n, N)
+            head_c0, head_c1 = _add_bias(c0, c1, C_bias, bias_row, o_n, N)
             d_phase += dc0 * head_c1 - dc1 * head_c0
             if flags is not None:
-                has_next = (tl.arange(0, T) < T - 1) & (position + 1 < (b + 1) * length)
+                has_next = (tl.arange(0, T) < T - 1) & (position + 1 < (i_b + 1) * length)
                 next_starts = tl.load(flags + position + 1, mask=has_next, other=INVALID) == RESET
                 next_starts = tl.broadcast_to(next_starts[:, None], d_phase.shape)
                 _, summed = tl.associative_scan((next_starts, d_phase), 0, segmented_add, reverse=True)
@@ -253,16 +255,16 @@ def cumulative_rotation_bwd_kernel(
                 d_phase = tl.where((sequence == 0)[:, None], d_phase, 0.0)
             else:
                 summed = tl.cumsum(d_phase, 0, reverse=True)
-            tl.store(d_angle + offset, summed, mask=valid[:, None] & (pair < R)[None, :])
-            tl.store(sums + tile_head * R + pair, tl.sum(d_phase, 0), mask=pair < R)
+            tl.store(d_angle + offset, summed, mask=valid[:, None] & (o_r < R)[None, :])
+            tl.store(sums + i_tile_head * R + o_r, tl.sum(d_phase, 0), mask=o_r < R)
         if dB_bias is not None:
-            tl.store(dB_bias + tile_head * N + n, tl.interleave(tl.sum(db0, 0), tl.sum(db1, 0)), mask=n < N)
+            tl.store(dB_bias + i_tile_head * N + o_n, tl.interleave(tl.sum(db0, 0), tl.sum(db1, 0)), mask=o_n < N)
         if dC_bias is not None:
-            tl.store(dC_bias + tile_head * N + n, tl.interleave(tl.sum(dc0, 0), tl.sum(dc1, 0)), mask=n < N)
+            tl.store(dC_bias + i_tile_head * N + o_n, tl.interleave(tl.sum(dc0, 0), tl.sum(dc1, 0)), mask=o_n < N)
         sum_b0, sum_b1, sum_c0, sum_c1 = sum_b0 + db0, sum_b1 + db1, sum_c0 + dc0, sum_c1 + dc1
-    store_mask = in_range[:, None] & (n < N)[None, :]
+    store_mask = in_range[:, None] & (o_n < N)[None, :]
     batch = (tl.num_programs(0) // tiles).to(tl.int64)
-    group_offset += block * batch * length * groups * N  # of the rows of the batch before this block
+    group_offset += i_block * batch * length * groups * N  # of the rows of the batch before this block
     tl.store(dB + group_offset, tl.interleave(sum_b0, sum_b1).to(dB.dtype.element_ty), mask=store_mask)
     tl.store(dC + group_offset, tl.interleave(sum_c0, sum_c1).to(dB.dtype.element_ty), mask=store_mask)
 
@@ -275,13 +277,13 @@ def rotate_state_kernel(x, phase, rotated, out, d_phase, P, N, R, BACKWARD: tl.c
     is stored in d_phase.
     """
     row = tl.program_id(0).to(tl.int64)
-    n, pair = tl.arange(0, NB), tl.arange(0, NB // 2)
-    sine, cosine = sincos(tl.load(phase + row * R + pair, mask=pair < R, other=0.0)[None, :])
+    o_n, o_r = tl.arange(0, NB), tl.arange(0, NB // 2)
+    sine, cosine = sincos(tl.load(phase + row * R + o_r, mask=o_r < R, other=0.0)[None, :])
     sine = -sine if BACKWARD else sine
     d_phase_sum = tl.zeros((NB // 2,), x.dtype.element_ty)
     for start in range(0, P, PB):
-        p = start + tl.arange(0, PB)
-        offset, mask = (row * P + p[:, None]) * N + n[None, :], (p < P)[:, None] & (n < N)[None, :]
+        o_p = start + tl.arange(0, PB)
+        offset, mask = (row * P + o_p[:, None]) * N + o_n[None, :], (o_p < P)[:, None] & (o_n < N)[None, :]
         first, second = _load_pairs(x, offset, mask)
         if BACKWARD:
             rotated0, rotated1 = _load_pairs(rotated, offset, mask)
@@ -289,4 +291,4 @@ def rotate_state_kernel(x, phase, rotated, out, d_phase, P, N, R, BACKWARD: tl.c
         first, second = _rotate(first, second, sine, cosine)
         tl.store(out + offset, tl.interleave(first, second), mask=mask)
     if BACKWARD:
-        tl.store(d_phase + row * R + pair, d_phase_sum, mask=pair < R)
+        tl.store(d_phase + row * R + o_r, d_phase_sum, mask=o_r < R)

@@ -1,6 +1,11 @@
 """Functions of the forward and the backward kernels of `ssd_scan`: decays and weights of a chunk, loads, matrix products.
 
-Q: steps of a chunk. PB, NB: channels and states of a program, powers of 2.
+Compile-time constants: Q, the steps of a chunk; PB, NB, the channels and states of a program, powers of 2; PRECISION, that of
+`tl.dot` ("tf32x3" for float32, otherwise "ieee").
+
+i_ begins the name of an index: i_b of the row of the batch, i_h of the head, i_g of the group of the head, i_p of the block of
+channels, i_c of the chunk. o_ begins the name of offsets: o_p of the channels of a program, o_n of its states, o_r of the pairs
+of states that are rotated, o_state of all numbers of a state.
 """
 
 import triton
@@ -83,8 +88,8 @@ def dot(a, b, sums, PRECISION: tl.constexpr):
 @triton.jit
 def load_rows(source, position, stride, columns, width, valid):
     """Load rows of a matrix, (Q, columns), with 0 at invalid steps and in columns from `width` on."""
-    state_offset = position[:, None] * stride + columns[None, :]
-    return tl.load(source + state_offset, mask=valid[:, None] & (columns < width)[None, :], other=0.0)
+    offset = position[:, None] * stride + columns[None, :]
+    return tl.load(source + offset, mask=valid[:, None] & (columns < width)[None, :], other=0.0)
 
 
 @triton.jit
@@ -115,23 +120,23 @@ def d_rotation(gradient, state):
 
 @triton.jit
 def program_indices(heads, groups, P, N, PB: tl.constexpr, NB: tl.constexpr):
-    """Return batch row, head, group and block of channels of a program, its channels p and states n, their offsets and mask."""
+    """Return i_b, i_h, i_g and i_p of a program, its channels o_p and states o_n, and offsets and mask of its state."""
     channel_blocks = tl.cdiv(P, PB)
-    head, channel_block = tl.program_id(0) // channel_blocks % heads, tl.program_id(0) % channel_blocks
-    b = (tl.program_id(0) // (channel_blocks * heads)).to(tl.int64)
-    p, n = channel_block * PB + tl.arange(0, PB), tl.arange(0, NB)
-    state_offset = (head * P + p[:, None]) * N + n[None, :]
-    return b, head, head // (heads // groups), channel_block, p, n, state_offset, (p < P)[:, None] & (n < N)[None, :]
+    i_h, i_p = tl.program_id(0) // channel_blocks % heads, tl.program_id(0) % channel_blocks
+    i_b = (tl.program_id(0) // (channel_blocks * heads)).to(tl.int64)
+    o_p, o_n = i_p * PB + tl.arange(0, PB), tl.arange(0, NB)
+    o_state = (i_h * P + o_p[:, None]) * N + o_n[None, :]
+    return i_b, i_h, i_h // (heads // groups), i_p, o_p, o_n, o_state, (o_p < P)[:, None] & (o_n < N)[None, :]
 
 
 @triton.jit
-def state_entry(b, row_states, after):
+def state_entry(i_b, row_states, after):
     """Return the index, among the states of all rows, of the state before a split in time, or, if `after` is 1, after it.
 
     row_states: number of states of a row, one before each split and one after the last; or 1, if no states were passed between
     splits. It is not determined by the number of splits: graphs with a symbolic length pass states even if there is one split.
     """
-    entry = b * row_states
+    entry = i_b * row_states
     if row_states > 1:
         entry += tl.program_id(1) + after
     return entry
