@@ -14,7 +14,7 @@ import pytest
 import torch
 
 pytest.importorskip("triton", reason="Triton is not installed")
-from longscan.ops import _gpu, dispatch
+from longscan.ops import _gpu, _triton_launch, dispatch
 
 CPU = torch.device("cpu")
 
@@ -32,6 +32,19 @@ def test_interpreter_counts_as_one_multiprocessor() -> None:
     assert _gpu.multiprocessors(CPU) == 1
     assert _gpu.programs_to_fill(CPU) == 4
     assert _gpu.shared_memory(CPU) >= 2**20
+
+
+@pytest.mark.parametrize(
+    ("size", "expected"),
+    [
+        (129, ((3, 2), 128)),
+        (65535 * 128, ((3, 65535), 128)),
+        (65535 * 128 + 1, ((3, 32768), 256)),  # CUDA launches at most 65,535 programs along the second axis
+        (2**25, ((3, 32768), 1024)),
+    ],
+)
+def test_grid_of_state_passing_fits_the_limit_of_cuda(size: int, expected: tuple[tuple[int, int], int]) -> None:
+    assert _triton_launch.state_passing_grid(3, size) == expected
 
 
 @pytest.mark.parametrize(

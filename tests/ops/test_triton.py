@@ -840,3 +840,20 @@ def test_large_cotangent_of_a_channel_does_not_degrade_gradients_of_others(monke
     sizes = exact.abs().amax((1, 2))
     error, plain_error = (((x - exact).abs().amax((1, 2)) / sizes).max() for x in (fast, plain))
     assert error <= 4 * plain_error + 2.0**-20  # factors of the products have 22 bits
+
+
+def test_large_states_are_passed_in_larger_blocks(monkeypatch):
+    """The grid of `state_passing_kernel` with two programs for a state of 300 numbers, instead of three of 128 numbers."""
+    monkeypatch.setattr(_triton_launch, "MAX_GRID", 2)
+    generator = torch.Generator().manual_seed(0)
+    mult, local, first = (torch.rand(2, *axes, 300, generator=generator) for axes in ((3,), (3,), ()))
+    (grid, block), out = _triton_launch.state_passing_grid(2, 300), torch.empty(2, 4, 300, device=DEVICE)
+    assert (grid, block) == ((2, 2), 256)
+    tensors = [x.to(DEVICE) for x in (mult, local, first)]
+    constants = {"COMPLEX": False, "REVERSE": False, "BLOCK": block}
+    kernel = import_module("longscan.ops._triton").state_passing_kernel
+    _gpu.launch(kernel, grid, *tensors, None, out, 3, 300, constants=constants)
+    expected = [first]
+    for i in range(3):
+        expected.append(mult[:, i] * expected[-1] + local[:, i])
+    torch.testing.assert_close(out.cpu(), torch.stack(expected, 1))

@@ -230,7 +230,8 @@ def state_passing_kernel(
 
     mult, local: (B, chunks, size[, 2]); first: (B, size[, 2]); out: (B, chunks + 1, size[, 2]), out[:, 0] = first. With REVERSE
     the state passes from the last chunk to the first, with conj(mult), and out[:, chunks] = first. first: None for zero.
-    restarts: (B, chunks), not 0 where a sequence starts in a chunk, so that x <- local there; None if no sequence does.
+    restarts: (B, chunks), not 0 where a sequence starts in a chunk, so that x <- local there; None if no sequence does. BLOCK:
+    numbers of a state in a program.
     """
     n_components: tl.constexpr = 2 if COMPLEX else 1
     b = tl.program_id(0).to(tl.int64)

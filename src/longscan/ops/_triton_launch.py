@@ -53,6 +53,8 @@ SCRATCH = 2**24  # bytes of partial sums of a backward pass; beyond that it runs
 MAX_STATES = 1024  # largest number of states of a channel, all of which one program computes
 MAX_MATRIX_STATES = 256  # largest N of a head's state (P, N): one program computes all N, with factors in shared memory
 MAX_WARPS = 16
+PASS_BLOCK = 128  # numbers of a state in a program of `state_passing_kernel`, more for states of over 8,388,480 numbers
+MAX_GRID = 65535  # largest number of programs along the second axis of a grid (CUDA)
 
 
 class Layout(NamedTuple):
@@ -118,6 +120,14 @@ def plan(
     chunk_tiles = chunk_tiles if most is None else largest(1, smallest(chunk_tiles, most))
     parallel = wanted > 1 if isinstance(wanted, int) else True  # a graph has the same kernels for every symbolic length
     return Plan(T, tiles, ceil_div(tiles, chunk_tiles), chunk_tiles, parallel)
+
+
+def state_passing_grid(batch: int, size: int) -> tuple[tuple[int, int], int]:
+    """Return the grid of `state_passing_kernel` for states of `size` numbers, and how many of them a program has."""
+    block = PASS_BLOCK
+    while ceil_div(size, block) > MAX_GRID:
+        block *= 2
+    return (batch, ceil_div(size, block)), block
 
 
 def rounds(chunks: int, each: int) -> Iterator[tuple[int, int]]:

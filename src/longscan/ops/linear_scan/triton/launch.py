@@ -8,6 +8,7 @@ from torch import Tensor
 
 from longscan.ops._gpu import ChunkedLaunch, ChunkMaps, ceil_div, divide_time, launch, on_device, power_of_two, select_chunks
 from longscan.ops._triton import state_passing_kernel
+from longscan.ops._triton_launch import state_passing_grid
 from longscan.ops._triton_steps import previous_steps
 from longscan.ops.linear_scan.triton.backward import chunk_map_bwd_kernel, scan_bwd_kernel
 from longscan.ops.linear_scan.triton.forward import chunk_map_fwd_kernel, scan_fwd_kernel
@@ -59,10 +60,10 @@ def apply_all(maps: ChunkMaps, state: Tensor, is_complex: bool, backward: bool =
         maps = ChunkMaps(*(None if x is None else x.flip(1) for x in maps))
     batch, number, size = maps.local.shape[:3]
     states = maps.local.new_empty((batch, number + 1, *maps.local.shape[2:]))
-    launch(
-        state_passing_kernel, (batch, ceil_div(size, 128)), maps.mult, maps.local, state, maps.restarted, states, number, size,
-        constants={"COMPLEX": is_complex, "REVERSE": False, "BLOCK": 128},
-    )  # fmt: skip
+    grid, block = state_passing_grid(batch, size)
+    constants = {"COMPLEX": is_complex, "REVERSE": False, "BLOCK": block}
+    tensors = maps.mult, maps.local, state, maps.restarted, states
+    launch(state_passing_kernel, grid, *tensors, number, size, constants=constants)
     return states[:, -1].clone()
 
 

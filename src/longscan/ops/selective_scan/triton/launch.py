@@ -175,8 +175,8 @@ def pass_states(
     chunk_steps: number of steps of a chunk. out: (B, chunks + 1, D N[, 2]). reverse: compute gradients of states instead, from
     that of the final state, `first`.
     """
-    grid, starts = (problem.batch, ceil_div(problem.size, 128)), restarts(flags, chunk_steps)
-    constants = {"COMPLEX": problem.components == 2, "REVERSE": reverse, "BLOCK": 128}
+    (grid, block), starts = tables.state_passing_grid(problem.batch, problem.size), restarts(flags, chunk_steps)
+    constants = {"COMPLEX": problem.components == 2, "REVERSE": reverse, "BLOCK": block}
     launch(state_passing_kernel, grid, maps[0], maps[1], first, starts, out, maps.shape[2], problem.size, constants=constants)
 
 

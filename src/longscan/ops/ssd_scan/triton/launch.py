@@ -13,8 +13,6 @@ from longscan.ops.ssd_scan.triton import launch_rotation as rotation
 from longscan.ops.ssd_scan.triton.backward import chunk_scan_bwd_kernel, chunk_state_bwd_kernel
 from longscan.ops.ssd_scan.triton.forward import chunk_scan_fwd_kernel, chunk_state_fwd_kernel
 
-PASS_BLOCK = 128  # numbers of a state in a program that passes states from split to split
-
 
 class ScanInputs(NamedTuple):
     """Tensors that the kernels of the scan read: the arguments of `forward` except the initial state, angles and biases.
@@ -190,8 +188,8 @@ def _new_split_states(problem: _Problem, like: Tensor) -> tuple[Tensor, Tensor, 
 def _pass_states(
     problem: _Problem, split_decay: Tensor, local: Tensor, first: Tensor, flags: Tensor | None, out: Tensor, reverse: bool
 ) -> None:
-    constants = {"COMPLEX": False, "REVERSE": reverse, "BLOCK": PASS_BLOCK}
-    grid = problem.batch, ceil_div(problem.size, PASS_BLOCK)
+    grid, block = tables.state_passing_grid(problem.batch, problem.size)
+    constants = {"COMPLEX": False, "REVERSE": reverse, "BLOCK": block}
     starts = restarts(flags, problem.split_chunks * problem.chunk_steps)
     launch(state_passing_kernel, grid, split_decay, local, first, starts, out, problem.splits, problem.size, constants=constants)
 
