@@ -195,6 +195,19 @@ def test_invalid_steps_change_no_results_or_gradients(op, backend, data):
     assert_same(run(padded, backend), alone, *runs_for_tolerance(single, run_and_spread))
 
 
+@pytest.mark.parametrize(("op", "backend"), [pair for pair in OP_BACKENDS if pair[0] != "mamba_step"])
+@given(data=st.data())
+def test_gradients_without_steps_are_zeros(op, backend, data):
+    """No gradient is None, and only that of the initial state is not 0, from the final state, which is equal to it."""
+    case = data.draw(cases(op, lengths=(0,))).in_precision(data.draw(st.sampled_from(PRECISIONS)))
+    inputs = {name: x.detach().clone().requires_grad_() for name, x in case.inputs.items()}
+    for i, result in enumerate(call(replace(case, inputs=inputs), backend)):
+        gradients = torch.autograd.grad(result, list(inputs.values()), torch.ones_like(result), retain_graph=True)
+        for (name, x), gradient in zip(inputs.items(), gradients, strict=True):
+            expected = torch.ones_like(x) if i == 1 and name == "initial_state" else torch.zeros_like(x)
+            assert torch.equal(gradient, expected), name
+
+
 @ON_EVERY_BACKEND
 @given(data=st.data())
 def test_repeated_calls_give_same_bits_without_aliases(op, backend, data):

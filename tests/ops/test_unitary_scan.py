@@ -165,6 +165,15 @@ def test_phase_grid_hides_padding_from_gradients():
         assert torch.equal(plain, other)
 
 
+def test_gradients_with_a_phase_grid_without_steps_are_zeros():
+    given = {name: x[:, :0] if name in ("u", "dt", "z") else x for name, x in grid_example().items()}
+    leaves = {name: x.clone().requires_grad_() for name, x in given.items()}
+    y, (ssm, _) = unitary_scan(**leaves, phase_grid=7)
+    for result in (y, ssm):
+        for grad in torch.autograd.grad(result, list(leaves.values()), torch.ones_like(result), retain_graph=True):
+            assert not grad.count_nonzero()
+
+
 def test_phase_that_is_not_int64_raises():
     state = torch.zeros(2, 4, 3, 2), torch.zeros(2, 4, 3)
     with pytest.raises(TypeError, match=r"`initial_state\[1\]` must be of dtype torch.int64, got torch.float32"):

@@ -153,6 +153,16 @@ def restore_complex(pairs: Tensor, like: Tensor) -> Tensor:
     return torch.view_as_complex(pairs) if like.is_complex() else pairs
 
 
+def connect_gradients(results: tuple[Tensor, ...], *inputs: Tensor | None) -> tuple[Tensor, ...]:
+    """Return copies of the results of a call without steps that depend on all inputs, with gradients of zeros.
+
+    Without steps no operation reads most inputs, and autograd would return None for them. Gradients of torch's operations on
+    tensors without elements are zeros, too. results: real tensors.
+    """
+    real = [torch.view_as_real(x.resolve_conj()) if x.is_complex() else x for x in inputs if x is not None]
+    return tuple(torch.cat([y.reshape(-1), *[x.reshape(-1)[:0].to(y.dtype) for x in real]]).view(y.shape) for y in results)
+
+
 def state_dtype(*inputs: Tensor | None) -> torch.dtype:
     """Return the real dtype in which scans accumulate: float64 if any input is float64 or complex128, otherwise float32."""
     wide = (torch.float64, torch.complex128)

@@ -7,7 +7,16 @@ from torch import Tensor
 
 from longscan.distributed.context import SequenceSplit, current_split
 from longscan.ops._native_op import NativeOp
-from longscan.ops.arguments import check_real, check_tensor, restore_complex, state_dtype, step_flags, to_pairs, without_autocast
+from longscan.ops.arguments import (
+    check_real,
+    check_tensor,
+    connect_gradients,
+    restore_complex,
+    state_dtype,
+    step_flags,
+    to_pairs,
+    without_autocast,
+)
 from longscan.ops.block2_scan import eager, reference
 from longscan.ops.dispatch import NATIVE, probe, resolve
 from longscan.ops.pieces import PieceMap, product_of_factors, scan_piece
@@ -97,6 +106,8 @@ def block2_scan(
             lambda: _matrix_map(matrices, drive, flags),
             native=_piece(matrices, drive, start, flags, chosen),
         )
+        if length == 0:
+            x, final = connect_gradients((x, final), matrices, drive, start)
     if not columns:
         return x.squeeze(-1).to(out), final.squeeze(-1)
     return restore_complex(x.contiguous(), f).to(out), restore_complex(final.contiguous(), f)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from longscan.distributed.context import SequenceSplit, current_split
-from longscan.ops.arguments import check_real, state_dtype, step_flags, without_autocast
+from longscan.ops.arguments import check_real, connect_gradients, state_dtype, step_flags, without_autocast
 from longscan.ops.delta_scan import eager, reference
 from longscan.ops.dispatch import resolve
 from longscan.ops.pieces import PieceMap, pass_states
@@ -77,6 +77,8 @@ def delta_scan(
             y, final = run(v_wide, initial_state)
         else:
             y, final = _scan_piece(run, v_wide, initial_state, flags, split)
+        if length == 0:
+            y, final = connect_gradients((y, final), v_wide, k, q, log_alpha, beta, initial_state)
     return y.to(v.dtype), final
 
 

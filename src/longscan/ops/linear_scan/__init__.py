@@ -8,7 +8,7 @@ from torch import Tensor
 from longscan.distributed.context import SequenceSplit, current_split, reversed_split
 from longscan.numerics.pairs import constant, multiply
 from longscan.ops._native_op import NativeOp
-from longscan.ops.arguments import check_tensor, state_dtype, step_flags, to_pairs, without_autocast
+from longscan.ops.arguments import check_tensor, connect_gradients, state_dtype, step_flags, to_pairs, without_autocast
 from longscan.ops.dispatch import NATIVE, probe, resolve
 from longscan.ops.linear_scan import eager, reference
 from longscan.ops.pieces import PieceMap, product_of_factors, scan_piece
@@ -108,6 +108,8 @@ def linear_scan(
             lambda: factor_map(a, b, flags, is_complex),
             native=_piece(a, b, initial_state, flags, is_complex, chosen),
         )
+        if length == 0:
+            x, final = connect_gradients((x, final), a, b, initial_state)
     if not form.is_complex():
         return x.to(out), final
     return torch.view_as_complex(x).to(out), torch.view_as_complex(final)

@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from longscan.ops.arguments import check_real, state_dtype, without_autocast
+from longscan.ops.arguments import check_real, connect_gradients, state_dtype, without_autocast
 from longscan.ops.dispatch import resolve
 from longscan.ops.long_conv import eager, reference
 
@@ -29,4 +29,7 @@ def long_conv(u: Tensor, k: Tensor, *, backend: str = "auto") -> Tensor:
     wide = state_dtype(u, k)
     with without_autocast(u):
         conv = reference.long_conv if chosen == "reference" else eager.long_conv
-        return conv(u.to(wide), k.to(wide)).to(u.dtype)
+        y = conv(u.to(wide), k.to(wide))
+        if u.shape[1] == 0:
+            (y,) = connect_gradients((y,), u, k)
+        return y.to(u.dtype)

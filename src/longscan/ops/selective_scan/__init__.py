@@ -13,6 +13,7 @@ from longscan.ops._plain_calls import PlainCall, pairs_or_zeros, restore_gradien
 from longscan.ops.arguments import (
     check_complex,
     check_real,
+    connect_gradients,
     restore_complex,
     state_dtype,
     step_flags,
@@ -152,6 +153,8 @@ def _general_call(
             lambda: run(torch.zeros_like(initial_state), None, None)[1],
             _native.of_piece(*tensors, dt_softplus, paired, save_states, chosen, factors=factors),
         )
+        if length == 0:
+            y, final = connect_gradients((y, final), *converted)
     return y.to(out), restore_complex(final, form) if is_complex else final
 
 

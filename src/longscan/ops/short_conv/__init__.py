@@ -10,7 +10,7 @@ from longscan.distributed.collectives import all_gather_coalesced
 from longscan.distributed.context import current_split
 from longscan.ops._native_op import NativeOp
 from longscan.ops._plain_calls import PlainCall, pairs_or_zeros, restore_gradients
-from longscan.ops.arguments import check_real, state_dtype, step_flags, without_autocast
+from longscan.ops.arguments import check_real, connect_gradients, state_dtype, step_flags, without_autocast
 from longscan.ops.dispatch import NATIVE, probe, resolve
 from longscan.ops.pieces import PieceMap, count_steps, scan_piece
 from longscan.ops.short_conv import eager, reference
@@ -113,6 +113,8 @@ def _general_call(
         else:
             before, final = _pass_newest(initial_state, newest, count_steps(None, length, u))
             y = run(before)[0]
+        if length == 0:
+            y, final = connect_gradients((y, final), u, weight, bias, initial_state)
     return y.to(out), final
 
 

@@ -16,6 +16,7 @@ from longscan.ops.arguments import (
     RESET,
     carry_dtype,
     check_real,
+    connect_gradients,
     flag_masks,
     state_dtype,
     step_flags,
@@ -175,6 +176,8 @@ def ssd_scan(
             lambda: _decay_map(tensors[1], tensors[2], tensors[10], flags),
             outputs_of=outputs_of,
         )
+        if length == 0:
+            y, final = connect_gradients((y, final), *tensors[:13])
     return y.to(out), final
 
 

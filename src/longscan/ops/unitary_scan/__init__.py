@@ -15,6 +15,7 @@ from longscan.ops.arguments import (
     check_complex,
     check_real,
     check_tensor,
+    connect_gradients,
     restore_complex,
     state_dtype,
     step_flags,
@@ -137,8 +138,10 @@ def _general_call(
         if phase_grid < 2 or phase_dt:
             raise ValueError(f"`phase_grid` must be at least 2, without phase_dt, got {phase_grid} with phase_dt={phase_dt}")
         tensors = [*_convert(u, dt, W, bias, B, C, D, z, initial_state), phase]
-        y, state = on_grid(*tensors, phase_grid=phase_grid, valid=valid, seq_idx=seq_idx, backend=backend)
-        return y.to(u.dtype), state
+        y, (state, phase) = on_grid(*tensors, phase_grid=phase_grid, valid=valid, seq_idx=seq_idx, backend=backend)
+        if length == 0:
+            y, state = connect_gradients((y, state), *tensors[:9])
+        return y.to(u.dtype), (state, phase)
     flags = step_flags(batch, length, valid, seq_idx, u)
     chosen = resolve("unitary_scan", backend, u, NATIVE_BACKENDS)
 
@@ -161,6 +164,8 @@ def _general_call(
             lambda: run(torch.zeros_like(tensors[8]), None, None)[1],
             _native.of_piece(*tensors, phase_dt, save_states, chosen, factors="complex"),
         )
+        if length == 0:
+            y, final = connect_gradients((y, final), *tensors[:9])
     return y.to(out), restore_complex(final, form)
 
 
