@@ -72,6 +72,16 @@ def test_runs_of_plans_have_valid_settings_and_models(path: Path) -> None:
         assert count_parameters(line.words) > 0, line.name
 
 
+@pytest.mark.parametrize("path", PLANS, ids=lambda path: path.stem)
+def test_runs_start_from_earlier_runs_of_their_plan(path: Path) -> None:
+    """Only from runs in the same folder: with another --out all runs of a plan are in the other folder."""
+    earlier: set[str] = set()
+    for line in read_train_lines(path):
+        sources = {word for word in line.words if word.startswith(("{out}/", f"runs/{path.stem}/"))}
+        assert sources <= earlier, line.name
+        earlier.add(f"{{out}}/{line.name}")
+
+
 def test_sizes_of_complex_and_real_models_are_those_of_table_4() -> None:
     """The table has a head of two layers. Complex A adds 2 * 64 * N numbers per block, N = 16 on Image and 64 on Pathfinder."""
     counts = {

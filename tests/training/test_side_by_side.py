@@ -38,15 +38,32 @@ def test_read_plan_gives_names_programs_and_arguments(tmp_path: Path) -> None:
         side_by_side.read_plan(write_plan(tmp_path, "a train --task parity", "a train"), [])
 
 
+def test_settings_and_the_folder_of_the_runs_are_arguments_of_each_line(tmp_path: Path) -> None:
+    """Such as a plan at another rate, whose fine-tuning starts from its own pretraining."""
+    path = write_plan(tmp_path, "pre train --task parity", "tuned train --training.start_from {out}/pre", "s seeds --table x")
+    (pre,) = side_by_side.read_plan(path, ["pre"], ["training.lr=0.004", "task.note=a=b c"])
+    assert pre.words == ["--task", "parity", "--training.lr", "0.004", "--task.note", "a=b c"]
+    _, tuned, seeds = side_by_side.read_plan(path, [], ["steps=3"])
+    command = tuned.command(tmp_path / "new", 60.0)
+    assert command[3:] == [
+        "train", "--training.start_from", f"{tmp_path}/new/pre", "--steps", "3", "--out", f"{tmp_path}/new/tuned"
+    ]  # fmt: skip
+    assert seeds.command(tmp_path, 60.0)[2:6] == ["--table", "x", "--steps", "3"]
+    with pytest.raises(ValueError, match=r"`--settings` must be texts NAME=VALUE, got 'training\.lr'"):
+        side_by_side.read_plan(path, [], ["training.lr"])
+
+
 @pytest.mark.usefixtures("forked_jobs")
 def test_finished_and_failed_runs_of_a_plan_are_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write_plan(tmp_path, f"good train {SMALL} --training.steps 2", "bad train --task parity --training.steps 0")
     out = tmp_path / "out"
-    monkeypatch.setattr(sys, "argv", ["side_by_side.py", str(path), "--out", str(out), "--gpus", "", "--per-gpu", "2"])
+    options = ["--out", str(out), "--gpus", "", "--per-gpu", "2", "--settings", "training.log_every=1"]
+    monkeypatch.setattr(sys, "argv", ["side_by_side.py", str(path), *options])
     assert side_by_side.main() == 1
     result = Run(out / "good").result
     assert result is not None
     assert result["steps"] == 2
+    assert Run(out / "good").settings.training.log_every == 1
     assert "`training.steps` must be a whole number of at least 1, got 0" in (out / "bad.txt").read_text()
     ended = side_by_side.side_by_side(side_by_side.read_plan(path, ["good"]), [""], 1, out, 60.0)
     assert {name: one.status for name, one in ended.items()} == {"good": 0}, "a finished run is not repeated"
