@@ -43,8 +43,8 @@ def check_given_once(argv: Sequence[str], repeatable: Collection[str], synonyms:
 
     Args:
         argv: the command line. The words after `--` are no options.
-        repeatable: flags, and the options of which each further one counts.
-        synonyms: for options with two names, one name -> the other.
+        repeatable: options that may be given several times: flags, and options that collect all of their values.
+        synonyms: for options with two names, one of the names -> the other.
     """
     first: dict[str, str] = {}
     words = argv[: argv.index("--")] if "--" in argv else argv
@@ -59,12 +59,12 @@ def check_given_once(argv: Sequence[str], repeatable: Collection[str], synonyms:
 
 
 class UnknownArgumentError(SettingError):
-    """An argument that no parser knows; the message has the option and the setting that are most like it.
+    """An argument that no parser knows. The message suggests the option and the setting that are most similar to it.
 
     Args:
         word: the argument.
-        names: options and settings without -- that it may stand for. Of several that are equally like it, the message has the
-            first one.
+        names: options and settings, without --, that the word may stand for. If several are equally similar to it, the message
+            has the first one.
     """
 
     def __init__(self, word: str, names: Iterable[str] = ()) -> None:

@@ -12,7 +12,13 @@ class SettingError(ValueError):
 
 
 class FieldError(NamedTuple):
-    """A value that is not of its declared type: its path, such as rows[3].loss ("" for a whole row), itself, what was needed."""
+    """A value that does not match its declared type.
+
+    Attributes:
+        path: place of the value in the file or the settings, such as rows[3].loss; "" for a whole row.
+        got: the value as text.
+        needed: description of the declared type, for example "a number above 0".
+    """
 
     path: str
     got: str
@@ -59,10 +65,11 @@ _OTHER_NAMES = {
 
 
 def nearest(word: str, names: Iterable[str]) -> str | None:
-    """Return the name that is most like a word, None if none is: hyphens count as underscores, capitals as small letters.
+    """Return the name that a mistyped word most probably stands for; None if no name is similar to it.
 
-    A dotted name is also compared by its last part. If no name is spelled alike, one that begins with the word is like it, and so
-    is one that is the first part of the word, such as target of target_column.
+    Hyphens count as underscores and capitals as small letters. A dotted name is also compared by its last part. Names that other
+    programs use (`_OTHER_NAMES`) come first, then names of similar spelling. If there is none, a name that begins with the word
+    is returned, or one with which the word begins, such as target for target_column.
     """
     word = word.lower().replace("-", "_")
     last_parts: dict[str, str] = {}
@@ -79,10 +86,11 @@ def nearest(word: str, names: Iterable[str]) -> str | None:
 
 
 def nearest_names(word: str, names: Sequence[str]) -> list[str]:
-    """Return what an option of the command line may stand for: the nearest name, after an option that is also like the word.
+    """Return up to two names that a mistyped option of the command line may stand for, without "--".
 
-    Options of a command have names without a dot, settings names with one. An option of the same length, plus or minus one, is
-    named even if a setting is more alike: --labels may stand for --label and for --task.labels.
+    The names are those of the command's own options, which have no dot, and of settings, which have one. The most similar option
+    of the same length, plus or minus one, comes first, even if a setting is more similar: for --labels the result is label and
+    task.labels.
     """
     options = [name for name in names if "." not in name and abs(len(name) - len(word)) <= 1]
     return list(dict.fromkeys(name for name in (nearest(word, options), nearest(word, names)) if name is not None))

@@ -54,21 +54,22 @@ def read_bytes(path: str | Path) -> bytes:
 
 
 def try_writing(path: str | Path) -> None:
-    """Raise OSError if a file or folder cannot be written or created. Creates nothing that remains."""
-    whole = Path(path).absolute()
-    nearest = next(place for place in (whole, *whole.parents) if place.exists() or place.is_symlink())
-    if nearest == whole and whole.exists() and not whole.is_dir():
-        if whole.is_file():  # opening a pipe waits for its reader
-            whole.open("ab").close()
+    """Raise OSError if a file or folder cannot be written or created. No file or folder remains after the call."""
+    absolute = Path(path).absolute()
+    existing = next(place for place in (absolute, *absolute.parents) if place.exists() or place.is_symlink())
+    if existing == absolute and absolute.exists() and not absolute.is_dir():
+        if absolute.is_file():  # opening a pipe waits for its reader
+            absolute.open("ab").close()
         return
-    with TemporaryDirectory(dir=nearest):  # permissions are not enough: root has all of them, and yet cannot write into /proc
+    with TemporaryDirectory(dir=existing):  # permissions are not enough: root has all of them, and yet cannot write into /proc
         return
 
 
 def write_text(path: Path, text: str) -> Path:
     """Write a file under a temporary name in the same folder and rename it, so that no reader sees an incomplete file.
 
-    The temporary name is that of the process and thread: of several that write the file, the last one to end counts.
+    The temporary name contains the numbers of the process and the thread, so several of them can write the same file at the same
+    time. The file then has the content of the one that ends last.
     """
     with _replacing(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
@@ -76,12 +77,13 @@ def write_text(path: Path, text: str) -> Path:
 
 
 def write_user_file(path: Path, content: bytes) -> Path:
-    """Write a file of a name that a user gave as `write_text` does, behind a symbolic link too; devices and pipes in place.
+    """Write bytes to a path that the user has chosen, and create its folder if needed.
 
-    The folder of the file is created if needed.
+    A regular file, also one to which a symbolic link points, is replaced as in `write_text`. Devices and pipes are opened and
+    written instead, because renaming would replace /dev/null by a file.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    if path.exists() and not path.is_file():  # renaming would replace /dev/null by a file
+    if path.exists() and not path.is_file():
         path.write_bytes(content)
         return path
     with _replacing(path.resolve()) as temporary:

@@ -17,7 +17,7 @@ processors of an AMD EPYC, torch 2.13:
 import os
 import sys
 
-# Variables of the environment by which a user, GNU's or LLVM's OpenMP say the same
+# Environment variables that set this policy: the standard one of OpenMP, that of GNU's and that of LLVM's implementation
 VARIABLES = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")
 
 

@@ -63,17 +63,19 @@ NonEmptyStr = Annotated[str, Rule(bool, "text that is not empty")]
 
 
 def parse_value(value: Any, declared: Any, path: str = "") -> tuple[Any, list[FieldError]]:
-    """Convert a value to an annotated type and list what does not match, by path.
+    """Convert a value to an annotated type; return the converted value and an error for each part that does not match.
 
-    Lists become tuples where the type is a tuple, whole numbers floats where it is float, numbers of NumPy those of Python,
-    paths text. bool is no number, text is no number, numbers must be finite and within the range of float64. A class with a
-    method `parse_mapping` is made from a mapping by this method.
+    A list becomes a tuple if the type is a tuple, and a whole number becomes a float if the type is float. Numbers of NumPy
+    become those of Python, and a path becomes text. A bool or a text is not accepted as a number. Numbers must be finite and
+    within the range of float64. If the type is a class with a method `parse_mapping`, this method converts a mapping.
+
+    path: place of `value` in the file or the settings, with which the paths of the errors begin.
     """
     origin, arguments = get_origin(declared), get_args(declared)
     if origin is Annotated:
         parsed, errors = parse_value(value, arguments[0], path)
         rules = [one for one in arguments[1:] if isinstance(one, Rule)]
-        if rules and not (_below(path, errors) or (not errors and all(rule.is_met(parsed) for rule in rules))):
+        if rules and not (_errors_of_items(path, errors) or (not errors and all(rule.is_met(parsed) for rule in rules))):
             return value, [FieldError(path, quote(value), describe_type(declared))]
         return parsed, errors
     if origin in (Union, UnionType):
@@ -82,16 +84,17 @@ def parse_value(value: Any, declared: Any, path: str = "") -> tuple[Any, list[Fi
             parsed, errors = parse_value(value, one, path)
             if not errors:
                 return parsed, []
-            nested += _below(path, errors)
+            nested += _errors_of_items(path, errors)
         return value, nested or [FieldError(path, quote(value), describe_type(declared))]
     if isinstance(origin, type) and issubclass(origin, Mapping) and isinstance(value, Mapping):
         return _parse_mapping(value, arguments[0], arguments[1], path)
     if isinstance(origin, type) and _is_sequence(value, origin):
-        ofs = arguments if origin is tuple and arguments[-1] is not ... else arguments[:1] * len(value)
-        if len(ofs) == len(value):
-            found = [parse_value(one, of, f"{path}[{i}]") for i, (one, of) in enumerate(zip(value, ofs, strict=True))]
+        item_types = arguments if origin is tuple and arguments[-1] is not ... else arguments[:1] * len(value)
+        if len(item_types) == len(value):
+            items = enumerate(zip(value, item_types, strict=True))
+            results = [parse_value(item, item_type, f"{path}[{i}]") for i, (item, item_type) in items]
             kind: Any = origin if origin in (tuple, list) else type(value)
-            return kind(one for one, _ in found), [error for _, errors in found for error in errors]
+            return kind(item for item, _ in results), [error for _, errors in results for error in errors]
     if hasattr(declared, "parse_mapping") and isinstance(value, Mapping):
         return declared.parse_mapping(value, path)
     if declared is str and isinstance(value, PurePath):
@@ -101,8 +104,8 @@ def parse_value(value: Any, declared: Any, path: str = "") -> tuple[Any, list[Fi
     return value, [FieldError(path, quote(value), describe_type(declared))]
 
 
-def _below(path: str, errors: Iterable[FieldError]) -> list[FieldError]:
-    """Return the errors of items of the value at `path`."""
+def _errors_of_items(path: str, errors: Iterable[FieldError]) -> list[FieldError]:
+    """Return the errors about items of the value at `path`, without those about the value itself."""
     return [error for error in errors if error.path != path]
 
 
@@ -154,7 +157,7 @@ def matches_type(value: object, declared: Any) -> bool:
 
 
 def checked_value(value: Any, declared: Any, path: str) -> Any:
-    """Convert a value to an annotated type. Raises SettingError with the path of what does not match first."""
+    """Return a value converted to an annotated type. Raises SettingError about the first part of it that does not match."""
     parsed, errors = parse_value(value, declared, path)
     if errors:
         raise SettingError(str(errors[0]))

@@ -22,8 +22,14 @@ _Loader.add_implicit_resolver("tag:yaml.org,2002:null", re.compile("None$"), ["N
 
 
 def parse_text(text: str, declared: Any) -> Any:
-    """Return an argument of the command line as YAML reads it; unchanged if it is text, or if only the text is of the type."""
-    if not text.strip():  # nothing to YAML, but null and None are how to write that
+    """Return the value of a command-line argument, read as YAML: "3" is a number, "[1, 2]" a list, "null" or "None" is None.
+
+    The text itself is returned if YAML cannot read it or reads it as text, and if the text matches the type but its value in YAML
+    does not, such as "3" for a setting whose type is str.
+
+    declared: annotated type of the setting.
+    """
+    if not text.strip():  # YAML reads an empty text as None, which must be written as null or None
         return text
     try:
         value = yaml.load(text, Loader=_Loader)

@@ -123,7 +123,8 @@ class Finding:
 
 
 _ROTATING = ("angle", "own_scale", "B_bias", "C_bias")  # arguments of ssd_scan that Mamba-3 has and Mamba-2 has not
-_KIND = {
+# Words in the name of a call for the variant of the op that `is_complex` selects
+_VARIANT_WORDS = {
     "block2_scan": " constant complex",
     "selective_scan": " complex",
     "ssd_scan": " rotating",
@@ -160,7 +161,7 @@ def example_call(op: str, batch: int, length: int, channels: int, states: int, m
         tensors = {name: x for name, x in tensors.items() if name not in _ROTATING}
     if op == "mamba_step":
         name = f"({batch}, {channels}, {states}){' inactive rows' * masked}{' selects raw' * is_complex}"
-        if masked:  # without the norm's weight, y is 0 in inactive rows, not x, which holds NaN there
+        if masked:  # with the norm's weight, y would be x in inactive rows, and x is NaN there
             del tensors["norm_weight"]
             tensors["active"] = torch.arange(batch) != 1
             tensors["x"][1:2] = float("nan")
@@ -172,7 +173,7 @@ def example_call(op: str, batch: int, length: int, channels: int, states: int, m
             x = tensors.get(name)
             if x is not None and x.shape[:2] == (batch, length):
                 x.masked_fill_(~tensors["valid"].view(batch, length, *(1,) * (x.ndim - 2)), float("nan"))
-    name = f"({batch}, {length}, {channels}, {states}){' masks' * masked}{_KIND.get(op, '') * is_complex}"
+    name = f"({batch}, {length}, {channels}, {states}){' masks' * masked}{_VARIANT_WORDS.get(op, '') * is_complex}"
     return Call(op, name, tensors, options[op])
 
 
@@ -199,32 +200,32 @@ def check_call(call: Call, backend: str, device: torch.device) -> Finding:
     finding = Finding(call.op, backend, call.name, "", 0.0, 0.0, None)
     try:
         with _UninitialisedNaN():
-            once = rounded.results(backend, device, torch.float32)
-            again = rounded.results(backend, device, torch.float32)
+            first_run = rounded.results(backend, device, torch.float32)
+            second_run = rounded.results(backend, device, torch.float32)
     except Exception as raised:  # whatever a kernel or its compiler raises is a finding
         return replace(finding, fault=f"{type(raised).__name__}: {' '.join(str(raised).split())[:200]}")
-    cpu, near = torch.device("cpu"), rounded.perturbed()
-    truth, plain = (rounded.results("reference", cpu, dtype) for dtype in (torch.float64, torch.float32))
+    cpu, perturbed_calls = torch.device("cpu"), rounded.perturbed()
+    exact_results, float32_results = (rounded.results("reference", cpu, dtype) for dtype in (torch.float64, torch.float32))
     # Perturbed calls use the vectorised backend, since the loop of the reference would take minutes for long sequences.
-    perturbed, plain_perturbed = (
-        [each.results("eager", cpu, dtype) for each in near] for dtype in (torch.float64, torch.float32)
+    exact_perturbed, float32_perturbed = (
+        [perturbed.results("eager", cpu, dtype) for perturbed in perturbed_calls] for dtype in (torch.float64, torch.float32)
     )
-    if once.keys() != truth.keys():
-        return replace(finding, fault=f"the results must be {', '.join(truth)}, got {', '.join(once)}")
-    worst = 0.0
-    for name, exact in truth.items():
+    if first_run.keys() != exact_results.keys():
+        return replace(finding, fault=f"the results must be {', '.join(exact_results)}, got {', '.join(first_run)}")
+    largest_share = 0.0
+    for name, exact in exact_results.items():
         largest = max(largest_value(exact), 1e-30)
-        moves, plain_moves = ([results[name] for results in group] for group in (perturbed, plain_perturbed))
-        error = largest_error(once[name], exact) / largest
-        allowed = allowed_error(torch.float32, [plain[name]], exact, moves, plain_moves) / largest
+        perturbed64, perturbed32 = ([results[name] for results in group] for group in (exact_perturbed, float32_perturbed))
+        error = largest_error(first_run[name], exact) / largest
+        allowed = allowed_error(torch.float32, [float32_results[name]], exact, perturbed64, perturbed32) / largest
         if not error <= allowed:
             fault = f"{name}: error {error:.1e}, allowed {allowed:.1e}"
             return replace(finding, worst=name, error=error, allowed=allowed, fault=fault)
-        if not torch.equal(once[name], again[name]):
+        if not torch.equal(first_run[name], second_run[name]):
             return replace(finding, worst=name, error=error, allowed=allowed, fault=f"{name}: other bits in a second run")
         share = error / allowed if allowed else 0.0
-        if share >= worst:
-            worst, finding = share, replace(finding, worst=name, error=error, allowed=allowed)
+        if share >= largest_share:
+            largest_share, finding = share, replace(finding, worst=name, error=error, allowed=allowed)
     return finding
 
 
@@ -253,7 +254,7 @@ def kernels(device: torch.device) -> Iterator[tuple[str, str]]:
 def doctor(device: torch.device) -> Iterator[list[Finding]]:
     """Check the kernels of a device one after another, store the verdicts for `auto`, and yield the findings of each kernel.
 
-    That verdicts cannot be stored is logged once.
+    If the verdicts cannot be stored, one warning is logged.
     """
     found = list(kernels(find_device(device)))
     if device.type == "cuda":  # compile in parallel, which takes most of the time

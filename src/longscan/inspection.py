@@ -22,8 +22,8 @@ from longscan.layers.state import State, map_state, state_tensors
 from longscan.models import LanguageModel, SequenceModel
 
 MAX_STATES = 16_384  # real numbers of one sequence's state whose transition matrix is computed
-ROUNDING = 1e-12  # entries of it that are smaller, relative to the state after a step from zeros, are rounding errors
-UNIT_STATES = 256  # number of columns of such a matrix that one call computes
+ROUNDING = 1e-12  # entries of this matrix below this, relative to the state after a step from zeros, are rounding errors
+UNIT_STATES = 256  # number of columns of the matrix that one call computes
 MAX_LOG_MODULUS = 1e-9  # |log|a|| of eigenvalues that count as |a| = 1, which have rounding errors
 
 
@@ -432,8 +432,9 @@ def patch_state(
 ) -> Tensor:
     """Run `step` steps, replace the state by `change(state)`, and return the outputs of the other steps.
 
-    With `change=lambda state: module.initial_state(batch)` the result tells what the state held: it is the output of a module
-    that remembers nothing of the first steps. For a model, `state._replace(blocks=...)` changes the state of one block.
+    With `change=lambda state: module.initial_state(batch)` the result is the output of a module that has forgotten the first
+    steps, so its difference from the usual output shows what the state contributed. For a model, `state._replace(blocks=...)`
+    changes the state of one block.
 
     Args:
         module: a streaming layer, block or model in evaluation mode.
@@ -472,9 +473,11 @@ def ablate_state(
     elapsed: Tensor | None = None,
     valid: Tensor | None = None,
 ) -> Tensor:
-    """Return the outputs after `step` steps if the state is then that of the start of a sequence, as `patch_state` does.
+    """Run `step` steps, reset the state to that before a sequence, and return the outputs of the other steps.
 
-    block: of a model, the block whose state is replaced; None for all blocks. The pooling keeps its state.
+    The other arguments, the result and its shape are those of `patch_state`.
+
+    block: number of the block of a model whose state is reset; None for all blocks. The state of the pooling is not reset.
     """
     if not isinstance(module, SequenceModel):
         if block is not None:

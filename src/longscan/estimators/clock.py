@@ -8,7 +8,7 @@ import pandas as pd
 from pandas.tseries.frequencies import to_offset
 from torch import Tensor
 
-from longscan._float32 import MAX_WHOLE
+from longscan._float32 import MAX_EXACT_INTEGER
 from longscan._frequencies import infer_frequency, steps_in_season
 
 Step = Any  # pandas.DateOffset of dates and periods, pandas.Timedelta of durations, float or int of numbers
@@ -78,7 +78,7 @@ def to_seconds(clock: pd.Index) -> np.ndarray:
         stamps = clock.as_unit("ns").asi8
         return (stamps - stamps[:1]) / 1e9
     numbers = np.asarray(clock)
-    if numbers.dtype.kind in "iu" and len(numbers) and max(-int(numbers.min()), int(numbers.max())) > MAX_WHOLE:
+    if numbers.dtype.kind in "iu" and len(numbers) and max(-int(numbers.min()), int(numbers.max())) > MAX_EXACT_INTEGER:
         numbers = numbers - numbers[0]
     return np.asarray(numbers, dtype=np.float64)
 

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from longscan._devices import find_device
 from longscan._errors import count_text, quote
-from longscan._float32 import check_whole
+from longscan._float32 import check_exact_integers
 from longscan._torch_defaults import torch_defaults
 from longscan._types import (
     FractionBelowOne,
@@ -428,7 +428,7 @@ class SeriesEstimator(SavedEstimator):
             needed = f"those of fit in their order, {quote(self._step_names)}"
             raise ValueError(f"the columns of `X` must be {needed}, got {quote(names)}")
         values = np.asarray(table, dtype=np.float64)
-        check_whole(table, values, "`X`")
+        check_exact_integers(table, values, "`X`")
         if known is not None and known.channels > 1 and isinstance(X, np.ndarray) and known.channels in values.shape:
             single = "two axes are (cases, steps), and a single series is X[None]"
             raise ValueError(f"`X` must have {known.channels} channels as in fit, got 1; {single}")

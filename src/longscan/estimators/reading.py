@@ -18,7 +18,7 @@ from scipy import sparse
 from torch import Tensor
 
 from longscan._errors import count_text, quote
-from longscan._float32 import check_whole
+from longscan._float32 import check_exact_integers
 from longscan.estimators.clock import as_clock, check_increasing
 from longscan.estimators.series import Collection, pad_arrays
 
@@ -378,7 +378,7 @@ def _values(source: str, part: Any) -> np.ndarray:
     if not np.isfinite(array).all():
         nan, infinite = np.isnan(array).sum(), np.isinf(array).sum()
         raise ValueError(f"{source} must contain only finite numbers, got {nan} NaN and {infinite} infinity")
-    check_whole(part, array, source)
+    check_exact_integers(part, array, source)
     return array
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn.functional import mse_loss
 
 from longscan._errors import count_text
-from longscan._float32 import check_whole
+from longscan._float32 import check_exact_integers
 from longscan._torch_defaults import torch_defaults
 from longscan.estimators.features import KINDS, LINEAR_KINDS, SHAPE_KINDS, StateFeatures
 from longscan.estimators.fitting import Examples, SeriesEstimator, read_weights
@@ -200,5 +200,5 @@ def convert_targets(y: Any) -> np.ndarray:
     targets = np.asarray(checked, dtype=np.float64)
     if not np.isfinite(targets).all():  # of None in a list, which scikit-learn does not find
         raise ValueError(f"`y` must contain only finite numbers, got {int((~np.isfinite(targets)).sum())} that are missing")
-    check_whole(checked, targets, "`y`")
+    check_exact_integers(checked, targets, "`y`")
     return targets

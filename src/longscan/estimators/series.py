@@ -9,7 +9,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from longscan._float32 import LARGEST, first_beyond
+from longscan._float32 import FLOAT32_MAX, find_out_of_range
 from longscan.estimators.clock import as_clock, has_seconds, to_seconds
 
 BLOCK = 2**18  # values of the series that are converted together
@@ -109,11 +109,11 @@ class Collection:
         for rows in self._blocks():
             with np.errstate(over="ignore"):
                 values = np.where(self._valid_steps(rows)[..., None], (self.values[rows] - mean) / deviation, 0)
-            beyond = first_beyond(values)
+            beyond = find_out_of_range(values)
             if beyond is not None:
                 row, step, channel = beyond
                 row += rows.start
-                largest = f"{mean[channel] + LARGEST * deviation[channel]:.3g} in channel {self.channel_label(channel)}"
+                largest = f"{mean[channel] + FLOAT32_MAX * deviation[channel]:.3g} in channel {self.channel_label(channel)}"
                 raise ValueError(
                     f"{self.case_label(row)} of `{argument}` must be at most {largest}, the largest number of float32 in "
                     f"units of its standard deviation in fit, {deviation[channel]:g}, got {self.values[row, step, channel]:g} "
@@ -126,11 +126,11 @@ class Collection:
         for rows in self._blocks():
             own = self._gaps(rows)
             with np.errstate(over="ignore"):
-                beyond = first_beyond(own / unit)
+                beyond = find_out_of_range(own / unit)
             if beyond is not None:
                 row, step = rows.start + beyond[0], beyond[1]
                 raise ValueError(
-                    f"{self.case_label(row)} of `times` must be at most {LARGEST * unit:.3g} from step to step, the largest "
+                    f"{self.case_label(row)} of `times` must be at most {FLOAT32_MAX * unit:.3g} from step to step, the largest "
                     f"number of float32 in units of the median time between steps in fit, {unit:g}, got {own[beyond]:g} before "
                     f"step {step}"
                 )

@@ -17,7 +17,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from longscan._errors import count_text
-from longscan._float32 import LARGEST, MAX_WHOLE, check_whole
+from longscan._float32 import FLOAT32_MAX, MAX_EXACT_INTEGER, check_exact_integers
 from longscan._frequencies import infer_frequency
 from longscan._types import checked_value
 from longscan.tasks._store import cached_arrays
@@ -139,18 +139,20 @@ def _parse_rows(path: Path, columns: int, irregular: StepDates) -> dict[str, np.
                 rows.append([_parse_value(word) for word in words[1:]])
             except ValueError:
                 raise ValueError(f"{path}:{line}: values must be numbers, got {text[:60]!r}") from None
-            if any(abs(value) >= MAX_WHOLE for value in rows[-1]):
-                check_whole(words[1:], np.array(rows[-1]), f"{path}:{line}: the line")
+            if any(abs(value) >= MAX_EXACT_INTEGER for value in rows[-1]):
+                check_exact_integers(words[1:], np.array(rows[-1]), f"{path}:{line}: the line")
             dates.append(words[0].strip().strip('"'))
             numbers.append(line)
     if not rows:
         raise ValueError(f"{path} must have rows after the header, got none")
     values = np.array(rows)
-    wrong = np.argwhere(np.abs(values) > LARGEST)
+    wrong = np.argwhere(np.abs(values) > FLOAT32_MAX)
     if len(wrong):
         row, column = wrong[0]
         value = values[row, column]
-        raise ValueError(f"{path}:{numbers[row]}: values must be at most {LARGEST:.3g}, the largest of float32, got {value:g}")
+        raise ValueError(
+            f"{path}:{numbers[row]}: values must be at most {FLOAT32_MAX:.3g}, the largest of float32, got {value:g}"
+        )
     form = _detect_date_format(path, dates, numbers, irregular)
     return {"values": values, "dates": np.array(dates), "form": np.array([form]), "lines": np.array(numbers)}
 

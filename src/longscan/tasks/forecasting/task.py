@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from longscan._errors import count_text, setting_error
-from longscan._float32 import LARGEST, first_beyond
+from longscan._float32 import FLOAT32_MAX, find_out_of_range
 from longscan._types import Doc, PositiveInt, Rule
 from longscan.tasks._sparklines import sparkline
 from longscan.tasks._store import data_folder, first_existing
@@ -375,12 +375,12 @@ def _load(dataset: str, data_dir: str | None, missing: Missing) -> _Data:
 def _standardise(path: str | Path, table: Table, mean: np.ndarray, std: np.ndarray) -> np.ndarray:
     """Standardise a table, (rows, C) float32; ValueError for a value beyond the range of float32."""
     values = (table.values - mean) / std
-    beyond = first_beyond(values)
+    beyond = find_out_of_range(values)
     if beyond is not None:
         row, column = beyond
         raise ValueError(
-            f"{path}: {table.variables[column]} in row {row + 1} after the header must be at most {LARGEST:.3g}, the largest of "
-            f"float32, in units of the training rows' standard deviation, {std[column]:g}, got {table.values[row, column]:g}, "
+            f"{path}: {table.variables[column]} in row {row + 1} after the header must be at most {FLOAT32_MAX:.3g}, the largest "
+            f"of float32, in units of the training rows' standard deviation, {std[column]:g}, got {table.values[row, column]:g}, "
             f"which is {values[row, column]:g}"
         )
     return values.astype(np.float32)

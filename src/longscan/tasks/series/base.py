@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from longscan._errors import count_text, cut, setting_error
-from longscan._float32 import LARGEST
+from longscan._float32 import FLOAT32_MAX
 from longscan._types import Doc, NonEmptyStr, Rule
 from longscan.tasks._store import visible_paths
 from longscan.tasks.base import Batch, Split, SplitSeed, Task
@@ -314,9 +314,9 @@ def scaled_values(values: np.ndarray, mean: np.ndarray, scale: np.ndarray, sourc
     """Return standardised values (..., C) float32; ValueError for a value beyond the range of float32."""
     scaled = (values - mean) / scale
     largest = np.nanmax(np.abs(scaled), initial=0)
-    if largest > LARGEST:
+    if largest > FLOAT32_MAX:
         raise ValueError(
-            f"{source} must have values of at most {LARGEST:.3g}, the largest of float32, in units of the training series' "
+            f"{source} must have values of at most {FLOAT32_MAX:.3g}, the largest of float32, in units of the training series' "
             f"standard deviation, got {largest:g}"
         )
     return scaled.astype(np.float32)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from longscan._float32 import MAX_WHOLE
+from longscan._float32 import MAX_EXACT_INTEGER
 from longscan._frequencies import infer_frequency
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ def _parse(words: "pd.Series", form: str) -> tuple[np.ndarray, int | None]:
 
     if form == "numbers":
         numbers = pd.to_numeric(words, errors="coerce").to_numpy(np.float64)
-        wrong = ~(np.abs(numbers) < MAX_WHOLE)  # beyond it, different times may be the same number
+        wrong = ~(np.abs(numbers) < MAX_EXACT_INTEGER)  # beyond it, different times may be the same number
         return numbers, int(wrong.argmax()) if wrong.any() else None
     is_iso = form in ("ISO8601", WITH_OFFSETS)
     dates = pd.to_datetime(words, format="ISO8601" if is_iso else form, errors="coerce", utc=True)
@@ -130,7 +130,7 @@ def clock_change_hint(stamp: int, form: str) -> str:
 
 def _format_number(number: float) -> str:
     """Return a number with 15 digits, without the rounding of sums such as 0.1 + 0.2, or with all if it needs more."""
-    if number.is_integer() and abs(number) <= MAX_WHOLE:
+    if number.is_integer() and abs(number) <= MAX_EXACT_INTEGER:
         return str(int(number))
     short = f"{number:.15g}"
     return short if abs(float(short) - number) <= 4 * np.finfo(np.float64).eps * abs(number) else str(number)

@@ -19,7 +19,7 @@ from unicodedata import normalize
 import numpy as np
 
 from longscan._errors import SettingError, count_text, cut, quote, setting_error
-from longscan._float32 import LARGEST, MAX_WHOLE, check_whole
+from longscan._float32 import FLOAT32_MAX, MAX_EXACT_INTEGER, check_exact_integers
 from longscan.tasks._store import Arrays, cached_arrays
 from longscan.tasks.series.clock import (
     MAX_YEAR,
@@ -202,12 +202,12 @@ def _read(path: Path, files: Sequence[Path], options: ReadOptions, folder: Path)
         raise ValueError(f"{path} must contain rows after the names of the columns, got none")
     for first in range(0, len(parts.values), PIECE_STEPS):
         piece = np.asarray(parts.values[first : first + PIECE_STEPS])
-        wrong = np.argwhere(np.abs(piece) > LARGEST)
+        wrong = np.argwhere(np.abs(piece) > FLOAT32_MAX)
         if len(wrong):
             row, channel = first + int(wrong[0][0]), int(wrong[0][1])
             series = int(np.searchsorted(parts.offsets, row, "right")) - 1
             raise ValueError(
-                f"{path}: values must be finite and at most {LARGEST:.3g}, got {parts.values[row, channel]:g} in step "
+                f"{path}: values must be finite and at most {FLOAT32_MAX:.3g}, got {parts.values[row, channel]:g} in step "
                 f"{row - parts.offsets[series] + 1} of series {quote(parts.ids[series])}, {parts.channels[channel]}"
             )
     return parts.arrays()
@@ -490,7 +490,7 @@ def _as_numbers(column: Any, name: str, path: Path, first: int, decimal: str, ma
         numbers = column.to_numpy(np.float64, na_value=np.nan)
         inexact = np.zeros(len(numbers), bool)
         if pd.api.types.is_integer_dtype(column):
-            inexact = ((column > MAX_WHOLE) | (column < -MAX_WHOLE)).to_numpy(bool, na_value=False)
+            inexact = ((column > MAX_EXACT_INTEGER) | (column < -MAX_EXACT_INTEGER)).to_numpy(bool, na_value=False)
     else:
         words = column if decimal == "." else column.map(_with_point)
         found = pd.to_numeric(words, errors="coerce") if column.dtype.kind not in "mM" else pd.Series(np.nan, column.index)
@@ -516,8 +516,8 @@ def _as_numbers(column: Any, name: str, path: Path, first: int, decimal: str, ma
                 f"{quote(word, 40)} in {_where(path, first + row)}; {hint}"
             )
         numbers = found.to_numpy(np.float64)
-        inexact = np.abs(numbers) >= MAX_WHOLE
-        inexact[inexact] = [bool(_WHOLE.fullmatch(str(word))) and abs(int(word)) > MAX_WHOLE for word in column[inexact]]
+        inexact = np.abs(numbers) >= MAX_EXACT_INTEGER
+        inexact[inexact] = [bool(_WHOLE.fullmatch(str(word))) and abs(int(word)) > MAX_EXACT_INTEGER for word in column[inexact]]
     if inexact.any():
         row = int(inexact.argmax())
         raise ValueError(
@@ -825,7 +825,7 @@ def _read_npz(path: Path, options: ReadOptions) -> _Parts:
         raise ValueError(f"{path}: each series must have another id, got {quote(twice)} twice")
     ids = words["id"] or [str(number + 1) for number in range(count)]
     numbers = values.astype(np.float64)
-    check_whole(values, numbers, str(path))
+    check_exact_integers(values, numbers, str(path))
     return _Parts(
         numbers, offsets.astype(np.int64), ids, channels, words["label"], words["group"], layout="array",
         has_ids=words["id"] is not None, unread=unread,

@@ -27,7 +27,7 @@ import numpy as np
 
 from longscan._errors import count_text
 from longscan._files import read_bytes
-from longscan._float32 import LARGEST, MAX_WHOLE, check_whole
+from longscan._float32 import FLOAT32_MAX, MAX_EXACT_INTEGER, check_exact_integers
 from longscan._types import checked_value
 from longscan.tasks._store import load_array
 
@@ -147,9 +147,9 @@ def read_npy(path: str | Path, missing: Missing = "refuse", *, layout: Layout | 
     if np.isinf(array).any():
         raise ValueError(f"{path} must contain finite values, got {np.isinf(array).sum()} infinite ones")
     several = array if array.ndim == 3 else array[None]
-    if np.abs(several[~np.isnan(several)].astype(np.float64)).max(initial=0) > LARGEST:
+    if np.abs(several[~np.isnan(several)].astype(np.float64)).max(initial=0) > FLOAT32_MAX:
         raise ValueError(
-            f"{path}: values must be at most {LARGEST:.3g}, the largest of float32, got {np.nanmax(np.abs(several)):g}"
+            f"{path}: values must be at most {FLOAT32_MAX:.3g}, the largest of float32, got {np.nanmax(np.abs(several)):g}"
         )
     steps, channels = several.shape[1:]
     if layout is None and channels > steps:
@@ -160,7 +160,7 @@ def read_npy(path: str | Path, missing: Missing = "refuse", *, layout: Layout | 
         )
     channels_first = several if layout == "ncl" else several.transpose(0, 2, 1)
     if array.dtype.kind in "iu":
-        check_whole(channels_first, channels_first.astype(np.float64), str(path))
+        check_exact_integers(channels_first, channels_first.astype(np.float64), str(path))
     series, count = _handle_missing(path, [np.ascontiguousarray(item, dtype=np.float64) for item in channels_first], missing)
     return Recordings(series, None, (), count)
 
@@ -270,7 +270,7 @@ def _parse_number(word: str) -> float | None:
         number = float(word)
     except ValueError:
         return None
-    return number if abs(number) <= LARGEST and "_" not in word else None  # 1_1 is a number for Python alone
+    return number if abs(number) <= FLOAT32_MAX and "_" not in word else None  # 1_1 is a number for Python alone
 
 
 def _is_number(word: str) -> bool:
@@ -304,7 +304,7 @@ def _has_numbered_channels(rows: list[list[str]]) -> bool:
 def _is_too_large(word: str) -> bool:
     """Return whether a word is a number in the range of float64 but not of float32."""
     try:
-        return LARGEST < abs(float(word)) < np.inf
+        return FLOAT32_MAX < abs(float(word)) < np.inf
     except ValueError:
         return False
 
@@ -314,16 +314,18 @@ def _parse_numbers(words: list[str], path: str | Path, line: int) -> list[float]
         numbers = [float(word) for word in words]
     except ValueError:
         numbers = [np.inf]
-    if (np.abs(numbers) < MAX_WHOLE).all() and not any("_" in word for word in words):
+    if (np.abs(numbers) < MAX_EXACT_INTEGER).all() and not any("_" in word for word in words):
         return numbers
     checked = [_parse_number(word) for word in words]
     if None in checked:
         word = words[checked.index(None)].strip()
         if _is_too_large(word):
-            raise ValueError(f"{path}:{line}: values must be at most {LARGEST:.3g}, the largest of float32, got {word[:40]!r}")
+            raise ValueError(
+                f"{path}:{line}: values must be at most {FLOAT32_MAX:.3g}, the largest of float32, got {word[:40]!r}"
+            )
         raise ValueError(f"{path}:{line}: values must be finite numbers, got {word[:40]!r}")
     found = [np.nan if number is None else number for number in checked]
-    check_whole(words, np.array(found), f"{path}:{line}: the line")
+    check_exact_integers(words, np.array(found), f"{path}:{line}: the line")
     return found
 
 

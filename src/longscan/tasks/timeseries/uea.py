@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from longscan._errors import count_text, setting_error
-from longscan._float32 import LARGEST, first_beyond
+from longscan._float32 import FLOAT32_MAX, find_out_of_range
 from longscan._types import Doc, Rule, between
 from longscan.datasets import DATA_SETS
 from longscan.tasks._sparklines import sparkline
@@ -249,11 +249,11 @@ def _build_arrays(
     for row, item in enumerate(series):
         values = np.where(np.isnan(item.T), partition.fill, item.T)
         scaled = (values - partition.shift) / partition.scale
-        beyond = first_beyond(scaled)
+        beyond = find_out_of_range(scaled)
         if beyond is not None:
             step, channel = beyond
             raise ValueError(
-                f"{source}: scaled values must be at most {LARGEST:.3g}, the largest of float32, got {scaled[beyond]:g} from "
+                f"{source}: scaled values must be at most {FLOAT32_MAX:.3g}, the largest of float32, got {scaled[beyond]:g} from "
                 f"{values[beyond]:g} in series {row + 1}, channel {channel + 1}, step {step + 1}"
             )
         inputs[row, : len(values), first : first + channels] = scaled
