@@ -56,8 +56,13 @@ def test_a_registered_layer_is_part_of_a_model():
     assert model(torch.randn(2, 5, 2)).shape == (2, 3)
 
 
-def test_a_class_that_is_no_layer_is_an_error():
-    LAYERS.register("linear")(lambda d_model: nn.Linear(d_model, d_model))
+def linear_with_backend(d_model: int, backend: str) -> nn.Module:
+    return nn.Linear(d_model, d_model)
+
+
+@pytest.mark.parametrize("constructor", [lambda d_model: nn.Linear(d_model, d_model), linear_with_backend])
+def test_a_class_that_is_no_layer_is_an_error(constructor):
+    LAYERS.register("linear")(constructor)
     with pytest.raises(TypeError, match=r"the layer 'linear' must be a longscan.layers.SequenceLayer, got Linear"):
         SequenceModel.from_spec("simple[linear]", d_model=4, d_input=2, d_output=3)
 

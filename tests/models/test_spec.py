@@ -159,7 +159,7 @@ def test_list_of_blocks_has_optional_keys_and_any_combination():
     assert parse_spec([{"layer": "gru"}]) == [{"layer": "gru", "block": None, "options": {}}]
     combined = parse_spec([{"layer": "s4d", "block": "mamba", "options": {"init": "legs", "expand": 1}}])
     assert format_spec(combined) == "mamba[s4d]"
-    with pytest.raises(ValueError, match="`blocks` must have names in a spec, got the layer 's4d' without a block in block 0"):
+    with pytest.raises(ValueError, match="`blocks` must be blocks that a spec can name, got the layer 's4d' without"):
         format_spec(parse_spec([{"layer": "s4d"}]))
 
 
@@ -186,10 +186,14 @@ def test_list_of_blocks_has_optional_keys_and_any_combination():
         (
             [{"layer": None, "block": "mamba"}],
             None,
-            "the layer of block 0 of `spec` must be given in the block 'mamba', got None",
+            "the layer of block 0 of `spec` must be a name of a layer, got None",
         ),
-        ([{"layer": "s6", "block": "feed_forward"}], None, "must be None in the block 'feed_forward', got 's6'"),
-        ([{"layer": None}], None, "the layer of block 0 of `spec` must be given in the block None, got None"),
+        (
+            [{"layer": "s6", "block": "feed_forward"}],
+            None,
+            "must be None, as the block 'feed_forward' contains no layer, got 's6'",
+        ),
+        ([{"layer": None}], None, "the layer of block 0 of `spec` must be a name of a layer, got None"),
         (
             "feed_forward",
             {"feed_forward": {"expand": 2}},

@@ -54,12 +54,12 @@ class HeadsBlock(SequenceModule):
         super().__init__()
         self.d_model, self.d_inner, self.d_conv, self.backend = d_model, expand * d_model, d_conv, backend
         self.op_names = ("short_conv",) if d_conv else ()
-        made = self.inherit_properties(make_inner_layer(layer, self.d_inner, layer_options or {}, backend))
-        if not isinstance(made, HeadsLayer):
+        inner = self.inherit_properties(make_inner_layer(layer, self.d_inner, layer_options or {}, backend))
+        if not isinstance(inner, HeadsLayer):
             heads = [name for name, kind in LAYERS.items() if isinstance(kind, type) and issubclass(kind, HeadsLayer)]
             choices = ", ".join(sorted(heads))
             raise ValueError(f"`layer` must be a layer with heads, one of {choices}, got {layer!r}")
-        self.heads, self.context_parallel = made.heads, made.context_parallel
+        self.heads, self.context_parallel = inner.heads, inner.context_parallel
         self.in_proj = nn.Linear(d_model, 2 * self.d_inner + self.heads.selected, bias=False)
         self.out_proj = nn.Linear(self.d_inner, d_model, bias=False)
         self.conv_weight, self.conv_bias = conv_parameters(self.d_inner + self.heads.convolved, d_conv)

@@ -13,7 +13,8 @@ from longscan.ops.dispatch import Backend
 
 LAYERS: Registry[type[SequenceLayer]] = Registry("layer")
 
-# Names in the literature -> names here, the first of which that exists is suggested for a layer, a block or a name in a spec.
+# Name in the literature -> names of this package. An error about an unknown name suggests the first of them that is a layer, a
+# block or a name in a spec, whichever the error is about.
 _COMMON_NAMES = {
     "mamba": ("mamba", "s6"), "mamba1": ("mamba", "s6"), "bimamba": ("bidirectional",), "ssd": ("mamba2",),
     "selective": ("s6",), "selective_ssm": ("s6",), "selective_scan": ("s6",),
@@ -30,9 +31,12 @@ def find_common_name(word: str, known: Container[str]) -> str | None:
 
 
 @functools.cache
-def parameter_names(made: Callable[..., object]) -> frozenset[str]:
-    """Return the names of the arguments of a class or function. Cached: inspection takes longer than most constructors."""
-    return frozenset(inspect.signature(made).parameters)
+def parameter_names(function: Callable[..., object]) -> frozenset[str]:
+    """Return the names of the arguments of a function, or of the constructor of a class.
+
+    The result is cached, because inspecting a signature takes longer than most constructors.
+    """
+    return frozenset(inspect.signature(function).parameters)
 
 
 def make_layer(name: str, d_model: int, options: Mapping[str, Any], backend: Backend = "auto") -> SequenceLayer:
@@ -41,14 +45,14 @@ def make_layer(name: str, d_model: int, options: Mapping[str, Any], backend: Bac
     Raises KeyError, naming the layers, for an unknown name, TypeError for an option that the layer does not have and for a class
     that is no `SequenceLayer`, and ValueError for a native backend without kernels for the layer.
     """
-    layer: Callable[..., SequenceLayer] = LAYERS[name]
-    if "backend" in parameter_names(layer):
-        return layer(d_model, **options, backend=backend)
-    made = layer(d_model, **options)
-    if not isinstance(made, SequenceLayer):
-        raise TypeError(f"the layer {name!r} must be a longscan.layers.SequenceLayer, got {type(made).__name__}")
-    check_backend(made, backend)
-    return made
+    constructor: Callable[..., SequenceLayer] = LAYERS[name]
+    takes_backend = "backend" in parameter_names(constructor)
+    layer = constructor(d_model, **options, **({"backend": backend} if takes_backend else {}))
+    if not isinstance(layer, SequenceLayer):
+        raise TypeError(f"the layer {name!r} must be a longscan.layers.SequenceLayer, got {type(layer).__name__}")
+    if not takes_backend:  # otherwise the constructor has checked it
+        check_backend(layer, backend)
+    return layer
 
 
 def make_inner_layer(name: str, d_model: int, options: Mapping[str, Any], backend: Backend = "auto") -> SequenceLayer:

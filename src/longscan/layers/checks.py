@@ -63,12 +63,12 @@ def check_state_form(state: State, form: StateForm, batch: int) -> None:
             raise TypeError(f"`state` must have {numbers} in its tensor {number}, got {part.dtype}")
 
 
-def _has_shape(found: tuple[int, ...], needed: tuple[int, ...]) -> bool:
-    """Return whether a tensor of a state has the batch size `needed[0]` and the other sizes, where these are not 0."""
+def _has_shape(shape: tuple[int, ...], form: tuple[int, ...]) -> bool:
+    """Return whether the shape of a tensor of a state is that of its form, where a size of 0 after the batch stands for any."""
     return (
-        len(found) == len(needed)
-        and found[0] == needed[0]
-        and all(size in (0, of) for size, of in zip(needed[1:], found[1:], strict=True))
+        len(shape) == len(form)
+        and shape[0] == form[0]
+        and all(wanted in (0, size) for wanted, size in zip(form[1:], shape[1:], strict=True))
     )
 
 

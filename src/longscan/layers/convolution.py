@@ -23,7 +23,7 @@ from longscan.ops.arguments import step_flags, without_autocast
 from longscan.ops.pieces import PieceMap, pass_states, scan_piece
 from longscan.ops.tracing import record_length
 
-COUNT_BASE = 2**18
+COUNT_BASE = 2**18  # numbers of steps are sent as two digits of this base
 
 
 class ConvolutionForm(NamedTuple):
@@ -81,9 +81,9 @@ def convolve(
 
 
 def count_map(system: ConvolutionForm, count: Tensor) -> PieceMap:
-    """Return the map of states by `count` steps, (B,) or (1,).
+    """Return the map from a state to the state after `count` steps, (B,) or (1,), with zero input.
 
-    The numbers are sent in two parts, which are exact in float32 up to 2^36 steps.
+    Each number of steps is sent as two digits of the base `COUNT_BASE`, which are exact in float32 for up to 2^36 steps.
     """
 
     def apply(state: Tensor, high: Tensor, low: Tensor) -> Tensor:

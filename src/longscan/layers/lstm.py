@@ -1,7 +1,7 @@
 """LSTM (Hochreiter and Schmidhuber 1997; Gers et al. 2000), as in torch.nn, with the interface of a layer: a baseline.
 
-    (i_t, f_t, g_t, o_t) before their functions = W u_t + b + R h_{t-1} + c
-    c_t = sigmoid(f_t) c_{t-1} + sigmoid(i_t) tanh(g_t)          h_t = y_t = sigmoid(o_t) tanh(c_t)
+    (i~_t, f~_t, g~_t, o~_t) = W u_t + b_1 + R h_{t-1} + b_2
+    c_t = sigmoid(f~_t) c_{t-1} + sigmoid(i~_t) tanh(g~_t)        h_t = y_t = sigmoid(o~_t) tanh(c_t)
 
 u: input (B, L, D). h: hidden state, c: cell state (B, D). Elapsed times raise ValueError.
 """

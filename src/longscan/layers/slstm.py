@@ -1,7 +1,7 @@
 """sLSTM, the scalar memory of xLSTM (Beck et al. 2024, "xLSTM: Extended Long Short-Term Memory", equations 8-18).
 
-    (z_t, i_t, f_t, o_t) before their functions = W u_t + R y_{t-1} + b
-    z_t = tanh(.)       i_t = e^{.}     f_t = sigmoid(.)        o_t = sigmoid(.)
+    (z~_t, i~_t, f~_t, o~_t) = W u_t + R y_{t-1} + b
+    z_t = tanh(z~_t)    i_t = e^{i~_t}  f_t = sigmoid(f~_t)     o_t = sigmoid(o~_t)
     c_t = f_t c_{t-1} + i_t z_t         n_t = f_t n_{t-1} + i_t         y_t = o_t c_t / n_t
 
 u: input (B, L, D) of H heads of width P. c: memory, n: normaliser (B, D). R mixes the memories of a head: four (H, P, P).

@@ -44,14 +44,17 @@ class Forecaster(PretrainedModel):
             step t is the forecast of step t + horizon.
         normalise: subtract the mean of each series and divide by its standard deviation, and undo both in the forecast.
         backend: backend of every op, "auto" to choose for each call.
-        linear_window: add a linear forecast from that number of steps to that of the blocks, see `set_linear`; None for none.
-            With it the head of the blocks is initialised by 0, so that the linear forecast is the model's before training.
+        linear_window: number of last steps that a linear forecast reads, see `set_linear`. The forecast of the model is then the
+            sum of the linear forecast and the output of the blocks, whose head is initialised with zeros, so that a new model
+            returns the linear forecast. None for a model without a linear forecast.
         linear_channels: "shared", one linear map for all channels, or "own", one for each.
         quantiles: probabilities of the quantiles that are forecast, in increasing order; None for none.
         d_covariates: number of covariates at the steps of the series.
-        d_covariates_ahead: how many of these, the last ones, are known at the steps of the forecast, in mode "queries".
-        linear_covariate_window: number of steps of the covariates that the linear forecast reads besides those ahead.
-        blocks_window: number of last steps that the blocks read, None for all.
+        d_covariates_ahead: how many of the covariates, the last ones, are known at the steps of the forecast, too. They need the
+            mode "queries".
+        linear_covariate_window: number of last steps of the series from which the linear forecast reads all covariates, in
+            addition to those that are known at the steps of the forecast.
+        blocks_window: number of last steps that the blocks read; None for all steps.
 
     Raises ValueError naming an argument that does not fit, and for blocks that are not causal, shorten the sequence, or in mode
     "queries" cannot run step by step.
@@ -233,8 +236,8 @@ class Forecaster(PretrainedModel):
                 part if part is None else gather_steps(part, split) for part in (elapsed, valid, covariates)
             )
         inputs = mask_padding(inputs.to(torch.promote_types(inputs.dtype, self.backbone.encoder.weight.dtype)), valid)
-        covariates = self._check("covariates", covariates, inputs, inputs.shape[1], self.d_covariates)
-        ahead = self._check("covariates_ahead", covariates_ahead, inputs, self.horizon, self.d_covariates_ahead)
+        covariates = self._checked_covariates("covariates", covariates, inputs, inputs.shape[1], self.d_covariates)
+        ahead = self._checked_covariates("covariates_ahead", covariates_ahead, inputs, self.horizon, self.d_covariates_ahead)
         covariates = mask_padding(covariates, valid)
         linear = None
         if self.linear_window is not None:
@@ -247,24 +250,24 @@ class Forecaster(PretrainedModel):
             if elapsed is not None:
                 elapsed = _last_steps(elapsed.unsqueeze(-1), valid, self.blocks_window)[0].squeeze(-1)
             valid = None if valid is None else mask.squeeze(-1).bool()
-        mean, deviation = self._scale(inputs, valid)
+        mean, deviation = self._mean_and_deviation(inputs, valid)
         inputs = (inputs - mean) / deviation
         measured = torch.cat([inputs, torch.ones_like(inputs[..., :1]), covariates], -1)
         series = _piece(measured, split)
         elapsed, own_valid = (part if part is None else _piece(part, split) for part in (elapsed, valid))
         if self.mode == "queries":
             _, state = self.backbone(series, elapsed=elapsed, valid=own_valid, return_state=True)
-            unknown = measured.new_zeros(inputs.shape[0], self.horizon, measured.shape[-1] - self.d_covariates_ahead)
+            empty_steps = measured.new_zeros(inputs.shape[0], self.horizon, measured.shape[-1] - self.d_covariates_ahead)
             with use_split(None):  # every process has the state after the series, and all steps of the forecast
-                y = self.backbone(torch.cat([unknown, ahead], -1), state, elapsed=elapsed_ahead)
+                y = self.backbone(torch.cat([empty_steps, ahead], -1), state, elapsed=elapsed_ahead)
         else:
             y = self.backbone(series, elapsed=elapsed, valid=own_valid)
-            y = self._last(y if split is None else gather_steps(y, split), valid)
+            y = self._last_outputs(y if split is None else gather_steps(y, split), valid)
         forecast = y[..., : self.d_input] * deviation + (mean if linear is None else linear)
         if not self.quantiles:
             return forecast, forecast.new_zeros(*forecast.shape, 0)
-        spread = y[..., self.d_input :].unflatten(-1, (self.d_input, len(self.quantiles))) * deviation.unsqueeze(-1)
-        return forecast, (forecast.detach().unsqueeze(-1) + spread).sort(-1).values
+        distances = y[..., self.d_input :].unflatten(-1, (self.d_input, len(self.quantiles))) * deviation.unsqueeze(-1)
+        return forecast, (forecast.detach().unsqueeze(-1) + distances).sort(-1).values
 
     def _check_ahead(self, elapsed_ahead: Tensor | None, batch: int) -> None:
         """Raise TypeError or ValueError for times of the steps of the forecast that this model cannot use."""
@@ -281,10 +284,10 @@ class Forecaster(PretrainedModel):
         if bool(wrong.any()):
             raise ValueError(f"`elapsed_ahead` must be finite times of at least 0, got {elapsed_ahead[wrong][0].item()}")
 
-    def _check(self, name: str, value: Tensor | None, inputs: Tensor, length: int, count: int) -> Tensor:
-        """Return covariates (B, length, count) in the dtype of the inputs, with count = 0 columns for None.
+    def _checked_covariates(self, name: str, value: Tensor | None, inputs: Tensor, length: int, count: int) -> Tensor:
+        """Return covariates (B, length, count) in the dtype of the inputs; for None a tensor without columns if `count` is 0.
 
-        Raises TypeError or ValueError for anything but a tensor of this shape.
+        name: the argument, for errors. Raises TypeError or ValueError unless `value` is a tensor of real numbers of this shape.
         """
         shape = (inputs.shape[0], length, count)
         check_is_tensor(name, value)
@@ -311,7 +314,7 @@ class Forecaster(PretrainedModel):
         own = (self.linear_weight[..., window - past.shape[1] :], self.linear_level, self.linear_bias)
         return apply_linear_forecast((past - mean) * mask, mean, *(parameter.to(x.dtype) for parameter in own))
 
-    def _last(self, y: Tensor, valid: Tensor | None) -> Tensor:
+    def _last_outputs(self, y: Tensor, valid: Tensor | None) -> Tensor:
         """Return the last `horizon` valid steps of y (B, L, d_input)."""
         shortest = y.shape[1] if valid is None or values_unavailable(valid) else int(valid.sum(1).min())
         if shortest < self.horizon:
@@ -322,7 +325,7 @@ class Forecaster(PretrainedModel):
         steps = end - torch.arange(self.horizon - 1, -1, -1, device=y.device)
         return y.gather(1, steps.unsqueeze(-1).expand(-1, -1, y.shape[-1]))
 
-    def _scale(self, x: Tensor, valid: Tensor | None) -> tuple[Tensor, Tensor]:
+    def _mean_and_deviation(self, x: Tensor, valid: Tensor | None) -> tuple[Tensor, Tensor]:
         """Return mean and standard deviation of each series, (B, 1, d_input), or 0 and 1 without `normalise`."""
         if not self.normalise:
             return x.new_zeros(1), x.new_ones(1)
@@ -368,5 +371,6 @@ def _piece(x: Tensor, split: SequenceSplit | None) -> Tensor:
     if split is None:
         return x
     if x.shape[1] % split.size:
-        raise ValueError(f"the blocks must read a multiple of {split.size} steps, one piece for each process, got {x.shape[1]}")
+        needed = f"a multiple of {split.size} steps that the blocks read, one piece for each process"
+        raise ValueError(f"`inputs` must have {needed}, got {x.shape[1]} steps")
     return x.chunk(split.size, 1)[split.rank]

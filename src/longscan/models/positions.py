@@ -5,8 +5,8 @@
 
 t: number of valid steps since the start of the sequence, from 0, also across calls. D: width of the model. The positions are
 added to the input of the first block, or of every block: "blocks" with a table for each block, "tied" with the same table for
-all. The last two are the learned positions of the thesis "State space models for long sequences" (section 14.4), whose tables
-have Glorot's initial values.
+all. The last two are the learned positions of the thesis "Deep Learning with State Spaces for Efficient Sequence Modeling"
+(section 14.4), whose tables have Glorot's initial values.
 """
 
 from typing import Literal

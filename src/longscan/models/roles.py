@@ -81,8 +81,8 @@ def freeze(model: nn.Module, *roles: Role, prefix: str = "") -> int:
         roles: the roles of these parameters; none for parameters of any role.
         prefix: beginning of their names, for example "blocks.0.".
 
-    Returns the number of their entries. Raises ValueError for an unknown role, and if no parameter has these roles and this
-    prefix.
+    Returns the number of values in these parameters. Raises ValueError for an unknown role, and if no parameter has these roles
+    and this prefix.
     """
     _check_roles("roles", roles)
     chosen: list[Tensor] = [

@@ -183,9 +183,9 @@ def _complete_entry(index: int, given: Mapping[str, Any]) -> BlockSpec:
         raise ValueError(
             f"the block of block {index} of `spec` must be one of {', '.join(sorted(BLOCKS))} or None, got {block!r}"
         )
-    alone = block is not None and "layer" not in parameter_names(BLOCKS[block])
-    if (layer is None) != alone:
-        needed = f"None in the block {block!r}" if alone else f"given in the block {block!r}"
+    has_no_layer = block is not None and "layer" not in parameter_names(BLOCKS[block])
+    if (layer is None) != has_no_layer:
+        needed = f"None, as the block {block!r} contains no layer" if has_no_layer else "a name of a layer"
         raise ValueError(f"the layer of block {index} of `spec` must be {needed}, got {layer!r}")
     return BlockSpec(layer=layer, block=block, options=dict(options))
 
@@ -208,7 +208,8 @@ def format_spec(blocks: Sequence[BlockSpec]) -> str:
     for index, (name, entry) in enumerate(zip(names, blocks, strict=True)):
         if find_block(name) != (entry["layer"], entry["block"]):
             raise ValueError(
-                f"`blocks` must have names in a spec, got the layer {name!r} without a block in block {index}, which has none"
+                f"`blocks` must be blocks that a spec can name, got the layer {name!r} without a block in block {index}, while "
+                f"{name!r} in a spec means this layer in a block"
             )
     return format_names(names)
 
