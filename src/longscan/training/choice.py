@@ -6,26 +6,28 @@ from typing import Any
 from longscan.tasks import Task
 
 WIDTH, BLOCKS = 64, 2
-STEPS_READ = 12_000_000  # largest number of sequence steps that training reads: a few minutes on two CPU cores
+MAX_STEPS_READ = 12_000_000  # largest number of sequence steps that training reads: a few minutes on two CPU cores
 FEWEST_UPDATES, MOST_UPDATES = 300, 3_000
 EPOCHS = 100  # passes over the training examples, within these limits
-LENGTHS_OF_BATCH = 16_384  # largest number of sequence steps in a batch
+MAX_BATCH_STEPS = 16_384  # largest number of sequence steps in a batch
 
 
 def choose_settings(task: Task, steps: int | None = None) -> dict[str, Any]:
-    """Return {"model": ..., "training": ...}: settings for a task with finite splits by the number and length of its examples.
+    """Choose settings for a task with finite splits by the number and the length of its examples.
 
-    Batches have an eighth of the training split, 8 to 32 examples, and at most `LENGTHS_OF_BATCH` steps. The number of updates
+    Returns {"model": ..., "training": ...}, the content of these two sections of a recipe.
+
+    Batches have an eighth of the training split, 8 to 32 examples, and at most `MAX_BATCH_STEPS` steps. The number of updates
     is `steps`. If this is None, it is that of `EPOCHS` passes, clipped to `FEWEST_UPDATES` and `MOST_UPDATES`, and smaller if
-    more than `STEPS_READ` sequence steps would be read. There are up to ten validations; the weights with the smallest validation
-    loss are selected, and three validations without a smaller loss end the training. The learning rate is smaller for forecasts,
-    whose examples overlap.
+    more than `MAX_STEPS_READ` sequence steps would be read. There are up to ten validations; the weights with the smallest
+    validation loss are selected, and three validations without a smaller loss end the training. The learning rate is smaller for
+    forecasts, whose examples overlap.
     """
     size, length = task.size("train"), task.length
     assert size is not None
-    batch = max(1, min(32, max(8, size // 8), LENGTHS_OF_BATCH // length))
+    batch = max(1, min(32, max(8, size // 8), MAX_BATCH_STEPS // length))
     updates = min(MOST_UPDATES, max(FEWEST_UPDATES, ceil(EPOCHS * size / batch)))
-    updates = steps or max(100, min(updates, STEPS_READ // (batch * length)))
+    updates = steps or max(100, min(updates, MAX_STEPS_READ // (batch * length)))
     model: dict[str, Any] = {"spec": f"mamba*{BLOCKS}", "d_model": WIDTH, "head": "affine"}
     training: dict[str, Any] = {
         "steps": updates,

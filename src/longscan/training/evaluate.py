@@ -173,7 +173,7 @@ class Scorer:
             if value.ndim:
                 tables[name] = value.tolist()
             else:
-                values[name] = number(round(value.item(), 7))
+                values[name] = finite_or_none(round(value.item(), 7))
         return Scores(self._total / self._count if self._count else nan, values, tables)
 
 
@@ -196,7 +196,7 @@ def distributed_available() -> bool:
     return False
 
 
-def number(value: float) -> float | None:
+def finite_or_none(value: float) -> float | None:
     """Return the value, or None if it is infinite or NaN, which JSON cannot represent."""
     return value if isfinite(value) else None
 

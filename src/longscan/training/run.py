@@ -48,7 +48,8 @@ _FILES = (
     *("baselines.json", "examples.json", "report.html"),
 )
 _FOLDERS = ("tensorboard", "inspection", "checkpoints")
-_OF_PAIRS = {"head": "mlp", "initial_state": "zero", "positions": "none"}  # settings of a model for pairs of sequences
+# The only values that these settings can have in a model for pairs of sequences
+_PAIR_SETTINGS = {"head": "mlp", "initial_state": "zero", "positions": "none"}
 
 
 TrainedModel = SequenceModel | SiameseModel
@@ -66,7 +67,7 @@ def build_model(settings: Settings) -> TrainedModel:
     if model.encoder == "conv2d" and task.image_shape is None:
         raise setting_error("model.encoder", model.encoder, f"auto, as the inputs of {task.name} are no images")
     if task.is_pair:
-        for setting, needed in _OF_PAIRS.items():
+        for setting, needed in _PAIR_SETTINGS.items():
             if (value := getattr(model, setting)) != needed:
                 raise setting_error(f"model.{setting}", value, f"{needed} for the pairs of sequences of task {task.name}")
     kind: type[TrainedModel] = SiameseModel if task.is_pair else SequenceModel
@@ -111,17 +112,23 @@ def first_model(settings: Settings) -> TrainedModel:
     return model
 
 
-def _start_from(model: TrainedModel, given: str, reverse: str | None) -> None:
+def _start_from(model: TrainedModel, source: str, reverse: str | None) -> None:
     """Copy the weights of a run or of a saved model into a new one; those of the head only if its sizes are the same.
 
     From a language model its stack is copied. If the saved encoder has one token more, the mask token, that token is left out.
-    Bidirectional blocks may start from causal ones, see `_bidirectional_weights`. Raises SettingError if weights do not fit this
-    model.
+    Bidirectional blocks may start from causal ones, see `_bidirectional_weights`.
+
+    Args:
+        model: the new model.
+        source: the setting `training.start_from`.
+        reverse: the setting `training.start_from_reverse`.
+
+    Raises SettingError if the weights do not fit this model.
     """
-    folder = _start_folder("start_from", given)
+    folder = _start_folder("start_from", source)
     own, stack = model.state_dict(), "backbone." if isinstance(model, SiameseModel) else ""
-    if isinstance(model, SequenceModel) and _is_converted(model, folder):
-        tensors = _bidirectional_weights(model, given, reverse)
+    if isinstance(model, SequenceModel) and _needs_conversion(model, folder):
+        tensors = _bidirectional_weights(model, source, reverse)
     elif reverse is not None:
         needed = "left out, unless bidirectional blocks start from causal ones"
         raise setting_error("training.start_from_reverse", reverse, needed)
@@ -132,58 +139,64 @@ def _start_from(model: TrainedModel, given: str, reverse: str | None) -> None:
     if isinstance(model, SequenceModel) and model.vocab_size is not None and "encoder.weight" in tensors:
         encoder = tensors["encoder.weight"]
         tensors["encoder.weight"] = encoder[:-1] if len(encoder) == model.vocab_size + 1 else encoder
-    here, there = ({name: list(tensor.shape) for name, tensor in of.items()} for of in (own, tensors))
-    unlike = {name for name in here.keys() | there.keys() if here.get(name) != there.get(name)}
+    new_shapes, saved_shapes = ({name: list(tensor.shape) for name, tensor in of.items()} for of in (own, tensors))
+    different = {name for name in new_shapes.keys() | saved_shapes.keys() if new_shapes.get(name) != saved_shapes.get(name)}
     head = ("head.", f"{stack}head.")
-    heads = {name for name in unlike if name.startswith(head)}
-    if unlike > heads:
-        first = min(unlike - heads)
-        sizes = f"{first} is {there.get(first, 'absent')} there and {here.get(first, 'absent')} here"
-        needed = f"weights for the encoder, blocks and norm of this model ({sizes})"
-        raise setting_error("training.start_from", given, needed)
+    heads = {name for name in different if name.startswith(head)}
+    if different > heads:
+        first = min(different - heads)
+        saved, new = (shapes.get(first, "absent") for shapes in (saved_shapes, new_shapes))
+        needed = f"weights for the encoder, blocks and norm of this model ({first} is {saved} there and {new} here)"
+        raise setting_error("training.start_from", source, needed)
     model.load_state_dict({name: value if heads and name.startswith(head) else tensors[name] for name, value in own.items()})
 
 
-def _start_folder(setting: str, given: str) -> Path:
-    """Return the folder with the weights of a run, a checkpoint or a saved model. Raises SettingError if it has none."""
+def _start_folder(setting: str, source: str) -> Path:
+    """Return the folder with the weights of a run, a checkpoint or a saved model, whose path is `source`.
+
+    setting: name of the setting in the section `training`, for errors. Raises SettingError if there are no weights.
+    """
     try:
-        folder = Run(given).checkpoint("selected") if is_run_folder(Path(given)) else Path(given)
+        folder = Run(source).checkpoint("selected") if is_run_folder(Path(source)) else Path(source)
         read_tensors(folder / WEIGHTS)
     except SettingError as error:
-        raise setting_error(f"training.{setting}", given, f"a folder of a run or a saved model ({error})") from None
+        raise setting_error(f"training.{setting}", source, f"a folder of a run or a saved model ({error})") from None
     return folder
 
 
-def _is_converted(model: SequenceModel, folder: Path) -> bool:
-    """Return whether a model has bidirectional blocks and the saved one in a folder has none."""
+def _needs_conversion(model: SequenceModel, folder: Path) -> bool:
+    """Return whether `model` has bidirectional blocks and the saved one in `folder` has none, so that weights are converted."""
     if not any(entry["block"] == "bidirectional" for entry in model.entries) or not (folder / CONFIG).is_file():
         return False
     return all(entry["block"] != "bidirectional" for entry in read_model(folder)[0]["blocks"])
 
 
-def _bidirectional_weights(model: SequenceModel, given: str, reverse: str | None) -> dict[str, Tensor]:
-    """Return weights for a model from causal ones by `make_bidirectional`; norm and head are those of the model itself."""
+def _bidirectional_weights(model: SequenceModel, source: str, reverse: str | None) -> dict[str, Tensor]:
+    """Return weights for a bidirectional model, by name, which `make_bidirectional` computes from those of causal models.
+
+    The last norm and the head keep the weights of `model`. source, reverse: as in `_start_from`.
+    """
     variants = {block.block.variant for block in model.stack if isinstance(block.block, BidirectionalBlock)}
     if variants != {"own"}:
         needed = "options with variant own for bidirectional blocks, which start from causal ones"
         raise setting_error("model.block_options", ", ".join(sorted(variants)), needed)
     causal = []
-    for setting, source in (("start_from", given), ("start_from_reverse", reverse or given)):
-        folder = _start_folder(setting, source)
+    for setting, path in (("start_from", source), ("start_from_reverse", reverse or source)):
+        folder = _start_folder(setting, path)
         kind = LanguageModel if "tied" in read_model(folder)[0] else SequenceModel
         try:
             causal.append(kind.from_pretrained(folder, backend="auto"))
         except ValueError as error:
-            raise setting_error(f"training.{setting}", source, f"the folder of a model of tokens or series ({error})") from None
+            raise setting_error(f"training.{setting}", path, f"the folder of a model of tokens or series ({error})") from None
     try:
-        made = make_bidirectional(*causal).state_dict()
+        converted = make_bidirectional(*causal).state_dict()
     except ValueError as error:
-        setting, source = ("start_from", given) if reverse is None else ("start_from_reverse", reverse)
+        setting, path = ("start_from", source) if reverse is None else ("start_from_reverse", reverse)
         needed = f"a causal model that can become bidirectional ({error})"
-        raise setting_error(f"training.{setting}", source, needed) from None
+        raise setting_error(f"training.{setting}", path, needed) from None
     new = ("norm.", "head.")
-    kept = {name: value for name, value in model.state_dict().items() if name.startswith(new)}
-    return {name: value for name, value in made.items() if not name.startswith(new)} | kept
+    own = {name: value for name, value in model.state_dict().items() if name.startswith(new)}
+    return {name: value for name, value in converted.items() if not name.startswith(new)} | own
 
 
 class Run:

@@ -61,15 +61,15 @@ class ModelSettings(SettingsGroup):
     encoder: Annotated[
         Literal["auto", "conv2d"],
         Doc(
-            "map from the inputs to the first width; auto is an embedding of tokens and a linear map of numbers, conv2d two "
-            "convolutions of each step's image, for tasks with images"
+            "map from the inputs to vectors of width d_model; auto is an embedding for tokens and a linear map for numbers; "
+            "conv2d is two convolutions of the image of each step, for tasks with images"
         ),
     ] = "auto"
     pooling: Annotated[
         Literal["auto", "mean", "last", "none"],
         Doc("how the steps become one output; auto is none for a task with an answer at each step and mean otherwise"),
     ] = "auto"
-    head: Annotated[Literal["linear", "affine", "mlp"], Doc("map from the last width to the output")] = "linear"
+    head: Annotated[Literal["linear", "affine", "mlp"], Doc("map from vectors of width d_model to the output")] = "linear"
     initial_state: Annotated[Literal["zero", "learned"], Doc("state that the layers start from")] = "zero"
     norm: Annotated[
         Literal["rms", "layer", "batch", "post"],
@@ -165,10 +165,15 @@ class TrainingSettings(SettingsGroup):
     batch_size: Annotated[PositiveInt, Doc("examples in an update, over all processes together")] = 32
     batch_repeats: Annotated[
         PositiveInt,
-        Doc("updates in a row on each training batch; 4 is what the four unsharded loaders of the AUSSM repository come to"),
+        Doc(
+            "number of consecutive updates on each training batch; 4 has the effect of the AUSSM repository, whose four loader "
+            "processes all deliver every batch"
+        ),
     ] = 1
     lr: Annotated[PositiveFloat, Doc("learning rate of AdamW after warm-up")] = 1e-3
-    betas: Annotated[tuple[FractionBelowOne, FractionBelowOne], Doc("AdamW's two decay rates")] = (0.9, 0.999)
+    betas: Annotated[
+        tuple[FractionBelowOne, FractionBelowOne], Doc("decay rates of AdamW's running means of the gradient and of its square")
+    ] = (0.9, 0.999)
     weight_decay: Annotated[NonNegativeFloat, Doc("decoupled weight decay of the parameters that declare decay")] = 0.0
     decay_all: Annotated[
         bool, Doc("also decay parameters that are declared without decay (the AUSSM repository's training does)")
@@ -179,7 +184,7 @@ class TrainingSettings(SettingsGroup):
     ] = field(default_factory=dict)
     lr_scale: Annotated[
         dict[Role, NonNegativeFloat],
-        Doc(f"factor on the learning rate by role ({', '.join(ROLES)}), on top of a parameter's own"),
+        Doc(f"factor on the learning rate by role ({', '.join(ROLES)}), in addition to the factor that a parameter declares"),
     ] = field(default_factory=dict)
     parameters: Annotated[
         dict[str, ParameterSettings],
@@ -282,8 +287,9 @@ class TrainingSettings(SettingsGroup):
             "on a CUDA device, capture an update as a CUDA graph and replay it, which makes small models several times faster; "
             "batches of different lengths are padded to the longest so far. Other devices run the update as it is. None: with "
             "one process, until an update cannot be captured; not with several processes, where an exchange inside a graph "
-            "cannot raise an error, nor with shard. false takes less memory, as a graph keeps that of an update for itself. It "
-            "is also for models and tasks of your own whose Python code decides something in each update, which a graph repeats"
+            "cannot raise an error, nor with shard. false takes less memory, because the memory that a graph uses during an "
+            "update stays reserved between updates. false is also needed for your own models and tasks whose Python code takes "
+            "decisions in each update: a graph repeats the decisions of the update that was captured"
         ),
     ] = None
     shard: Annotated[
@@ -296,8 +302,8 @@ class TrainingSettings(SettingsGroup):
     context: Annotated[
         PositiveInt,
         Doc(
-            "processes that share each sequence, which is split along its length, for sequences too long for one device; a "
-            "divisor of the number of processes: groups of so many share the rows of a batch"
+            "number of processes over which each sequence is split along its length, for sequences that are too long for one "
+            "device; it must divide the number of all processes, and the groups of processes share the rows of a batch"
         ),
     ] = 1
     trackers: Annotated[

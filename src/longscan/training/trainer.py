@@ -63,7 +63,7 @@ from longscan.training.checkpoint import (
     write_tensors,
 )
 from longscan.training.context import PiecePredictor, average_gradients, build_group, check_model
-from longscan.training.evaluate import Scores, distributed_available, evaluate, number, predict, symbol_angles
+from longscan.training.evaluate import Scores, distributed_available, evaluate, finite_or_none, predict, symbol_angles
 from longscan.training.examples import find_examples
 from longscan.training.logs import Row, RunLog, TrackerLog, build_trackers, read_rows
 from longscan.training.parsing import with_section
@@ -568,8 +568,8 @@ class Trainer(Callback):
             engine.raise_if_not_finite()
         if logs:
             loss, score = self.batch_scores(result)
-            row: Row = {"loss": number(loss), self.task.metric: number(score), "lr": result.learning_rate}
-            row["grad_norm"] = None if result.grad_norm is None else number(result.grad_norm.item())
+            row: Row = {"loss": finite_or_none(loss), self.task.metric: finite_or_none(score), "lr": result.learning_rate}
+            row["grad_norm"] = None if result.grad_norm is None else finite_or_none(result.grad_norm.item())
             self.log("train", row | ({"max_length": self.lengths.max_length} if self.lengths.max_length else {}))
         if self.lengths.needs_score(step):
             self.lengths.update(self.batch_scores(result)[1])
@@ -605,14 +605,16 @@ class Trainer(Callback):
         """Score the newest weights and their average on validation, save the best weights, and stop the training early."""
         training, progress, metric = self.training, self.progress, self.task.metric
         scores = self.score_validation()
-        row: Row = {"loss": number(scores.loss), **scores.values}
+        row: Row = {"loss": finite_or_none(scores.loss), **scores.values}
         progress.valid = {"last": scores.values[metric]}
         if self.average is not None and self.average.count:
             average = self.evaluate("valid", self.average.model)
-            row |= {"average_loss": number(average.loss)} | {f"average_{name}": value for name, value in average.values.items()}
+            row |= {"average_loss": finite_or_none(average.loss)} | {
+                f"average_{name}": value for name, value in average.values.items()
+            }
             progress.valid["average"] = average.values[metric]
         self.log("valid", row)
-        found = {"step": self.engine.step, "value": scores.values[metric], "loss": number(scores.loss)}
+        found = {"step": self.engine.step, "value": scores.values[metric], "loss": finite_or_none(scores.loss)}
         if self.patience.update(self._error(found)):
             progress.best = found
             self.save("best")
@@ -651,7 +653,7 @@ class Trainer(Callback):
         self.result["selected"] = selected
         if self.tests:
             scores = self.evaluate("test", self.model)
-            row, value = {"loss": number(scores.loss), **scores.values}, scores.values[metric]
+            row, value = {"loss": finite_or_none(scores.loss), **scores.values}, scores.values[metric]
             self.log("test", row)
             by_length = {name.split("/", 1)[1]: v for name, v in scores.values.items() if name.startswith(f"{metric}/")}
             self.result |= {"value": value, "scaled": None if value is None else self.task.scaled(value), "test": row}
