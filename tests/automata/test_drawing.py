@@ -120,7 +120,7 @@ def test_command_compiles_saves_and_draws(tmp_path, monkeypatch, capsys):
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        (["automata"], "exactly one of a regular expression and --named must be given"),
+        (["automata"], "exactly one of a regular expression and `--named` must be given, got neither"),
         (["automata", "a", "--named", "S3"], "exactly one"),
         (["automata", "ab", "--picture", "p.xyz"], "`--picture` must be a file whose name ends in one of "),
         (["automata", "--named", "S3", "--alphabet", "ab"], "`--alphabet` must be left out with --named"),

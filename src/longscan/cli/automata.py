@@ -45,7 +45,8 @@ def automata(
     from longscan.automata.scoring import random_words
 
     if (pattern is None) == (named is None):
-        raise SettingError("exactly one of a regular expression and --named must be given")
+        got = "neither" if pattern is None else f"{pattern!r} and {named!r}"
+        raise SettingError(f"exactly one of a regular expression and `--named` must be given, got {got}")
     if named is not None and alphabet is not None:
         raise SettingError(f"`--alphabet` must be left out with --named, whose automaton has its own letters, got {alphabet}")
     if picture is not None:

@@ -15,9 +15,10 @@ _LUMA = np.array([19595, 38470, 7471])  # ITU-R 601 in units of 2^-16, as Pillow
 
 
 def read_image(path: Path, size: int | None = None, *, colour: bool = False) -> np.ndarray:
-    """Return the pixels of an image file, (H, W) uint8, or (H, W, 3) if `colour`, as a viewer turns them.
+    """Return the pixels of an image file, (H, W) uint8, or (H, W, 3) if `colour`, rotated as its EXIF orientation says.
 
-    Raises ValueError for another file or size, and for what 8 bits of each pixel do not tell: more bits, transparency, animation.
+    Raises ValueError if the file is no image, if the image has not `size` x `size` pixels, and if its content would be lost in 8
+    bits for each colour: more bits, transparency, several frames.
     """
     from PIL import Image, ImageOps, UnidentifiedImageError
 
@@ -27,8 +28,8 @@ def read_image(path: Path, size: int | None = None, *, colour: bool = False) -> 
             width, height = image.size
             if size is None or image.size == (size, size):
                 problem = _image_problem(image)
-                turned = ImageOps.exif_transpose(image) if problem is None else image
-                pixels = np.asarray(turned.convert("RGB" if colour else "L"))
+                upright = ImageOps.exif_transpose(image) if problem is None else image
+                pixels = np.asarray(upright.convert("RGB" if colour else "L"))
     except (OSError, UnidentifiedImageError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
         why = error.strerror if isinstance(error, OSError) and error.strerror else "it is damaged or not an image"
         raise ValueError(f"{path} cannot be read: {why}") from None
@@ -40,7 +41,7 @@ def read_image(path: Path, size: int | None = None, *, colour: bool = False) -> 
 
 
 def _image_problem(image: "Image.Image") -> str | None:
-    """Return the end of an error about an image that cannot be read without loss, "needed, got found"; None for other images."""
+    """Return why an image cannot be read without loss, as the end of the error "PATH must be ..."; None if it can be read."""
     if image.mode.startswith(("I", "F")):
         return f"an image of 8 bits for each colour, got the mode {image.mode} of Pillow"
     if image.has_transparency_data and image.convert("RGBA").getchannel("A").getextrema() != (255, 255):

@@ -9,10 +9,14 @@ import numpy as np
 
 
 class CounterRNG:
-    """Counter-based random number generator: a key and a counter always give the same numbers; others, independent ones.
+    """Random number generator whose numbers depend on a key and a counter only.
 
-    key: a tuple of strings, numbers and tuples of these, hashed to Philox's 128-bit key; numbers of NumPy are those of
-    Python. counter: the top word of its 256-bit counter, so that the numbers of two counters never overlap.
+    Equal keys and counters give equal numbers; if one of the two differs, the numbers are independent.
+
+    Args:
+        key: a tuple of strings, numbers and tuples of these, which is hashed to the 128-bit key of Philox. A number of NumPy
+            gives the same key as the equal number of Python.
+        counter: the highest of the four 64-bit words of Philox's counter, so that the numbers of two counters never overlap.
     """
 
     def __init__(self, key: tuple[object, ...], counter: int) -> None:
@@ -48,7 +52,7 @@ class CounterRNG:
 
 
 def _without_numpy(part: object) -> object:
-    """Return a key with Python's numbers in place of NumPy's, whose repr is another one."""
+    """Return a key with numbers of NumPy converted to those of Python, which have another repr."""
     if isinstance(part, tuple):
         return tuple(_without_numpy(item) for item in part)
     return part.item() if isinstance(part, np.generic) else part

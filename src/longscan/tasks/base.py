@@ -93,9 +93,8 @@ class Task(ABC):
     splits: ClassVar[tuple[Split, ...]] = ("train", "valid", "test")
     metric: ClassVar[str] = "accuracy"
     higher_is_better: ClassVar[bool] = True
-    image_shape: ClassVar[tuple[int, int, int] | None] = (
-        None  # channels, height, width of the image that a step's inputs begin with
-    )
+    # Channels, height and width of the image in the first inputs of each step; None if the inputs contain no images.
+    image_shape: ClassVar[tuple[int, int, int] | None] = None
     source: ClassVar[str] = "generated"  # where the data come from; "generated" by the task itself
 
     def __post_init__(self) -> None:

@@ -290,9 +290,13 @@ class DnaLanguage(_GenomeTask, LanguageTask):
 
 
 class _GenomeData(NamedTuple):
-    """All sequences, the number of the species (N,) and the names (N,) of each, of its file and itself, and those of the species.
+    """All sequences of a folder of FASTA files.
 
-    Sequences of species that are not used have the number -1.
+    Attributes:
+        bases: the N sequences.
+        owners: (N,), the position in `species` of the species of each sequence; -1 for a species that is not used.
+        names: (N,), the name of the file and the header of each sequence, as one text.
+        species: names of the species that are used.
     """
 
     bases: Ragged

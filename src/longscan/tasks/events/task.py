@@ -243,7 +243,14 @@ def _intervals(stream: Stream) -> np.ndarray:
 
 
 class _Recordings(NamedTuple):
-    """All streams of train, valid (if the set has one) and test; their numbers in each; names of the classes."""
+    """The streams of a data set: those of train, of valid if the set has this split, and of test, one after another.
+
+    Attributes:
+        arrays: the events of all N streams, concatenated, and their offsets.
+        targets: (N,), the class of each stream.
+        counts: numbers of streams of train, of valid if the set has it, and of test.
+        classes: names of the classes; empty if the files do not have them.
+    """
 
     arrays: Arrays
     targets: np.ndarray

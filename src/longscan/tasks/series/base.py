@@ -23,7 +23,7 @@ from longscan.tasks.timeseries.protocols import CONSTANT
 FileState = str  # 32 hexadecimal digits
 Uneven = Literal["refuse", "elapsed", "ignore"]
 PART = Rule(lambda part: 0 < part < 0.5, "a number above 0 and below 0.5")
-WITH_TIMES = "times-"  # how a checksum begins that depends on the times of the steps
+WITH_TIMES = "times-"  # prefix of checksums that depend on the times of the steps; those of earlier versions do not
 SHOWN = 12  # largest number of channels or classes in a summary
 TREATMENTS = "`missing='fill'` interpolates them, `missing='mask'` marks them"
 DECIMALS: tuple[str, ...] = (".", ",")
@@ -133,8 +133,9 @@ class SeriesFile(Task):
     def _file_state(self) -> FileState:
         """Digits that depend on path, size and time of change of each file when the task is first used.
 
-        They are a part of the key of caches in memory: a new task reads a file that has changed, and one in use keeps its data.
-        A text computes its hash once, a tuple of thousands of files each time that a cache is asked.
+        They are a part of the key of caches in memory, so that a new task reads a file that has changed, while a task that is in
+        use keeps its data. They are one text, because Python stores the hash of a text, but computes that of a tuple, here of
+        thousands of files, at each access to a cache.
         """
         files = [file for source in self._sources for file in (visible_paths(source) if source.is_dir() else [source])]
         status = [(str(file), file.stat()) for file in files if file.is_file()]
@@ -168,9 +169,10 @@ class SeriesFile(Task):
 
 
 def checksum_of(store: SeriesStore, with_times: bool = True) -> str:
-    """Return WITH_TIMES and 16 hexadecimal digits that depend on the values, times, lengths, labels and groups of all series.
+    """Return a checksum of the values, times, lengths, labels and groups of all series: WITH_TIMES and 16 hexadecimal digits.
 
-    with_times: False for the older form, digits without the times, which runs of former versions stored. It is still checked.
+    with_times: False for the checksum of earlier versions, digits alone, which does not depend on the times. Runs of these
+    versions have stored it, so it is compared for them.
     """
     digest = hashlib.blake2b(digest_size=8)
     columns = [store.values]

@@ -57,13 +57,22 @@ PREDICTED = Literal["future", "windows"]
 
 
 class ForecastData(NamedTuple):
-    """The series of a table with their splits in time.
+    """The N series of a table, with T rows and C channels together, and their splits in time.
 
-    store: without rows that have only what is known ahead. values: (T, C) float64 without missing values. measured: (T,) bool,
-    rows of which no target was missing. inputs: numbers of the channels that are read as series. targets: (K,) numbers of the
-    channels that are forecast. known: the series that are known ahead. starts: of each split the first rows of its windows, (n,).
-    ranges: training rows of each series, (N, 2). context: steps of the context. season: steps of a season, 1 if none is known.
-    unit, frequency: the usual step, and the calendar frequency of dates at unequal steps by its name in pandas.
+    Attributes:
+        store: the series, without the rows at their ends in which only the variables known ahead have values.
+        values: (T, C) float64, the values of `store` without missing ones.
+        measured: (T,) bool, True for rows in which no target was missing.
+        inputs: numbers of the channels that are read as series.
+        targets: (K,), numbers of the channels that are forecast.
+        known: the variables that are known ahead.
+        starts: for each split the first rows of its windows, (n,).
+        ranges: (N, 2), the training rows of each series.
+        statistics: means and deviations of the channels over the training rows.
+        context: number of steps of the context.
+        season: number of steps of a season, 1 if none is known.
+        unit: the usual step.
+        frequency: name in pandas of the calendar frequency of dates at unequal steps, None for equal steps.
     """
 
     store: SeriesStore
@@ -87,11 +96,14 @@ class ForecastData(NamedTuple):
 
 
 class KnownAhead(NamedTuple):
-    """Series that are known at the steps of a forecast: columns of the table, and features of the calendar.
+    """The P variables that are known at the steps of a forecast: columns of the table, and features of the calendar.
 
-    numbers: of the channels in the table. periods: names of the periods of the calendar, "day", "week" and "year". names: of the
-    P series. values: (T + N * horizon, P) float64, standardised, where `horizon` rows follow those of each series, NaN where
-    nothing is known.
+    Attributes:
+        numbers: numbers of the channels of the table that are known ahead.
+        periods: the periods of the calendar whose features are used, some of "day", "week" and "year".
+        names: names of the P variables.
+        values: (T + N * horizon, P) float64, standardised: the rows of each of the N series, followed by `horizon` rows for the
+            steps of its forecast; NaN where the table has no value.
     """
 
     numbers: np.ndarray
@@ -116,9 +128,10 @@ class SeriesForecast(SeriesFile, RegressionTask):
     With `missing` fill the steps at which a target was missing have no part in the loss, the metrics and the baselines; contexts
     have the filled values.
     Channels are standardised by the training rows, and errors are of standardised values. The inputs are the context and
-    `horizon` empty steps, which a channel marks and whose outputs are the forecast. From context and targets the `level` is
-    subtracted, which further channels contain. The last channels are those that are `known` ahead and the `calendar`, with
-    values at all steps. A new file has the known ones in `horizon` further rows of each series, whose other channels are empty.
+    `horizon` empty steps, which an additional channel marks and whose outputs are the forecast. The `level` is subtracted from
+    context and targets, and is also an input in additional channels. The last channels are the variables that are `known` ahead
+    and those of the `calendar`, with values at all steps. A new file must have `horizon` further rows at the end of each series
+    with the values of the known variables, in which all other channels are empty.
 
     Raises FileNotFoundError without a file, SettingError for a setting that does not fit it or has to decide how it is read, and
     ValueError for damaged content.
@@ -142,8 +155,8 @@ class SeriesForecast(SeriesFile, RegressionTask):
     level: Annotated[
         Literal["last", "season", "ridge"],
         Doc(
-            "what is subtracted from context and targets: the last value; the mean of the seasons in the context; the last value "
-            "from the context and from the targets the forecast of a ridge regression on the context"
+            "what is subtracted from context and targets; last: the last value of the context; season: the mean of the seasons "
+            "in the context; ridge: the last value from the context, and the forecast of a ridge regression from the targets"
         ),
     ] = "ridge"
     eval_windows: Annotated[PositiveInt, Doc("largest number of windows in valid and in test, at equal distances")] = 1000

@@ -65,10 +65,17 @@ TIME_NAMES = ("ds", "time", "date", "datetime", "timestamp")
 
 
 class ReadOptions(NamedTuple):
-    """Which columns of the files are what; see the settings of `longscan.tasks.series.base.SeriesFile`.
+    """How files are read: the roles of their columns and their form.
 
-    channels: names of the channels, in their order; None for all other columns. fixed: whether these are the channels of a
-    trained model, so that other columns are errors unless `others` is set. optional: names of columns that may be absent.
+    The fields from `layout` to `group`, and `order`, are the settings of these names of `longscan.tasks.series.base.SeriesFile`
+    and `longscan.tasks.series.labelled.LabelledSeries`.
+
+    Attributes:
+        channels: names of the channels, in their order; None for all columns without another role.
+        dialect: column separator and decimal mark of text files.
+        fixed: whether `channels` are those of a trained model. Then the columns of labels and groups may be absent, and further
+            columns are errors unless `others` is True.
+        others: whether further columns are ignored.
     """
 
     layout: TableLayout
@@ -86,13 +93,21 @@ class ReadOptions(NamedTuple):
 
 
 class SeriesStore(NamedTuple):
-    """All series of the files, in the order of their first rows.
+    """All N series of the files, in the order of their first rows, with T steps together and C channels.
 
-    values: (T, C) float64, NaN for missing values, series i in rows offsets[i]:offsets[i + 1]. ids: (N,) text. labels, groups:
-    (N,) text, None where the files have none. stamps: (T,) time stamps, int64 nanoseconds or float64, None without a time column.
-    form: format of the time stamps. layout: "long" or "wide". has_ids: whether the ids are those of the file, not row numbers.
-    has_numbers: whether the format says that the labels are numbers (True) or classes (False), None if it does not. unread: names
-    of the arrays of an .npz file that are not read, and of the columns of labels and groups of new files for a trained model.
+    Attributes:
+        values: (T, C) float64, NaN for missing values. Series i has the rows offsets[i]:offsets[i + 1].
+        offsets: (N + 1,) int64.
+        ids: (N,) text.
+        labels, groups: (N,) text; None if the files have none.
+        stamps: (T,), the time stamps, int64 nanoseconds or float64 numbers; None without a column of times.
+        form: format of the time stamps.
+        channels: names of the channels.
+        layout: "long" or "wide" for tables, "array" for other files.
+        has_ids: whether the ids are those of the file, and not numbers of rows.
+        has_numbers: whether the format says that the labels are numbers (True) or classes (False); None if it does not say.
+        unread: names of the arrays of an .npz file that are not read, and of the columns of labels and groups in new files for a
+            trained model.
     """
 
     values: np.ndarray
