@@ -29,7 +29,7 @@ from torch import Tensor, nn
 
 from harness import CPU, ROOT, Row, measurements, provenance
 from longscan.estimators import SSMForecaster
-from longscan.estimators.shifts import OLDEST
+from longscan.estimators.shifts import MAX_AGE
 from longscan.report.records import Record, read_records
 from page import mark_uncommitted, recorded_keys, write_section
 
@@ -271,7 +271,7 @@ def ours(problem: Problem) -> Fitted:
     note = f"{model.n_epochs_} epochs" if model.n_epochs_ else added
 
     def forecast(past: Array) -> Array:
-        read = model.window_ + OLDEST  # the window, and the steps before it by which a shift of the level is recognised
+        read = model.window_ + MAX_AGE  # the window, and the steps before it by which a shift of the level is recognised
         return np.asarray((model.predict(past[-read:] * scale + mean) - mean) / scale)
 
     return Fitted(forecast, model.window_, note)

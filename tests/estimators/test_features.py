@@ -9,20 +9,20 @@ import torch
 from longscan.estimators import SSMClassifier, SSMRegressor
 from longscan.estimators import features as features_module
 from longscan.estimators.features import (
-    FEWEST_OUTPUTS,
     FEWEST_SERIES,
-    FIRST,
-    HIDDEN,
+    FIRST_LAYER_GROUPS,
+    HIDDEN_OUTPUTS,
     INTERVALS,
     KINDS,
     LARGEST_FEATURE,
     LINEAR_KINDS,
+    MAX_OUTPUTS,
+    MIN_OUTPUTS,
     MOST_VALUES,
-    OUTPUTS,
     RAMP,
-    SECOND,
+    SECOND_LAYER_GROUPS,
     SHAPE_KINDS,
-    STATES,
+    STATES_PER_GROUP,
     THRESHOLDS,
     VALUES_PER_OUTPUT,
     FeatureModel,
@@ -137,15 +137,15 @@ def test_a_setting_of_the_stack_or_of_training_selects_it():
 
 
 def test_there_are_fewer_outputs_for_more_data_and_less_time():
-    assert choose_outputs(100, 100) > choose_outputs(5000, 1000) > choose_outputs(100_000, 1000) == FEWEST_OUTPUTS
+    assert choose_outputs(100, 100) > choose_outputs(5000, 1000) > choose_outputs(100_000, 1000) == MIN_OUTPUTS
     series = StandardisedSeries(np.random.default_rng(0).normal(size=(4, 50, 1)).astype(np.float32), np.full(4, 50), None)
     features, count = calibrated_features(series, CPU, np.random.RandomState(0), seconds=1e-9)
-    assert (features.outputs, count) == (FIRST, 4)
+    assert (features.outputs, count) == (FIRST_LAYER_GROUPS, 4)
     many = StandardisedSeries(np.zeros((100_000, 1000, 1), np.float32), np.full(100_000, 1000), None)
     features, count = calibrated_features(many, CPU, np.random.RandomState(0))
-    assert (features.outputs, count) == (FEWEST_OUTPUTS, 100_000)
+    assert (features.outputs, count) == (MIN_OUTPUTS, 100_000)
     features, count = calibrated_features(many, CPU, np.random.RandomState(0), seconds=1e-9)
-    assert (features.outputs, count) == (FIRST, FEWEST_SERIES)
+    assert (features.outputs, count) == (FIRST_LAYER_GROUPS, FEWEST_SERIES)
 
 
 def test_a_fit_in_little_time_reads_some_of_the_series_and_all_classes(monkeypatch, caplog):
@@ -182,8 +182,8 @@ def test_chosen_rows_have_all_classes():
 def test_series_are_as_many_as_the_time_allows(monkeypatch):
     """The features of 8 series take a second and the trial of the fewest outputs 2, so of 14 seconds 9 are left for features."""
     monkeypatch.setattr(features_module, "regression_seconds", lambda *_: 3.0)
-    monkeypatch.setattr(features_module, "OUTPUTS", FIRST)
-    monkeypatch.setattr(features_module, "FEWEST_OUTPUTS", FIRST)
+    monkeypatch.setattr(features_module, "MAX_OUTPUTS", FIRST_LAYER_GROUPS)
+    monkeypatch.setattr(features_module, "MIN_OUTPUTS", FIRST_LAYER_GROUPS)
     monkeypatch.setattr(features_module, "FEWEST_SERIES", 10)
     values = np.random.default_rng(0).normal(size=(1000, 1024, 1)).astype(np.float32)
     series = StandardisedSeries(values, np.full(1000, 1024), None)
@@ -235,9 +235,9 @@ def test_outputs_are_those_of_the_recurrence():
     assert (turns >= 0).all()
     assert (turns <= (2 / -(1 / eigenvalues.real)).clamp_max(1) + 1e-6).all(), "two half turns in a time constant, one in a step"
     until_next = torch.cat([elapsed[:, 1:], torch.ones(2, 1)], 1)
-    half = STATES // 2
+    half = STATES_PER_GROUP // 2
     for times in (None, (elapsed, until_next)):
-        states = torch.zeros(2, 9, STATES, dtype=torch.complex64)
+        states = torch.zeros(2, 9, STATES_PER_GROUP, dtype=torch.complex64)
         for own, steps, before in ((slice(half), range(9), -1), (slice(half, None), reversed(range(9)), 1)):
             x = torch.zeros(2, half, dtype=torch.complex64)
             for step in steps:
@@ -259,7 +259,7 @@ def test_slow_groups_are_summarised_at_some_of_the_steps():
     slow.stride = 1
     all_steps, _ = slow(u, None)
     torch.testing.assert_close(y, all_steps[:, :, ::10])
-    torch.testing.assert_close(hidden, all_steps[:HIDDEN])
+    torch.testing.assert_close(hidden, all_steps[:HIDDEN_OUTPUTS])
     weights = _part_weights(u, torch.arange(65) < torch.tensor([[65], [31]]), 10)
     assert weights[:, 0].tolist() == [[pytest.approx(1 / 7)] * 7, [pytest.approx(1 / 4)] * 4 + [0] * 3]
 
@@ -318,7 +318,7 @@ def test_no_value_of_a_tensor_is_read_by_the_host():
 def test_families_are_the_groups_and_kinds_of_the_features():
     random = np.random.RandomState(0)
     features = StateFeatures(2, 30, 16, random)
-    assert features.n_features == (FIRST + SECOND) * 2 * (THRESHOLDS + 3 + sum(INTERVALS))
+    assert features.n_features == (FIRST_LAYER_GROUPS + SECOND_LAYER_GROUPS) * 2 * (THRESHOLDS + 3 + sum(INTERVALS))
     inputs = torch.randn(3, 30, 2)
     features.calibrate(inputs, None, None, random)
     for kinds in (SHAPE_KINDS, LINEAR_KINDS, KINDS):
@@ -344,14 +344,14 @@ def test_values_are_a_family_of_means_over_equal_parts_of_each_series():
     features = StateFeatures(2, 12, 16, random, values=4)
     features.calibrate(inputs, valid, None, random)
     torch.testing.assert_close(features(inputs, valid)[:, -8:], found.flatten(1))
-    assert (features.families[-8:] == [FIRST + SECOND, len(SHAPE_KINDS)]).all()
+    assert (features.families[-8:] == [FIRST_LAYER_GROUPS + SECOND_LAYER_GROUPS, len(SHAPE_KINDS)]).all()
     features.select(LINEAR_KINDS)
     assert features(inputs, valid).shape == (3, features.n_features)
 
 
 @pytest.mark.parametrize(
     ("shape", "expected"),
-    [((4, 50, 1), 50), ((4, 900, 1), MOST_VALUES), ((4, 500, 500), VALUES_PER_OUTPUT * OUTPUTS // 500)],
+    [((4, 50, 1), 50), ((4, 900, 1), MOST_VALUES), ((4, 500, 500), VALUES_PER_OUTPUT * MAX_OUTPUTS // 500)],
     ids=["short", "long", "many channels"],
 )
 def test_values_are_at_most_as_many_as_steps_and_fewer_with_many_channels(shape, expected):
@@ -447,13 +447,13 @@ def test_outputs_are_reduced_to_the_time_that_is_left(monkeypatch):
     monkeypatch.setattr(StateFeatures, "__init__", record)
     series = StandardisedSeries(np.random.default_rng(0).normal(size=(4, 50, 1)).astype(np.float32), np.full(4, 50), None)
     for seconds, regression, kinds, expected in (
-        (16.0, 0.0, SHAPE_KINDS, [OUTPUTS]),
-        (15.9, 0.0, SHAPE_KINDS, [OUTPUTS, OUTPUTS // 2]),
-        (13.0, 0.0, SHAPE_KINDS, [OUTPUTS, int(0.8 * OUTPUTS * 3 / 6)]),
-        (10.1, 0.0, SHAPE_KINDS, [OUTPUTS, FIRST]),  # fewer than without a limit
-        (26.0, 10.0, SHAPE_KINDS, [OUTPUTS]),
-        (16.0, 10.0, SHAPE_KINDS, [OUTPUTS, int(0.8 * OUTPUTS * 6 / 16)]),
-        (23.0, 10.0, KINDS, [OUTPUTS, int(0.8 * OUTPUTS * 13 / 26)]),  # which fits two regressions
+        (16.0, 0.0, SHAPE_KINDS, [MAX_OUTPUTS]),
+        (15.9, 0.0, SHAPE_KINDS, [MAX_OUTPUTS, MAX_OUTPUTS // 2]),
+        (13.0, 0.0, SHAPE_KINDS, [MAX_OUTPUTS, int(0.8 * MAX_OUTPUTS * 3 / 6)]),
+        (10.1, 0.0, SHAPE_KINDS, [MAX_OUTPUTS, FIRST_LAYER_GROUPS]),  # fewer than without a limit
+        (26.0, 10.0, SHAPE_KINDS, [MAX_OUTPUTS]),
+        (16.0, 10.0, SHAPE_KINDS, [MAX_OUTPUTS, int(0.8 * MAX_OUTPUTS * 6 / 16)]),
+        (23.0, 10.0, KINDS, [MAX_OUTPUTS, int(0.8 * MAX_OUTPUTS * 13 / 26)]),  # which fits two regressions
     ):
         left = iter([regression, 0.0])
         monkeypatch.setattr(features_module, "regression_seconds", lambda *_, left=left: next(left))

@@ -14,7 +14,7 @@ from sklearn.model_selection import cross_val_score
 
 from longscan.engine import Callback
 from longscan.estimators import SSMClassifier, SSMForecaster, SSMRegressor, fitting, forecaster, split_cases
-from longscan.estimators.features import STATES, rows_at_once
+from longscan.estimators.features import STATES_PER_GROUP, rows_at_once
 from longscan.estimators.threads import LARGE_BATCH, choose_threads, limited_threads
 
 KINDS = [SSMClassifier, SSMRegressor]
@@ -387,7 +387,7 @@ def test_threads_are_chosen_by_steps_and_width_of_a_batch(monkeypatch):
     features = SSMClassifier(device="cpu", n_jobs=2, random_state=0).fit(X, y)
     found.clear()
     features.predict(X)
-    assert set(found) == {(2, min(n, rows_at_once(length)) * length * 2 * STATES)}
+    assert set(found) == {(2, min(n, rows_at_once(length)) * length * 2 * STATES_PER_GROUP)}
     found.clear()
     series = SSMForecaster(horizon=2, window=8, batch_size=5, **BRIEF).fit(np.sin(np.arange(60.0)))
     assert (None, 5 * 8 * 4) in found

@@ -203,11 +203,11 @@ def test_blocks_must_lower_the_error_by_a_tenth_and_in_all_parts(squares: list[f
     [(1, 1, 1280), (10, 100, 1280), (3000, 1, 1280), (3001, 1, 320), (10**6, 10**6, 64)],
 )
 def test_number_of_outputs(count: int, length: int, outputs: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(features, "OUTPUTS", 1280)
-    monkeypatch.setattr(features, "FEWEST_OUTPUTS", 64)
-    monkeypatch.setattr(features, "THEIR_OUTPUTS", 320)
+    monkeypatch.setattr(features, "MAX_OUTPUTS", 1280)
+    monkeypatch.setattr(features, "MIN_OUTPUTS", 64)
+    monkeypatch.setattr(features, "MANY_SERIES_OUTPUTS", 320)
     assert features.choose_outputs(count, length) == outputs
-    monkeypatch.setattr(features, "WORK", 100 * count * length)
+    monkeypatch.setattr(features, "MAX_WORK", 100 * count * length)
     assert features.choose_outputs(count, length) == 100
 
 

@@ -5,7 +5,7 @@ import pytest
 
 from longscan.estimators import SSMForecaster
 from longscan.estimators.linear import fit_linear, usable_windows
-from longscan.estimators.shifts import EXCEEDS, find_shifts, measure_errors, remove_shifts
+from longscan.estimators.shifts import SHIFT_FACTOR, find_shifts, measure_errors, remove_shifts
 
 SMALL = {"d_model": 4, "d_state": 2, "epochs": 1, "random_state": 0, "device": "cpu"}
 HORIZON, LENGTH, AGE, SIZE = 24, 600, 14, 4.0
@@ -77,7 +77,7 @@ def test_both_conditions_are_needed(days):
     assert not find_shifts(outlier, linear, limits)[0].any()
     assert not find_shifts(past, linear, limits._replace(mean=100 * limits.mean))[0].any()
     assert not find_shifts(past, linear, limits._replace(first=100 * limits.first))[0].any()
-    assert not find_shifts(shift(days, size=EXCEEDS * limits.mean[:, 0].min() / 2)[None, :LENGTH], linear, limits)[0].any()
+    assert not find_shifts(shift(days, size=SHIFT_FACTOR * limits.mean[:, 0].min() / 2)[None, :LENGTH], linear, limits)[0].any()
 
 
 def test_a_forecast_follows_a_shift(days, tmp_path):

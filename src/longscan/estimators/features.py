@@ -6,10 +6,10 @@ A group of systems has the states
 
 of columns u_k: the standardised channels and their differences from step to step, or, in the second layer, some outputs of the
 first, limited to 0 to 3. tau_k is 1 or, in every second group of a layer, the time since the step before, where it is known.
-The outputs are y_k = Re(C x_k); each reads few states, and each state few columns, with random weights. The time constants of
-a group are log-uniform between two bounds; the bounds of all groups together go from `SHORTEST` steps to `LONGEST` times the
-length of the series, at most `MOST` steps. Half of the states read the series from its end. The first group of a layer has no
-memory: there x_k = P u_k.
+The outputs are y_k = Re(C x_k). Each output reads few states, and each state reads few columns, with random weights. The time
+constants of a group are log-uniform between two bounds. Together the groups cover the time constants from
+`SHORTEST_TIME_CONSTANT` steps to `LONGEST_PER_LENGTH` times the length of the series, at most `LONGEST_TIME_CONSTANT` steps. Half
+of the states read the series from its end. The first group of a layer has no memory: there x_k = P u_k.
 
 The features of an output, with shares of steps above a threshold, which are `THRESHOLDS` random quantiles of the outputs for the
 series of the fit:
@@ -27,7 +27,8 @@ Classifiers have further features where these lower the leave-one-out error beyo
 as means over equal parts of a series, each step of a series of up to `MOST_VALUES` steps. They find classes that depend on a
 linear function of all steps, or on one of them.
 
-Groups with long time constants are summarised at every k-th step, with `SAMPLES` of these steps in the shortest time constant.
+Groups with long time constants are summarised at every k-th step, with `SAMPLES_PER_TIME_CONSTANT` of these steps in the
+shortest time constant of the group.
 The weight of a step in a share rises linearly from 0 to 1 around the threshold, over `RAMP` standard deviations, so that rounding
 errors do not change features.
 """
@@ -46,25 +47,25 @@ from longscan.estimators.ridge import RidgeFit, regression_seconds
 from longscan.estimators.series import StandardisedSeries
 from longscan.ops.linear_scan import linear_scan
 
-FIRST, SECOND = 8, 4  # number of groups of the first and the second layer; the first group of each has no memory
-STATES = 16  # number of states of a group
+FIRST_LAYER_GROUPS, SECOND_LAYER_GROUPS = 8, 4  # the first group of each layer has no memory
+STATES_PER_GROUP = 16
 THRESHOLDS = 6
 TAIL = 0.002  # smallest share of steps above or below a threshold in the tails of the outputs
 INTERVALS = (2, 4, 8)
-SHORTEST, LONGEST = 0.5, 2.0
-MOST = 600.0
-FASTEST = 2.0  # largest number of half turns of an eigenvalue in its time constant
-MIXED = 8  # largest number of columns that a state reads, and of states that an output reads
-RAMP = 0.05
-SAMPLES = 4.0  # number of outputs in the shortest time constant of a group
-OUTPUTS = 640  # largest number of outputs of the first layer
+SHORTEST_TIME_CONSTANT, LONGEST_TIME_CONSTANT = 0.5, 600.0  # steps
+LONGEST_PER_LENGTH = 2.0  # longest time constant divided by the length of the series
+MAX_HALF_TURNS = 2.0  # largest angle by which a state rotates in its time constant, in units of pi
+MAX_FAN_IN = 8  # largest number of columns that a state reads, and of states that an output reads
+RAMP = 0.05  # width of the transition at a threshold, in standard deviations
+SAMPLES_PER_TIME_CONSTANT = 4.0  # number of outputs in the shortest time constant of a group
+MAX_OUTPUTS = 640  # largest number of outputs of the first layer
 FEWEST_SERIES = 300  # smallest number of series of a fit in a limited time
-FEWEST_OUTPUTS = 64  # smallest number of outputs without a time limit; with one it is the number of groups
-HIDDEN = 8  # number of outputs of each group of the first layer that the second layer reads
-WORK = 4e9  # steps of all series times outputs; where `OUTPUTS` would exceed it, there are fewer outputs
+MIN_OUTPUTS = 64  # smallest number of outputs without a time limit; with one it is the number of groups
+HIDDEN_OUTPUTS = 8  # number of outputs of each group of the first layer that the second layer reads
+MAX_WORK = 4e9  # steps of all series times outputs; where `MAX_OUTPUTS` would exceed it, there are fewer outputs
 # With more series than this there are at most so many outputs: the cost of the regression grows with the cube of the number of
 # series or features, whichever is smaller.
-MANY_SERIES, THEIR_OUTPUTS = 3000, 96
+MANY_SERIES, MANY_SERIES_OUTPUTS = 3000, 96
 STEPS_AT_ONCE = 8192  # number of steps of the series of a batch
 # Number of steps of the series from which thresholds are chosen: of all together, and of each at most.
 CALIBRATION_STEPS, CALIBRATION_LENGTH = 8192, 1024
@@ -102,43 +103,46 @@ class _Group(nn.Module):
         super().__init__()
         self.has_memory = bounds is not None
         shortest, longest = bounds or (1.0, 1.0)
-        self.stride = max(1, int(shortest / SAMPLES))
-        time_constants = np.exp(random.uniform(np.log(shortest), np.log(longest), STATES))
-        angles = random.uniform(0, 1, STATES) * np.minimum(FASTEST * np.pi / time_constants, np.pi)
-        readout = np.stack([_mixture(STATES, random) for _ in range(outputs)], 1)
+        self.stride = max(1, int(shortest / SAMPLES_PER_TIME_CONSTANT))
+        time_constants = np.exp(random.uniform(np.log(shortest), np.log(longest), STATES_PER_GROUP))
+        angles = random.uniform(0, 1, STATES_PER_GROUP) * np.minimum(MAX_HALF_TURNS * np.pi / time_constants, np.pi)
+        readout = np.stack([_mixture(STATES_PER_GROUP, random) for _ in range(outputs)], 1)
         parts = 2 if self.has_memory else 1
-        readout = readout[:, None] * random.standard_normal((STATES, parts, outputs))
+        readout = readout[:, None] * random.standard_normal((STATES_PER_GROUP, parts, outputs))
 
         def register(name: str, values: np.ndarray) -> None:
             self.register_buffer(name, torch.from_numpy(values.astype(np.float32)))
 
-        register("mixture", np.stack([columns() for _ in range(STATES)], 1))
+        register("mixture", np.stack([columns() for _ in range(STATES_PER_GROUP)], 1))
         register("eigenvalues", np.stack([-1 / time_constants, angles], 1))
-        register("readout", readout.reshape(parts * STATES, outputs))
+        register("readout", readout.reshape(parts * STATES_PER_GROUP, outputs))
         register("bias", np.zeros(outputs))
         register("thresholds", np.zeros((THRESHOLDS, outputs)))
 
     def forward(self, u: Tensor, elapsed: Tensor | None, out: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Return the outputs (outputs, n, l) at every `stride`-th step, and `HIDDEN` of them at all steps, for u (n, L, columns).
+        """Return the outputs (outputs, n, l) at every `stride`-th step, and `HIDDEN_OUTPUTS` of them at all steps.
 
-        out: buffer, as large as the outputs at all steps, into which the first result is written; None for a new tensor.
+        Args:
+            u: the columns that the states read, (n, L, columns).
+            out: buffer, as large as the outputs at all steps, into which the first result is written; None for a new
+                tensor.
         """
         x = self._states(u, elapsed)
         few = x[:, :: self.stride]
         written = _part_of(out, len(self.bias), few.shape[0] * few.shape[1])
         y = torch.addmm(self.bias[:, None], self.readout.T, few.flatten(0, 1).T, out=written).view(-1, *few.shape[:2])
         if few.shape == x.shape:
-            return y, y[:HIDDEN]
-        hidden = torch.addmm(self.bias[:HIDDEN, None], self.readout[:, :HIDDEN].T, x.flatten(0, 1).T)
+            return y, y[:HIDDEN_OUTPUTS]
+        hidden = torch.addmm(self.bias[:HIDDEN_OUTPUTS, None], self.readout[:, :HIDDEN_OUTPUTS].T, x.flatten(0, 1).T)
         return y, hidden.view(-1, *x.shape[:2])
 
     def _states(self, u: Tensor, elapsed: Tensor | None) -> Tensor:
-        """Return the real numbers of the states, (n, L, STATES) or (n, L, 2 STATES)."""
+        """Return the real numbers of the states, (n, L, STATES_PER_GROUP) or (n, L, 2 STATES_PER_GROUP)."""
         driven = u @ self.mixture
         if not self.has_memory:
             return driven
         parts = []
-        for reverse, own in ((False, slice(STATES // 2)), (True, slice(STATES // 2, None))):
+        for reverse, own in ((False, slice(STATES_PER_GROUP // 2)), (True, slice(STATES_PER_GROUP // 2, None))):
             decay, angle = self.eigenvalues[own].unbind(1)
             if elapsed is not None:
                 times = torch.cat([elapsed[:, 1:], torch.ones_like(elapsed[:, :1])], 1) if reverse else elapsed
@@ -249,8 +253,8 @@ class StateFeatures(nn.Module):
         super().__init__()
         self.channels, self.length, self.outputs, self.values = channels, length, outputs, values
         self.register_buffer("difference_scale", torch.ones(channels))
-        each = outputs // FIRST
-        hidden = min(HIDDEN, each)
+        each = outputs // FIRST_LAYER_GROUPS
+        hidden = min(HIDDEN_OUTPUTS, each)
 
         def of_channels() -> np.ndarray:
             column = _mixture(channels, random)
@@ -258,12 +262,16 @@ class StateFeatures(nn.Module):
             return np.concatenate([column, nothing] if random.uniform() < 0.5 else [nothing, column])
 
         def groups(count: int, columns: Callable[[], np.ndarray]) -> nn.ModuleList:
-            bounds = np.geomspace(SHORTEST, min(MOST, max(4 * SHORTEST, LONGEST * length)), max(1, count))
+            bounds = np.geomspace(
+                SHORTEST_TIME_CONSTANT,
+                min(LONGEST_TIME_CONSTANT, max(4 * SHORTEST_TIME_CONSTANT, LONGEST_PER_LENGTH * length)),
+                max(1, count),
+            )
             ranges = [None, *pairwise(bounds)][:count]
             return nn.ModuleList(_Group(columns, bounds, each, random) for bounds in ranges)
 
-        self.first = groups(FIRST, of_channels)
-        self.second = groups(SECOND, lambda: _mixture(FIRST * hidden, random))
+        self.first = groups(FIRST_LAYER_GROUPS, of_channels)
+        self.second = groups(SECOND_LAYER_GROUPS, lambda: _mixture(FIRST_LAYER_GROUPS * hidden, random))
         self.select(kinds)
 
     def select(self, kinds: Sequence[str]) -> None:
@@ -271,10 +279,10 @@ class StateFeatures(nn.Module):
         parts = sum(INTERVALS)
         per_output = (THRESHOLDS + 1, parts, 2, 1, parts, 2)
         self.kinds = tuple(kinds)
-        sizes = [per_output[KINDS.index(kind)] * (self.outputs // FIRST) for kind in self.kinds]
-        numbers = np.tile(np.repeat(np.arange(len(sizes)), sizes), FIRST + SECOND)
-        of_outputs = np.stack([np.repeat(np.arange(FIRST + SECOND), sum(sizes)), numbers], 1)
-        of_values = np.tile([FIRST + SECOND, len(sizes)], (self.values * self.channels, 1))
+        sizes = [per_output[KINDS.index(kind)] * (self.outputs // FIRST_LAYER_GROUPS) for kind in self.kinds]
+        numbers = np.tile(np.repeat(np.arange(len(sizes)), sizes), FIRST_LAYER_GROUPS + SECOND_LAYER_GROUPS)
+        of_outputs = np.stack([np.repeat(np.arange(FIRST_LAYER_GROUPS + SECOND_LAYER_GROUPS), sum(sizes)), numbers], 1)
+        of_values = np.tile([FIRST_LAYER_GROUPS + SECOND_LAYER_GROUPS, len(sizes)], (self.values * self.channels, 1))
         self.families = np.concatenate([of_outputs, of_values])
 
     def leave_out_values(self) -> None:
@@ -293,7 +301,7 @@ class StateFeatures(nn.Module):
         weights: dict[int, Tensor] = {}
         buffers: tuple[Tensor | None, Tensor | None] = (None, None)
         if not (torch.is_grad_enabled() and inputs.requires_grad):  # allocating new tensors takes longer than the computation
-            of_outputs, of_values = inputs.new_empty(2, self.outputs // FIRST, *inputs.shape[:2])
+            of_outputs, of_values = inputs.new_empty(2, self.outputs // FIRST_LAYER_GROUPS, *inputs.shape[:2])
             buffers = of_outputs, of_values
         found: list[Tensor] = []
         for group, y in self._outputs(inputs, valid, elapsed, out=buffers[0]):
@@ -416,8 +424,8 @@ class FeatureModel(nn.Module):
 
 def choose_outputs(count: int, length: int) -> int:
     """Return the number of outputs for `count` series of at most `length` steps."""
-    outputs = min(OUTPUTS, int(WORK / (count * length)), OUTPUTS if count <= MANY_SERIES else THEIR_OUTPUTS)
-    return max(FEWEST_OUTPUTS, outputs)
+    outputs = min(MAX_OUTPUTS, int(MAX_WORK / (count * length)), MAX_OUTPUTS if count <= MANY_SERIES else MANY_SERIES_OUTPUTS)
+    return max(MIN_OUTPUTS, outputs)
 
 
 def calibrated_features(
@@ -460,10 +468,10 @@ def calibrated_features(
         seconds -= end - start
         if of_features + of_fits <= seconds:
             return features, count
-        if outputs == FIRST:
+        if outputs == FIRST_LAYER_GROUPS:
             left = max(0.0, seconds - of_fits) / of_features
             return features, min(count, max(FEWEST_SERIES, int(left * count)))
-        outputs = max(FIRST, min(outputs // 2, int(0.8 * outputs * seconds / (of_features + of_fits))))
+        outputs = max(FIRST_LAYER_GROUPS, min(outputs // 2, int(0.8 * outputs * seconds / (of_features + of_fits))))
 
 
 def _sample(series: StandardisedSeries, random: np.random.RandomState) -> StandardisedSeries:
@@ -481,8 +489,8 @@ def rows_at_once(length: int) -> int:
 
 
 def _mixture(columns: int, random: np.random.RandomState) -> np.ndarray:
-    """Return random weights (columns,), of which few are not 0: their number is log-uniform up to `MIXED`."""
-    largest = min(columns, MIXED)
+    """Return random weights (columns,), of which few are not 0: their number is log-uniform up to `MAX_FAN_IN`."""
+    largest = min(columns, MAX_FAN_IN)
     count = min(largest, int((largest + 1) ** random.uniform()))
     weights = np.zeros(columns)
     weights[random.choice(columns, count, replace=False)] = random.standard_normal(count)

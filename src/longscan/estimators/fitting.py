@@ -37,7 +37,14 @@ from longscan._types import (
 )
 from longscan.engine import Callback, EarlyStopping, Engine, EpochLosses, NonFiniteLossError, StepResult, TimeLimit
 from longscan.estimators.clock import check_unit, gap_ratio, has_seconds
-from longscan.estimators.features import SHAPE_KINDS, STATES, FeatureModel, StateFeatures, calibrated_features, rows_at_once
+from longscan.estimators.features import (
+    SHAPE_KINDS,
+    STATES_PER_GROUP,
+    FeatureModel,
+    StateFeatures,
+    calibrated_features,
+    rows_at_once,
+)
 from longscan.estimators.reading import (
     ChannelNames,
     FittedChannels,
@@ -618,7 +625,7 @@ class SeriesEstimator(SavedEstimator):
     def _threads(self, collection: Collection) -> Any:
         """Return a context in which torch uses the threads of `n_jobs`."""
         length = collection.values.shape[1]
-        width = self._stack_settings().d_model if self._has_stack() else 2 * STATES
+        width = self._stack_settings().d_model if self._has_stack() else 2 * STATES_PER_GROUP
         return limited_threads(choose_threads(self.n_jobs, min(self._rows_at_once(length), len(collection)) * length * width))
 
     def _rows_at_once(self, length: int) -> int:

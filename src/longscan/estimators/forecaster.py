@@ -71,7 +71,7 @@ from longscan.estimators.reading import FittedChannels, Layout, copy_input, time
 from longscan.estimators.readout import MAX_CHANNELS, ReadoutChoice, StateReadout, choose_readout, fit_readout
 from longscan.estimators.saving import SavedEstimator
 from longscan.estimators.series import Collection, SeriesBatch, StandardisedSeries, check_predictions, cut_windows
-from longscan.estimators.shifts import OLDEST, ShiftLimits, find_shifts, measure_errors, remove_shifts
+from longscan.estimators.shifts import MAX_AGE, ShiftLimits, find_shifts, measure_errors, remove_shifts
 from longscan.estimators.threads import choose_threads, limited_threads
 from longscan.models import Forecaster
 
@@ -893,7 +893,7 @@ class SSMForecaster(SavedEstimator):
 
         Steps later than the horizon are forecast from the forecast, with the distances of the quantiles of its last step.
         """
-        most = np.full(len(ends), self.window_ + OLDEST)
+        most = np.full(len(ends), self.window_ + MAX_AGE)
         if self.own_scales_:  # they are those of the whole series, up to a gap that would need more steps than memory has
             most = np.maximum(most, np.floor(MOST_FILLED * ends[:, 1]).astype(int))
         even = fill_evenly(fill_codes(collection, self.missing_codes_, self.mean_), ends, self.time_unit_, most)

@@ -25,15 +25,16 @@ from torch.nn.functional import cross_entropy
 PENALTIES = tuple(10.0 ** (power / 2) for power in range(8, -9, -1))  # in units of the number of features
 TEMPERATURES = tuple(2.0 ** (power / 2) for power in range(-4, 7))  # candidates for the factor of scores in logits
 
-COMPARED = 300  # largest number of examples from which the factors of families of features are chosen
-STEPS, RATE, PRIOR = 60, 0.15, 0.2  # steps and learning rate of the search for these factors, and its penalty
-START = 3.0  # logarithm of the first ratio of kernel and penalty
-SHARPNESS, SHARPEST = 2.0, 4.0  # logarithms of the first and the largest factor of scores in the cross-entropy
-BLOCK = 512  # number of features that are standardised together if there are more features than examples
+SEARCH_EXAMPLES = 300  # largest number of examples from which the factors of families of features are chosen
+SEARCH_STEPS, SEARCH_LEARNING_RATE = 60, 0.15  # of the search for these factors by Adam
+SEARCH_PENALTY = 0.2  # penalty on the squares of their logits in this search
+FIRST_LOG_RATIO = 3.0  # logarithm of the first ratio of kernel and penalty
+FIRST_LOG_SHARPNESS, MAX_LOG_SHARPNESS = 2.0, 4.0  # logarithms of the first and the largest factor from scores to logits
+FEATURE_BLOCK = 512  # number of features that are standardised together if there are more features than examples
 EIGEN_WORK, SEARCH_WORK = 40, 20  # operations of an eigendecomposition and of a search step, in units of the cube of the size
 TIMED_SIZE = 512  # size of the matrix product from whose time that of a fit is estimated
 STANDARD_ERRORS = 2.0  # further features are used if they lower the left-out cross-entropy by this many standard errors
-TIE = 1e-5  # errors that differ by less are equal; the largest penalty is then chosen
+TIE_TOLERANCE = 1e-5  # errors that differ by less are equal; the largest penalty is then chosen
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
 
@@ -79,7 +80,7 @@ def fit_ridge(
     root = np.sqrt(n * share)[:, None]
     of_feature = np.ones(count) if factors is None else factors
     is_wide = count > n
-    blocks = [slice(first, min(first + BLOCK, count)) for first in range(0, count, BLOCK)]
+    blocks = [slice(first, min(first + FEATURE_BLOCK, count)) for first in range(0, count, FEATURE_BLOCK)]
     means, scale = np.zeros(count), np.zeros(count)
     for block in blocks:
         Z = features[:, block].astype(np.float64)
@@ -113,7 +114,7 @@ def fit_ridge(
         leverage = basis**2 @ shrinkage + share
         left_out = targets - residual / root / np.maximum(1 - leverage, 1e-6)[:, None]
         error = loss(left_out)
-        if best is None or error < best[0] - TIE:
+        if best is None or error < best[0] - TIE_TOLERANCE:
             best = error, penalty, left_out
     assert best is not None
     error, penalty, left_out = best
@@ -128,9 +129,9 @@ def choose_factors(
     """Return factors (F,) of features in families that approximately minimise the leave-one-out error of the regression.
 
     A family is a pair of indices (g, k). The squared factors of its features sum to v_g w_k F, where v and w are softmax
-    functions of logits. These and the penalty are optimised by `STEPS` steps of Adam from 0, on at most `COMPARED` examples.
-    `PRIOR` times the sum of the squares of the logits, divided by the number of these examples, is added to the error. All
-    examples have equal weights in the regression of this search; `loss` may weight their errors.
+    functions of logits. The logits, which are 0 at first, and the penalty are optimised by `SEARCH_STEPS` steps of Adam on at
+    most `SEARCH_EXAMPLES` examples. The error includes `SEARCH_PENALTY` times the sum of the squares of the logits, divided by the
+    number of these examples. All examples have equal weights in the regression of this search; `loss` may weight their errors.
 
     Args:
         features: (n, F).
@@ -140,7 +141,7 @@ def choose_factors(
             error.
     """
     n = len(features)
-    rows = np.arange(n) if n <= COMPARED else np.sort(np.random.RandomState(0).permutation(n)[:COMPARED])
+    rows = np.arange(n) if n <= SEARCH_EXAMPLES else np.sort(np.random.RandomState(0).permutation(n)[:SEARCH_EXAMPLES])
     numbers, of_feature = np.unique(families, axis=0, return_inverse=True)
     of_feature = of_feature.reshape(-1)
     sizes = np.bincount(of_feature)
@@ -154,20 +155,20 @@ def choose_factors(
     Y_mean, identity = Y.mean(0), torch.eye(len(rows), dtype=torch.float64, device="cpu")
     first, second = torch.from_numpy(numbers).unbind(1)
     parameters = [torch.zeros(int(index.max()) + 1, dtype=torch.float64, device="cpu") for index in (first, second)]
-    parameters += [torch.tensor(value, dtype=torch.float64, device="cpu") for value in (START, SHARPNESS)]
-    optimizer = torch.optim.Adam([values.requires_grad_() for values in parameters], lr=RATE)
+    parameters += [torch.tensor(value, dtype=torch.float64, device="cpu") for value in (FIRST_LOG_RATIO, FIRST_LOG_SHARPNESS)]
+    optimizer = torch.optim.Adam([values.requires_grad_() for values in parameters], lr=SEARCH_LEARNING_RATE)
 
     def shares() -> Tensor:
         return parameters[0].softmax(0)[first] * parameters[1].softmax(0)[second]
 
-    for _ in range(STEPS):
+    for _ in range(SEARCH_STEPS):
         with torch.enable_grad():
             level, sharpness = parameters[2:]
             kernel = torch.tensordot((shares() * level.exp()).float(), products, 1).double()
             inverse = torch.linalg.inv(kernel + identity)
             left_out = Y - inverse @ (Y - Y_mean) / (inverse.diagonal() - 1 / len(rows)).clamp_min(1e-6)[:, None]
             prior = sum((values**2).sum() for values in parameters[:2])
-            error = loss(left_out, sharpness.clamp(max=SHARPEST).exp(), rows) + PRIOR * prior / len(rows)
+            error = loss(left_out, sharpness.clamp(max=MAX_LOG_SHARPNESS).exp(), rows) + SEARCH_PENALTY * prior / len(rows)
             optimizer.zero_grad()
             error.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
@@ -178,8 +179,8 @@ def choose_factors(
 def regression_seconds(examples: int, features: int) -> float:
     """Return an estimate of the time of `fit_scores` in seconds, from the time of a matrix product."""
     small, large = sorted((examples, features))
-    compared = min(examples, COMPARED)
-    work = 2 * small**2 * large + EIGEN_WORK * small**3 + 2 * compared**2 * features + STEPS * SEARCH_WORK * compared**3
+    compared = min(examples, SEARCH_EXAMPLES)
+    work = 2 * small**2 * large + EIGEN_WORK * small**3 + 2 * compared**2 * features + SEARCH_STEPS * SEARCH_WORK * compared**3
     matrix = np.ones((TIMED_SIZE, TIMED_SIZE))
     start = monotonic()
     matrix @ matrix

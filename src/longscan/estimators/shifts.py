@@ -5,12 +5,12 @@ belong to steps before the change, and the forecast returns to the former level.
 show such a change: if a shift of size d is k steps old, the forecast from the step before it has an error of about d at all k
 steps.
 
-A shift is recognised in a channel if two errors are larger than any in `fit`: the mean error over the last k steps for some k,
-by the factor `EXCEEDS`, and the error of the first of the steps since the shift. Its age is the k whose mean error is largest
-in units of its root mean square in `fit`, and its size is that mean. The first condition excludes single outliers, the second
-excludes deviations that grow in small steps, as those of weather do, which often end soon.
+A shift is recognised in a channel if two errors are larger than any in `fit`: the mean error over the last k steps for some k, by
+the factor `SHIFT_FACTOR`, and the error of the first of the steps since the shift. Its age is the k whose mean error is the
+largest in units of its root mean square in `fit`, and its size is that mean. The first condition excludes single outliers, the
+second excludes deviations that grow in small steps, as those of weather do, which often end soon.
 
-A value that is repeated at the end, at least `STUCK` times and in half of the steps since the shift, is not taken for a new
+A value that is repeated at the end, at least `MIN_REPEATS` times and in half of the steps since the shift, is not taken for a new
 level: a sensor that has failed gives zeros or its last value. Another shift is not recognised then.
 
 The forecast is then made from the window without the shift, and the shift is added to it, as if it were permanent. In
@@ -24,14 +24,14 @@ import numpy as np
 
 from longscan.estimators.linear import LinearForecast
 
-OLDEST = 48  # largest number of steps since a shift
-FEWEST_ORIGINS = 10  # smallest number of forecast origins in `fit` for each step since a shift
-ORIGINS = 65536  # largest number of forecast origins in `fit`, evenly spaced
-EXCEEDS = 1.5  # factor of the largest mean error in `fit` that a shift must exceed
-SMALLEST = 0.1  # smallest limit of an error, in standard deviations of the channel
-ROUNDING = 1e-3  # smallest root mean square of errors, by which ages are compared, in the same unit
+MAX_AGE = 48  # largest number of steps since a shift
+ORIGINS_PER_STEP = 10  # smallest number of forecast origins in `fit` for each step since a shift
+MAX_ORIGINS = 65536  # largest number of forecast origins in `fit`, evenly spaced
+SHIFT_FACTOR = 1.5  # factor of the largest mean error in `fit` that a shift must exceed
+MIN_LIMIT = 0.1  # smallest limit of an error, in standard deviations of the channel
+MIN_DEVIATION = 1e-3  # smallest root mean square of errors, by which ages are compared, in the same unit
 SIZE_DIGITS = 6  # number of decimals of a size in standard deviations of the channel
-STUCK = 3  # smallest number of equal values at the end of a channel that is not a level
+MIN_REPEATS = 3  # smallest number of equal values at the end of a channel that is not a level
 WINDOWS_AT_ONCE = 256
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
@@ -42,7 +42,7 @@ class ShiftLimits(NamedTuple):
     """Errors of the linear forecast in `fit`, K steps ahead.
 
     first: (C,), the largest absolute error of the first step. mean: (K, C), the largest absolute means of the errors of the first
-    1 to K steps. Both are at least `SMALLEST`. deviation: (K, C), root mean squares of these means.
+    1 to K steps. Both are at least `MIN_LIMIT`. deviation: (K, C), root mean squares of these means.
     """
 
     first: Array
@@ -55,12 +55,12 @@ def measure_errors(series: Sequence[Array], linear: LinearForecast) -> ShiftLimi
 
     The last steps of a series, in which a shift would be recognised, are left out.
     """
-    window, steps = linear.window, min(linear.bias.shape[1], OLDEST)
+    window, steps = linear.window, min(linear.bias.shape[1], MAX_AGE)
     counts = [max(0, len(values) - window - 2 * steps) for values in series]
-    steps = min(steps, sum(counts) // FEWEST_ORIGINS)
+    steps = min(steps, sum(counts) // ORIGINS_PER_STEP)
     if steps < 2:
         return None
-    chosen = np.arange(0, sum(counts), -(-sum(counts) // ORIGINS))
+    chosen = np.arange(0, sum(counts), -(-sum(counts) // MAX_ORIGINS))
     numbers = np.searchsorted(np.cumsum(counts), chosen, side="right")
     origins = window + chosen - (np.cumsum(counts) - counts)[numbers]
     largest_first, largest, squares = [], [], []
@@ -73,8 +73,8 @@ def measure_errors(series: Sequence[Array], linear: LinearForecast) -> ShiftLimi
         largest.append(np.abs(means).max(0))
         squares.append(np.square(means).sum(0))
     deviation = np.sqrt(np.sum(squares, 0) / len(chosen))
-    first, mean = (np.maximum(np.max(parts, 0), SMALLEST) for parts in (largest_first, largest))
-    return ShiftLimits(first, mean, np.maximum(deviation, ROUNDING))
+    first, mean = (np.maximum(np.max(parts, 0), MIN_LIMIT) for parts in (largest_first, largest))
+    return ShiftLimits(first, mean, np.maximum(deviation, MIN_DEVIATION))
 
 
 def find_shifts(past: Array, linear: LinearForecast, limits: ShiftLimits) -> tuple[Ages, Array]:
@@ -95,11 +95,11 @@ def find_shifts(past: Array, linear: LinearForecast, limits: ShiftLimits) -> tup
         firsts.append(np.abs(errors[:, 0]) / limits.first)
         means.append(errors.mean(1))
     mean = np.stack(means)
-    exceeds = (np.abs(mean) > EXCEEDS * limits.mean[candidates - 1, None]).any(0)
+    exceeds = (np.abs(mean) > SHIFT_FACTOR * limits.mean[candidates - 1, None]).any(0)
     best = (np.abs(mean) / limits.deviation[candidates - 1, None]).argmax(0)
     is_shift = exceeds & (np.take_along_axis(np.stack(firsts), best[None], 0)[0] > 1)
     repeated = np.cumprod(past[:, ::-1] == past[:, -1:], 1).sum(1)  # values at the end that equal the last one
-    is_shift &= (repeated < STUCK) | (2 * repeated < candidates[best])
+    is_shift &= (repeated < MIN_REPEATS) | (2 * repeated < candidates[best])
     ages[is_shift] = candidates[best[is_shift]]
     # Rounding errors of the sums depend on where arrays lie in memory; they must not change the forecast.
     sizes[is_shift] = np.take_along_axis(mean, best[None], 0)[0][is_shift].round(SIZE_DIGITS)
