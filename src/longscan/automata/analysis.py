@@ -26,7 +26,18 @@ MAX_LISTED = 8  # largest number of states and points that an error lists
 
 @dataclass(frozen=True)
 class Holonomy:
-    """A non-trivial holonomy group: level, number, tiles and sets of its class, and the group with its series."""
+    """A non-trivial holonomy group of an automaton, which permutes the tiles of a class of image sets.
+
+    Attributes:
+        level, number: level of the class in the skeleton, and its number.
+        tiles: number of tiles of an image set of the class.
+        sets: number of image sets in the class.
+        order: number of elements of the group.
+        name: usual name of the group, such as S3, or "order 20".
+        solvable: whether the group is solvable.
+        series: moduli of the counters of each factor of its series, from the top; empty if the group is not solvable.
+        generators: generators of the group in cycle notation.
+    """
 
     level: int
     number: int
@@ -35,7 +46,7 @@ class Holonomy:
     order: int
     name: str
     solvable: bool
-    series: tuple[tuple[int, ...], ...]  # moduli of the counters, from the top; empty if there is no such series
+    series: tuple[tuple[int, ...], ...]
     generators: tuple[str, ...]
 
 

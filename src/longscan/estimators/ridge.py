@@ -130,8 +130,9 @@ def choose_factors(
 
     A family is a pair of indices (g, k). The squared factors of its features sum to v_g w_k F, where v and w are softmax
     functions of logits. The logits, which are 0 at first, and the penalty are optimised by `SEARCH_STEPS` steps of Adam on at
-    most `SEARCH_EXAMPLES` examples. The error includes `SEARCH_PENALTY` times the sum of the squares of the logits, divided by the
-    number of these examples. All examples have equal weights in the regression of this search; `loss` may weight their errors.
+    most `SEARCH_EXAMPLES` examples. The error includes `SEARCH_PENALTY` times the sum of the squares of the logits, divided by
+    the number of these examples. All examples have equal weights in the regression of this search; `loss` may weight their
+    errors.
 
     Args:
         features: (n, F).

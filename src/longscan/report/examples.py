@@ -68,38 +68,45 @@ def class_scores(
     return [*rows, ("mean of the classes", (precision, recall, f1), int(support.sum()))]
 
 
-def example_section(found: Mapping[str, Any] | None) -> Iterator[str]:
-    """Yield the section of the examples: wrong and right answers, or forecasts over the truth; nothing without examples."""
-    if not found or not found["examples"]:
+def example_section(content: Mapping[str, Any] | None) -> Iterator[str]:
+    """Yield the section of the examples: wrong and right answers, or forecasts over the truth; nothing without examples.
+
+    content: that of the run's examples.json, see `longscan.training.examples.find_examples`; None if the file does not exist.
+    """
+    if not content or not content["examples"]:
         return
-    examined = found["n_examined"] if "n_examined" in found else found["looked_at"]  # the key in folders of earlier versions
-    examples, number = found["examples"], f"{examined:,} test examples"
-    if found["kind"] == "values":
+    examined = (
+        content["n_examined"] if "n_examined" in content else content["looked_at"]
+    )  # the key in folders of earlier versions
+    examples, number = content["examples"], f"{examined:,} test examples"
+    if content["kind"] == "values":
         yield page.heading(2, "Answers over the truth")
-        coverage = found.get("coverage")
+        coverage = content.get("coverage")
         band = "" if coverage is None else (
             f" The band holds 80 % of the validation errors at the same step; of the test values {coverage:.0%} lie in it."
         )  # fmt: skip
         dates = " The headings name the first step of each forecast." if any("name" in example for example in examples) else ""
         yield page.paragraph(f"The examples with the smallest, the median and the largest error of {number}.{dates}{band}")
         for example in examples:
-            yield from _forecast(example, "correction" if found.get("has_corrections") else "answer")
+            yield from _forecast(example, "correction" if content.get("has_corrections") else "answer")
     else:
-        wrong = found["wrong"]
+        wrong = content["wrong"]
         yield page.heading(2, "Wrong and right answers" if wrong else "Right answers")
         words = f"{wrong:,} of {number} have a wrong answer" if wrong else f"None of {number} has a wrong answer"
         has_letters = any("tokens" in one and "answers" in one for one in examples)
         below = " The model's answer stands below its token." if has_letters else ""
         right = "the least certain right ones"
         order = f"The most certain wrong answers come first, then {right}" if wrong else f"{right.capitalize()} come first"
-        scale = " The values of a channel are in standard deviations of the training series." if found.get("standardised") else ""
+        scale = (
+            " The values of a channel are in standard deviations of the training series." if content.get("standardised") else ""
+        )
         yield page.paragraph(f"{words}. {order}.{below}{scale}")
         yield page.group("columns", (page.group("", _answer(example)) for example in examples))
-    if found.get("has_corrections") is False:
+    if content.get("has_corrections") is False:
         yield page.paragraph(NO_CORRECTIONS)
     elif any("relevance" in example for example in examples):
-        numbers = RELEVANCE_OF_CORRECTIONS if found.get("has_corrections") else RELEVANCE_OF_NUMBERS
-        yield page.paragraph(numbers if found["kind"] == "values" else RELEVANCE, "caption")
+        numbers = RELEVANCE_OF_CORRECTIONS if content.get("has_corrections") else RELEVANCE_OF_NUMBERS
+        yield page.paragraph(numbers if content["kind"] == "values" else RELEVANCE, "caption")
 
 
 def _answer(example: Mapping[str, Any]) -> Iterator[str]:

@@ -128,13 +128,13 @@ def _comparison(comparison: Comparison) -> Iterator[str]:
         yield page.code(command)
 
 
-def _together(found: Sequence[Seeds]) -> Iterator[str]:
-    if not found:
+def _together(trainings: Sequence[Seeds]) -> Iterator[str]:
+    if not trainings:
         return
     yield page.heading(2, "Success over seeds")
     yield page.paragraph("Seeds of one recipe that were trained together and scored on validation words during training.")
     kinds = ["", "", "", *[page.NUMBER] * len(SEEDS_COLUMNS)]
-    rows = [(s.name, s.task, s.model, *_together_cells(s)) for s in found]
+    rows = [(s.name, s.task, s.model, *_together_cells(s)) for s in trainings]
     yield page.table(("record", "task", "model", *SEEDS_COLUMNS), rows, kinds)
     yield page.paragraph(
         "The scores are scaled: 0 is uniform guessing, 1 perfection. Best: the highest score at any evaluation. At the "
@@ -142,7 +142,7 @@ def _together(found: Sequence[Seeds]) -> Iterator[str]:
         "at the best evaluation and at the end.",
         "caption",
     )
-    for s in found:
+    for s in trainings:
         yield page.heading(3, f"{s.name}: {s.model} on {s.task}")
         scores = {seed: [row[i] for row in s.scores] for i, seed in enumerate(s.seeds)}
         rate = figures.success_rate(s.steps, s.successes, len(s.seeds))
@@ -193,16 +193,16 @@ def _value(run: Record) -> str:
     return ", ".join(score + ["failed"] * (run["status"] == "failed"))
 
 
-def _measurements(found: Sequence[Measurement]) -> Iterator[str]:
+def _measurements(measured: Sequence[Measurement]) -> Iterator[str]:
     yield page.heading(2, "Speed and memory")
-    if not found:
+    if not measured:
         yield page.paragraph("There is no record of a measurement.", "note")
         return
     yield page.paragraph(
         "Times are ratios to the time of longscan in the same session; milliseconds are given for GPUs only. Error: the "
         "largest deviation from the float64 reference."
     )
-    for m in found:
+    for m in measured:
         columns = _measured(m)
         kinds = ["", *[page.NUMBER] * (len(columns) - 1)]
         yield page.heading(3, f"{m.op}: {m.shape}, {m.dtype}, {m.device}")
@@ -319,13 +319,13 @@ def _quick_markdown(rows: Sequence[Record]) -> Iterator[str]:
         yield f"| {' | '.join(_cell(cell) for cell in cells)} |"
 
 
-def _runs_markdown(found: Sequence[Comparison]) -> Iterator[str]:
-    if not found:
+def _runs_markdown(comparisons: Sequence[Comparison]) -> Iterator[str]:
+    if not comparisons:
         yield "No run is recorded yet."
         return
     yield "| Task | Model | Score | Seeds | Failed | Constant predictor | Other predictors | Published | Notes | Command |"
     yield "|---|---|---|---|---|---|---|---|---|---|"
-    for c in found:
+    for c in comparisons:
         printed = ", ".join(f"{r['model']} {v:g}" for r in c.published if (v := valid_score(r)) is not None)
         for e in c.entries:
             model = ", ".join(filter(None, (e.model, e.setting)))
@@ -339,25 +339,25 @@ def _runs_markdown(found: Sequence[Comparison]) -> Iterator[str]:
             yield f"| {' | '.join(_cell(cell) for cell in cells)} |"
 
 
-def _together_markdown(found: Sequence[Seeds]) -> Iterator[str]:
-    if not found:
+def _together_markdown(trainings: Sequence[Seeds]) -> Iterator[str]:
+    if not trainings:
         return
     header = ("Seeds trained together", "Model", *(name.capitalize() for name in SEEDS_COLUMNS), "Notes", "Command")
     yield f"| {' | '.join(header)} |"
     yield "|---" * len(header) + "|"
-    for s in found:
+    for s in trainings:
         cells = (f"{s.task}, {s.steps[-1]:,} steps", s.model, *_together_cells(s), s.note or "–", f"`{s.command}`")
         yield f"| {' | '.join(_cell(cell) for cell in cells)} |"
     yield ""
 
 
-def _bench_markdown(found: Sequence[Measurement]) -> Iterator[str]:
-    if not found:
+def _bench_markdown(measured: Sequence[Measurement]) -> Iterator[str]:
+    if not measured:
         yield "No measurement is recorded yet."
         return
     yield "| Op, shape | Device | Against | Forward | Forward+backward | Notes | Command |"
     yield "|---|---|---|---|---|---|---|"
-    for m in found:
+    for m in measured:
         for t in m.timings:
             if t.name != m.unit:
                 ratios = " | ".join("–" if v is None else f"{v:.1f}×" for v in (t.forward, t.forward_backward))

@@ -35,7 +35,9 @@ def run_report(run_dir: str | Path) -> Path:
     result = _read(folder / "result.json", lambda content: upgrade_record(json.loads(content)))
     # A kill can leave an incomplete last line, which has no line break.
     rows = _read(folder / "metrics.jsonl", lambda text: [json.loads(line) for line in text.split("\n")[:-1]]) or []
-    baselines, found, angles = (_read(folder / name, json.loads) for name in ("baselines.json", "examples.json", "angles.json"))
+    baselines, examples, angles = (
+        _read(folder / name, json.loads) for name in ("baselines.json", "examples.json", "angles.json")
+    )
     sections = {name: settings.get(name) or {} for name in ("task", "model", "training", "about")}
     planned = {"task": sections["task"].get("name"), **sections["model"], **sections["training"]}
     task, spec, seed = ((result or planned).get(name) for name in ("task", "spec", "seed"))
@@ -45,7 +47,7 @@ def run_report(run_dir: str | Path) -> Path:
     body = [
         *_summary(title, result, baselines or {}),
         *_baselines(result, baselines or {}),
-        *example_section(found),
+        *example_section(examples),
         *class_section(result or {}),
         *_lengths(result),
         *_curves(rows, result),

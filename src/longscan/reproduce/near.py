@@ -1,8 +1,9 @@
-"""Runs near a row: of its recipe and figure, but not by its protocol or not by `longscan reproduce`, so that they do not count.
+"""Runs that are shown next to a row of a paper's table, but do not count as its reproduction.
 
-`near` of a row names their files, relative to the folder of the records: a `.json` with seeds that `benchmarks/seeds.py` trained
-together, or a `.jsonl` with runs, of which those of the row's recipe and figure are taken. Tries of a row by `longscan reproduce
---settings` are near it, too.
+Such a run is "near" the row: it has the recipe and the published figure of the row, but it does not follow the protocol, or
+`longscan reproduce` has not made it. The field `near` of a row names the files of these runs, relative to the folder of the
+records: a `.json` file with seeds that `benchmarks/seeds.py` has trained together, or a `.jsonl` file with runs, of which those
+with the recipe and the figure of the row are taken. Tries of a row by `longscan reproduce --settings` are near it, too.
 """
 
 import json

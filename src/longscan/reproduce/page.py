@@ -93,20 +93,20 @@ def choose_candidates(outcomes: Sequence[Outcome], incomplete: Container[str | N
     candidates have no run yet; their best one so far is "partial".
     """
     best: dict[str | None, Outcome] = {}
-    for one in outcomes:
-        first = best.get(one.row.candidate_of)
-        sign = 1 if one.row.figure["direction"] == "higher" else -1
-        if one.validation is not None and (first is None or sign * one.validation > sign * (first.validation or 0.0)):
-            best[one.row.candidate_of] = one
+    for outcome in outcomes:
+        first = best.get(outcome.row.candidate_of)
+        sign = 1 if outcome.row.figure["direction"] == "higher" else -1
+        if outcome.validation is not None and (first is None or sign * outcome.validation > sign * (first.validation or 0.0)):
+            best[outcome.row.candidate_of] = outcome
     found = []
-    for one in outcomes:
-        name, changed = one.row.candidate_of, one.verdict
+    for outcome in outcomes:
+        name, changed = outcome.row.candidate_of, outcome.verdict
         if name in best and name is not None:
-            if one is not best[name]:
+            if outcome is not best[name]:
                 changed = "not chosen"
-            elif name in incomplete and one.verdict != "trivial":
+            elif name in incomplete and outcome.verdict != "trivial":
                 changed = "partial"
-        found.append(replace(one, verdict=changed))
+        found.append(replace(outcome, verdict=changed))
     return found
 
 
@@ -116,13 +116,13 @@ def merge_candidates(outcomes: Sequence[Outcome], *, all_begun: bool = False) ->
     all_begun: also replace candidates that have begun by the one whose verdict counts, so that there is one outcome a figure.
     """
     merged = list[Outcome]()
-    for name, group in groupby(outcomes, lambda one: one.row.candidate_of):
+    for name, group in groupby(outcomes, lambda outcome: outcome.row.candidate_of):
         members = list(group)
-        if name is None or (any(one.state != "not run" for one in members) and not all_begun):
+        if name is None or (any(outcome.state != "not run" for outcome in members) and not all_begun):
             merged += members
             continue
-        chosen = [one for one in members if one.verdict not in ("not run", "not chosen")]
-        merged.append(chosen[0] if chosen else replace(members[0], row=_shared_row([one.row for one in members])))
+        chosen = [outcome for outcome in members if outcome.verdict not in ("not run", "not chosen")]
+        merged.append(chosen[0] if chosen else replace(members[0], row=_shared_row([outcome.row for outcome in members])))
     return merged
 
 
@@ -146,7 +146,7 @@ def _unfinished(row: PublishedRow, out: Path) -> dict[int, tuple[int, float]]:
 def outcome_of(row: PublishedRow, records: Sequence[Record], unfinished: dict[int, tuple[int, float]]) -> Outcome:
     """Return the outcome of a row from its records and its runs that are not over (updates and seconds by seed)."""
     entries = [entry for comparison in compare(records) for entry in comparison.entries]
-    entry = max(entries, key=lambda one: one.seeds, default=None)  # of several recipes the one with most seeds
+    entry = max(entries, key=lambda entry: entry.seeds, default=None)  # of several recipes the one with most seeds
     scores = () if entry is None else entry.scores
     constant = row.constant if entry is None or entry.constant is None else entry.constant
     rows = () if entry is None else entry.rows
@@ -215,20 +215,20 @@ def list_lines(outcomes: Sequence[Outcome], *, summarized: bool = True) -> Itera
     to the first of the reasons. Without `summarized` each figure has its own line, whose state has the reason itself, such as
     "no recipe: ...", and the list of reasons is empty.
     """
-    for table, members in groupby(outcomes, lambda one: one.row.table):
+    for table, members in groupby(outcomes, lambda outcome: outcome.row.table):
         lines, reasons = list[list[str]](), list[str]()
-        for (status, why), group in groupby(members, lambda one: (one.row.status, one.row.why)):
+        for (status, why), group in groupby(members, lambda outcome: (outcome.row.status, outcome.row.why)):
             found = list(group)
-            names = [one.row.id.removeprefix(f"{table}/") for one in found]
+            names = [outcome.row.id.removeprefix(f"{table}/") for outcome in found]
             if status == "recipe":
-                lines += [_line(name, one) for name, one in zip(names, found, strict=True)]
+                lines += [_line(name, outcome) for name, outcome in zip(names, found, strict=True)]
                 continue
             reasons += [] if why in reasons or not summarized else [why]
             state = f"{status} ({reasons.index(why) + 1})" if summarized else f"{status}: {why}"
-            if summarized and len(found) > 1 and names == [one.row.published for one in found]:
+            if summarized and len(found) > 1 and names == [outcome.row.published for outcome in found]:
                 parts = [(_ranges_text(names), "")]
             else:
-                parts = [(name, figure_text(one.row)) for name, one in zip(names, found, strict=True)]
+                parts = [(name, figure_text(outcome.row)) for name, outcome in zip(names, found, strict=True)]
             lines += [[name, figure, "", found[0].row.data or "", "", "", "", state] for name, figure in parts]
         yield table, lines, [f"({number}) {why}" for number, why in enumerate(reasons, 1)]
 
@@ -244,12 +244,12 @@ def _ranges_text(names: Sequence[str]) -> str:
     return ", ".join(found[0] if len(found) == 1 else f"{found[0]} to {found[-1]}" for found in ranges)
 
 
-def _line(name: str, one: Outcome) -> list[str]:
-    row = one.row
+def _line(name: str, outcome: Outcome) -> list[str]:
+    row = outcome.row
     data = "generated" if row.data is None else row.data if row.has_data else f"{row.data}, missing"
     recipe = Path(row.recipe or "").stem
     minutes = "–" if row.gpu_minutes is None else f"{row.gpu_minutes * row.seeds:.0f}"
-    return [name, figure_text(row), recipe, data, str(row.seeds), f"{row.updates:,}", minutes, one.state]
+    return [name, figure_text(row), recipe, data, str(row.seeds), f"{row.updates:,}", minutes, outcome.state]
 
 
 SUMMARY_MARKERS = ("<!-- reproduction -->", "<!-- /reproduction -->")
@@ -258,15 +258,17 @@ SUMMARY_MARKERS = ("<!-- reproduction -->", "<!-- /reproduction -->")
 def summary_table(outcomes: Sequence[Outcome]) -> str:
     """Return a Markdown table with a line for each paper: its figures with a recipe, the rows for them, and their verdicts."""
     lines = ["| Paper | Published numbers with a recipe | Experiments for them | Results |", "|---|---|---|---|"]
-    for paper, group in groupby(outcomes, lambda one: one.row.figure["paper"]):
-        rows = [one for one in merge_candidates(list(group), all_begun=True) if one.row.status == "recipe"]
-        lines.append(f"| {papers()[paper]} | {_n_figures(rows)} | {len(rows)} | {_counts_text([one.verdict for one in rows])} |")
+    for paper, group in groupby(outcomes, lambda outcome: outcome.row.figure["paper"]):
+        rows = [outcome for outcome in merge_candidates(list(group), all_begun=True) if outcome.row.status == "recipe"]
+        lines.append(
+            f"| {papers()[paper]} | {_n_figures(rows)} | {len(rows)} | {_counts_text([outcome.verdict for outcome in rows])} |"
+        )
     return "\n".join(lines) + "\n"
 
 
 def _n_figures(outcomes: Sequence[Outcome]) -> int:
     """Return the number of published figures, some of which have a row for the text and one for the released code."""
-    return len({one.row.published for one in outcomes})
+    return len({outcome.row.published for outcome in outcomes})
 
 
 def _counts_text(verdicts: Sequence[Verdict]) -> str:
@@ -292,8 +294,8 @@ def report_page(outcomes: Sequence[Outcome], command: str, tracking: Sequence[Re
             a run, the page has this table alone.
         folder: the folder of the records, whose runs near a row stand below its table; None for none.
     """
-    runnable = [one for one in outcomes if one.row.status == "recipe"]
-    if tracking and not any(one.has_run for one in runnable):
+    runnable = [outcome for outcome in outcomes if outcome.row.status == "recipe"]
+    if tracking and not any(outcome.has_run for outcome in runnable):
         return "\n".join(["# State tracking", "", f"`{command}` writes this page.", "", *tracking_lines(tracking)]) + "\n"
     rows = merge_candidates(runnable, all_begun=True)
     lines = [
@@ -306,28 +308,35 @@ def report_page(outcomes: Sequence[Outcome], command: str, tracking: Sequence[Re
         "its host or for data.",
         "",
         f"Of {count_text(len(rows), 'row')} with a recipe, for {count_text(_n_figures(rows), 'figure')}: "
-        f"{_counts_text([one.verdict for one in rows])}.",
+        f"{_counts_text([outcome.verdict for outcome in rows])}.",
         "A row with several settings runs with each of them, and the validation scores choose one.",
     ]
-    begun = [one for one in merge_candidates(runnable) if one.has_run]
+    begun = [outcome for outcome in merge_candidates(runnable) if outcome.has_run]
     if begun:
-        lines += ["", "## Rows with runs", "", *RUN_HEADER, *(_run_line(one.row.id, one) for one in begun)]
-    for paper, of_paper in groupby(runnable, lambda one: one.row.figure["paper"]):
+        lines += ["", "## Rows with runs", "", *RUN_HEADER, *(_run_line(outcome.row.id, outcome) for outcome in begun)]
+    for paper, of_paper in groupby(runnable, lambda outcome: outcome.row.figure["paper"]):
         lines += ["", f"## {papers()[paper]}"]
-        for table, group in groupby(of_paper, lambda one: one.row.table):
+        for table, group in groupby(of_paper, lambda outcome: outcome.row.table):
             members = list(group)
-            metrics = ", ".join(dict.fromkeys(f"{one.row.figure['metric']} ({one.row.figure['unit']})" for one in members))
+            metrics = ", ".join(
+                dict.fromkeys(f"{outcome.row.figure['metric']} ({outcome.row.figure['unit']})" for outcome in members)
+            )
             lines += ["", f"### {table}: {members[0].row.figure['table']}, {metrics}"]
-            named = [(one.row.id.removeprefix(f"{table}/"), one) for one in merge_candidates(members)]
+            named = [(outcome.row.id.removeprefix(f"{table}/"), outcome) for outcome in merge_candidates(members)]
             for header, line, has_run in ((RUN_HEADER, _run_line, True), (NOT_RUN_HEADER, _not_run_line, False)):
-                found = [line(name, one) for name, one in named if one.has_run is has_run]
+                found = [line(name, outcome) for name, outcome in named if outcome.has_run is has_run]
                 lines += ["", *header, *found] if found else []
-            lines += _note_lines(table, [one.row for one in members])
-            lines += [] if folder is None else near_lines(table, [one.row for one in members], folder)
+            lines += _note_lines(table, [outcome.row for outcome in members])
+            lines += [] if folder is None else near_lines(table, [outcome.row for outcome in members], folder)
     if tracking:
         lines += ["", "## State tracking", "", *tracking_lines(tracking)]
     lines += ["", "## Verdicts", "", *(f"- **{name}**: {meaning}." for name, meaning in VERDICTS.items())]
-    lines += ["", "## Figures without a run", "", *_reason_lines([one.row for one in outcomes if one.row.status != "recipe"])]
+    lines += [
+        "",
+        "## Figures without a run",
+        "",
+        *_reason_lines([outcome.row for outcome in outcomes if outcome.row.status != "recipe"]),
+    ]
     return "\n".join(lines) + "\n"
 
 
@@ -349,27 +358,27 @@ def _reason_lines(rows: Sequence[PublishedRow]) -> list[str]:
     return lines + [f"| {name} | {count} | {why} |" for name in detailed for why, count in counts[name].items()]
 
 
-def _run_line(name: str, one: Outcome) -> str:
+def _run_line(name: str, outcome: Outcome) -> str:
     """Return a line with the columns of `RUN_HEADER`, for a row with runs."""
-    row = one.row
-    updates = f"{one.updates:,}" if one.updates else "0"
-    if one.unfinished:
-        updates += f" (not over: {', '.join(f'seed {seed} at {made:,}' for seed, made in one.unfinished.items())})"
-    seeds = f"{len(one.scores)}, {one.failed} failed" if one.failed else str(len(one.scores))
-    cells = (name, figure_text(row), one.ours, one.verdict, f"{seeds} of {row.seeds}", f"{updates}, of {row.updates:,}")
-    rates = ", ".join("–" if rate is None else f"{rate:.1f}" for rate in (one.rate, one.replayed_rate))
-    return f"| {' | '.join(cells)} | {_constant_text(one)} | {rates} | {one.minutes:.1f} |"
+    row = outcome.row
+    updates = f"{outcome.updates:,}" if outcome.updates else "0"
+    if outcome.unfinished:
+        updates += f" (not over: {', '.join(f'seed {seed} at {made:,}' for seed, made in outcome.unfinished.items())})"
+    seeds = f"{len(outcome.scores)}, {outcome.failed} failed" if outcome.failed else str(len(outcome.scores))
+    cells = (name, figure_text(row), outcome.ours, outcome.verdict, f"{seeds} of {row.seeds}", f"{updates}, of {row.updates:,}")
+    rates = ", ".join("–" if rate is None else f"{rate:.1f}" for rate in (outcome.rate, outcome.replayed_rate))
+    return f"| {' | '.join(cells)} | {_constant_text(outcome)} | {rates} | {outcome.minutes:.1f} |"
 
 
-def _not_run_line(name: str, one: Outcome) -> str:
+def _not_run_line(name: str, outcome: Outcome) -> str:
     """Return a line with the columns of `NOT_RUN_HEADER`, with the seeds and updates of the protocol."""
-    row = one.row
-    return f"| {name} | {figure_text(row)} | {_constant_text(one)} | {row.seeds} | {row.updates:,} |"
+    row = outcome.row
+    return f"| {name} | {figure_text(row)} | {_constant_text(outcome)} | {row.seeds} | {row.updates:,} |"
 
 
-def _constant_text(one: Outcome) -> str:
+def _constant_text(outcome: Outcome) -> str:
     """Return the score of the best constant predictor; a dash if it is not known."""
-    return "–" if one.constant is None else f"{one.constant:.{one.row.decimals + 1}f}"
+    return "–" if outcome.constant is None else f"{outcome.constant:.{outcome.row.decimals + 1}f}"
 
 
 def _note_lines(table: str, rows: Sequence[PublishedRow]) -> list[str]:

@@ -36,11 +36,11 @@ def make_tries(rows: Sequence[PublishedRow], words: Sequence[str]) -> list[Try]:
     known = {_identity(row): row.id for row in read_rows()}
     tries = []
     for row in rows:
-        made = _make_try(row, _parse_words(words))
-        if (other := known.setdefault(_identity(made), made.id)) != made.id:
+        attempt = _make_try(row, _parse_words(words))
+        if (other := known.setdefault(_identity(attempt), attempt.id)) != attempt.id:
             needed = f"settings that make {row.id} differ from {other}"
             raise setting_error(OPTION, " ".join(words), needed)
-        tries.append(made)
+        tries.append(attempt)
     return tries
 
 
@@ -63,14 +63,15 @@ def _parse_words(words: Sequence[str]) -> dict[str, str]:
     return given
 
 
-def _make_try(row: PublishedRow, given: Mapping[str, str]) -> Try:
+def _make_try(row: PublishedRow, texts: Mapping[str, str]) -> Try:
+    """Return a try of a row with other settings, given as texts by name. Raises SettingError as `make_tries` does."""
     own = row_settings(row)
-    made = parse_settings([*row_argv(row, 0), *(f"--{name}={text}" for name, text in given.items())])
+    settings = parse_settings([*row_argv(row, 0), *(f"--{name}={text}" for name, text in texts.items())])
     with torch.device("meta"):
-        build_model(made)  # raises the errors of blocks and their options
-    changed = {name: value for name, _, value in changed_settings(own, made, frozenset())}
-    for name, text in given.items():
-        if not any(f"{name}.".startswith(f"{one}.") for one in changed):
+        build_model(settings)  # raises the errors of blocks and their options
+    changed = {name: value for name, _, value in changed_settings(own, settings, frozenset())}
+    for name, text in texts.items():
+        if not any(f"{name}.".startswith(f"{other}.") for other in changed):
             raise setting_error(name, text, f"another value than that of {row.id}")
     values = {one.name: getattr(row, one.name) for one in fields(row)}
     values |= {"id": f"{TRIES}/{row.id}/{settings_name(changed)}", "settings": {**row.settings, **changed}}

@@ -30,7 +30,8 @@ def read_rows(path: Path, steps: int = 0) -> list[Row]:
 
     Raises SettingError for other damage.
 
-    steps: the number of steps that the run has made. A run logs its first step, so the log of a run with steps must have a row.
+    steps: the number of steps that the run has made. The log must have a row if it is above 0, because every run logs its first
+    step.
     """
     rows: list[Row] = []
     if not path.exists() and not steps:

@@ -614,9 +614,9 @@ class Trainer(Callback):
             }
             progress.valid["average"] = average.values[metric]
         self.log("valid", row)
-        found = {"step": self.engine.step, "value": scores.values[metric], "loss": finite_or_none(scores.loss)}
-        if self.patience.update(self._error(found)):
-            progress.best = found
+        validation = {"step": self.engine.step, "value": scores.values[metric], "loss": finite_or_none(scores.loss)}
+        if self.patience.update(self._error(validation)):
+            progress.best = validation
             self.save("best")
         value = progress.valid.get("average" if training.select == "average" else "last")
         sign = 1 if self.task.higher_is_better else -1
@@ -625,11 +625,16 @@ class Trainer(Callback):
         progress.stopped_early = self.patience.is_used_up or (solved and progress.solved_evaluations >= training.solved_for)
         self.engine.stop_requested |= progress.stopped_early
 
-    def _error(self, found: dict[str, Any] | None) -> tuple[float, float]:
-        """Return the error of a validation by `training.best_by`; smaller is better, and the second number breaks ties."""
-        if found is None or found["value"] is None:
-            return inf, inf if found is None else 0.0
-        error, loss = (-1 if self.task.higher_is_better else 1) * found["value"], inf if found["loss"] is None else found["loss"]
+    def _error(self, validation: dict[str, Any] | None) -> tuple[float, float]:
+        """Return two numbers by which validations are compared as `training.best_by` says: a smaller pair is better.
+
+        validation: its main metric "value" and its "loss", as in `ValidationState.best`. None stands for no validation, which is
+        worse than any.
+        """
+        if validation is None or validation["value"] is None:
+            return inf, inf if validation is None else 0.0
+        error = (-1 if self.task.higher_is_better else 1) * validation["value"]
+        loss = inf if validation["loss"] is None else validation["loss"]
         return (loss, error) if self.training.best_by == "loss" else (error, loss)
 
     def on_train_end(self, engine: Engine) -> None:
