@@ -211,7 +211,10 @@ def check_names(values: Iterable[str], kind: type, path: str) -> None:
 
 
 def convert_fields(group: Any, path: str = "") -> None:
-    """Convert every field of a frozen dataclass to its annotated type; SettingError with the name of a field after `path`."""
+    """Convert every field of a frozen dataclass to its annotated type.
+
+    Raises SettingError with the name of a field after `path`.
+    """
     for name, declared in field_types(type(group)).items():
         object.__setattr__(group, name, checked_value(getattr(group, name), declared, join_path(path, name)))
 

@@ -39,7 +39,7 @@ class Factor:
 
 
 def factors(group: PermutationGroup, series: Series, limit: int) -> list[Factor]:
-    """Return the factors of the series of a solvable group, from the top; LimitExceeded beyond `limit` elements.
+    """Return the factors of the series of a solvable group, from the top. Raises LimitExceeded beyond `limit` elements.
 
     series: "abelian", N_{i+1} = N_i', the smallest number of factors; "prime", N_{i+1} = N_i' N_i^r with r the product of the
     primes in the exponent of N_i / N_i', so that every counter has prime length.

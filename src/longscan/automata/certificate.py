@@ -46,7 +46,7 @@ class ProgramProof:
 
 
 def check_program(program: Program, dfa: DFA, *, keep_domains: bool = False) -> ProgramProof:
-    """Prove that a program computes an automaton, see this module's docstring; LimitExceeded beyond 20 million cases."""
+    """Prove that a program computes an automaton, see this module's docstring. Raises LimitExceeded beyond 20 million cases."""
     proof = ProgramProof()
     if program.levels[0].sets != ((1 << dfa.size) - 1,):
         proof.problems.append("the cascade does not begin with the set of all states")

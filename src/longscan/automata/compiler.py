@@ -51,7 +51,7 @@ class ModelSize:
 
 
 def _build_plan(dfa: DFA, series: Series, layout: Layout, *, minimise: bool) -> tuple[Report, Program, ModelPlan]:
-    """Analyse an automaton, build its program and plan the model; NonSolvableError if it has a non-solvable group."""
+    """Analyse an automaton, build its program and plan the model. Raises NonSolvableError if it has a non-solvable group."""
     checked_value(series, Series, "series")
     checked_value(layout, Layout, "layout")
     report = analyse(dfa, monoid_limit=0, minimise=minimise)

@@ -105,7 +105,7 @@ class DFA:
         return {letter: number for number, letter in enumerate(self.alphabet)}
 
     def encode(self, word: Word) -> list[int]:
-        """Return the numbers of a word's letters; ValueError naming an unknown letter and its position, counted from 1."""
+        """Return the numbers of a word's letters. Raises ValueError naming an unknown letter and its position, counted from 1."""
         for position, letter in enumerate(word, 1):
             if letter not in self._numbers:
                 raise setting_error(f"word[{position - 1}]", letter, f"one of {', '.join(self.alphabet)}")

@@ -12,7 +12,7 @@ from longscan.automata.regex import STATE_LIMIT, from_regex
 
 
 def letters(count: int) -> tuple[str, ...]:
-    """Return the first letters of the alphabet, a, b, c, ...; ValueError for more than 26."""
+    """Return the first letters of the alphabet, a, b, c and so on. Raises ValueError for more than 26."""
     if not 1 <= count <= 26:
         raise setting_error("count", count, "a whole number from 1 to 26")
     return tuple("abcdefghijklmnopqrstuvwxyz"[:count])

@@ -8,7 +8,7 @@ Map = tuple[int, ...]
 
 
 def transition_monoid(dfa: DFA, limit: int = MONOID_LIMIT) -> tuple[Map, ...]:
-    """Return the maps of the states by all words, the identity first; LimitExceeded if there are more than `limit`."""
+    """Return the maps of the states by all words, the identity first. Raises LimitExceeded if there are more than `limit`."""
     identity: Map = tuple(range(dfa.size))
     seen = {identity}
     for element in (elements := [identity]):

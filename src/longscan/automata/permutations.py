@@ -144,7 +144,7 @@ class PermutationGroup:
         return all(map(self._commutes, self.generators))
 
     def elements(self, limit: int) -> list[Permutation]:
-        """Return all elements, the identity first; LimitExceeded if there are more than `limit`."""
+        """Return all elements, the identity first. Raises LimitExceeded if there are more than `limit`."""
         if self.order > limit:
             raise LimitExceeded("elements of a group", limit, self.order)
         found = {self.identity: None}

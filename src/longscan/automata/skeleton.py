@@ -91,7 +91,7 @@ def states_of(mask: Mask) -> list[int]:
 
 
 def build_skeleton(dfa: DFA, limit: int = SET_LIMIT) -> Skeleton:
-    """Build the skeleton of an automaton; LimitExceeded if it has more than `limit` image sets."""
+    """Build the skeleton of an automaton. Raises LimitExceeded if it has more than `limit` image sets."""
     full = (1 << dfa.size) - 1
     moves: dict[Mask, tuple[Mask, ...]] = {}
     seen = {full, *(1 << state for state in range(dfa.size))}

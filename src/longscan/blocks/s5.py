@@ -95,7 +95,7 @@ class S5Block(GLUBlock):
     def step(
         self, x_t: Tensor, state: State, *, elapsed: Tensor | None = None, active: Tensor | None = None
     ) -> tuple[Tensor, State]:
-        """Return y_t and the new state as `SequenceModule.step`; ValueError with a stride."""
+        """Return y_t and the new state as `SequenceModule.step`. Raises ValueError with a stride."""
         if self.stride > 1:
             raise ValueError(
                 f"`stride` must be 1 for single steps, as a window of several steps has one output, got {self.stride}"

@@ -67,7 +67,7 @@ def _regular_files(archive: Path, members: Sequence[str]) -> Iterator[tuple[Pure
 
 
 def _path_from_member(name: str, members: Sequence[str]) -> PurePosixPath | None:
-    """Return the part of a path that begins with one of the members, or None; ValueError for an absolute path or ".."."""
+    """Return the part of a path that begins with one of the members, or None. Raises ValueError for an absolute path or ".."."""
     path = f"/{name}"
     for member in members:
         start = path.find(f"/{member}")

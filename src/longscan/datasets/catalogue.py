@@ -377,7 +377,7 @@ DATA_SETS = {one.name: one for one in _all_data_sets()}
 
 
 def find_data_set(name: str) -> DataSet:
-    """Return the data set of a name in any case; ValueError naming the nearest names if there is none."""
+    """Return the data set of a name in any case. Raises ValueError naming the nearest names if there is none."""
     by_name = {known.lower(): known for known in DATA_SETS}
     if name.lower() in by_name:
         return DATA_SETS[by_name[name.lower()]]

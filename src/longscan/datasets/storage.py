@@ -21,7 +21,7 @@ Lock = dict[str, dict[str, Any]]  # "data set/file" -> size in bytes, sha256, ur
 
 
 def read_lock(root: Path) -> Lock:
-    """Return the recorded checksums, {} if there are none yet; ValueError if the lock file is damaged."""
+    """Return the recorded checksums, {} if there are none yet. Raises ValueError if the lock file is damaged."""
     path = root / LOCK_NAME
     if not path.is_file():
         return {}

@@ -263,7 +263,7 @@ class SSMClassifier(ClassifierMixin, SeriesEstimator):
 
 
 def _read_labels(collection: Collection, y: Any) -> np.ndarray:
-    """Return the labels (n,) of the series in the order of the cases; ValueError if their number is another."""
+    """Return the labels (n,) of the series in the order of the cases. Raises ValueError if their number is another."""
     labels = class_labels(align_targets(collection, y))
     if len(labels) != len(collection):
         raise ValueError(f"`y` must have {len(collection)} labels, one for each series, got {len(labels)}")
@@ -271,7 +271,7 @@ def _read_labels(collection: Collection, y: Any) -> np.ndarray:
 
 
 def class_labels(y: Any) -> np.ndarray:
-    """Convert labels (n,) of a list, an array or a Series to numpy's types; ValueError for missing or mixed labels."""
+    """Convert labels (n,) of a list, an array or a Series to numpy's types. Raises ValueError for missing or mixed labels."""
     if isinstance(y, list) and len({(isinstance(label, str), isinstance(label, bytes)) for label in y}) > 1:
         y = np.array(y, dtype=object)  # NumPy would make text of numbers, bytes and NaN next to text
     if isinstance(y, (pd.Series, pd.DataFrame)):

@@ -113,7 +113,7 @@ def check_increasing(clock: pd.Index, source: str, *, steps: Literal["row", "col
 
 
 def regular_step(clock: pd.Index, source: str, known: Step = None) -> Step:
-    """Return the step between the stamps of an increasing clock; ValueError naming the first step that differs.
+    """Return the step between the stamps of an increasing clock. Raises ValueError naming the first step that differs.
 
     known: the step of an earlier clock, returned if the stamps are compatible with it, since a few stamps may not determine the
     step. Returns None for a single stamp without a known step.
@@ -190,7 +190,7 @@ def season_of(step: Step) -> int:
 
 
 def next_stamps(last: Any, step: Step, count: int) -> pd.Index:
-    """Return the `count` stamps after `last` on a clock with this step; ValueError for whole numbers of 2**63 and more."""
+    """Return the `count` stamps after `last` on a clock with this step. Raises ValueError for whole numbers of 2**63 and more."""
     if isinstance(last, pd.Period):
         return pd.period_range(last + step, periods=count, freq=last.freq if step == last.freq else step)
     if isinstance(last, pd.Timestamp):

@@ -29,7 +29,7 @@ class History(NamedTuple):
 
 
 def find_form(y: Any) -> Form:
-    """Return the form of converted `y`, see `History`; ValueError for a frame with some of the columns of a long frame."""
+    """Return the form of converted `y`, see `History`. Raises ValueError for a frame with some of the columns of a long frame."""
     if isinstance(y, list):
         return "one" if y and all(np.isscalar(step) for step in y) else "list"
     if isinstance(y, pd.DataFrame) and {"unique_id", "ds"} & set(y.columns):
@@ -224,7 +224,7 @@ def common_step(collection: Collection, known: Step = None) -> Step:
 
 
 def stamps_after(clock: pd.Index, step: Step, horizon: int) -> pd.Index:
-    """Return the time stamps of a forecast on a clock with this step; ValueError if the step is not known."""
+    """Return the time stamps of a forecast on a clock with this step. Raises ValueError if the step is not known."""
     if step is None:
         raise ValueError(
             "`y` must have at least two rows, as fit had no index that determines the time between steps, got one row"
@@ -240,7 +240,10 @@ def usual_step(clock: pd.Index, time_unit: float) -> Step:
 
 
 def read_times_ahead(times_ahead: Any, clock: pd.Index, horizon: int) -> pd.Index:
-    """Return the given time stamps of a forecast after a clock; ValueError for another number of them, or another order."""
+    """Return the given time stamps of a forecast after a clock.
+
+    Raises ValueError for another number of them, or another order.
+    """
     ahead = as_clock(times_ahead, "`times_ahead`")
     if getattr(ahead, "tz", None) is not None and getattr(clock, "tz", None) is not None:
         ahead = ahead.tz_convert(clock.tz)

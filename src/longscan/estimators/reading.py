@@ -125,7 +125,7 @@ def check_no_text(given: Any, name: str) -> None:
 
 
 def check_table(X: Any) -> Any:
-    """Return a table with dense columns; ValueError for a table that scikit-learn would accept but misinterpret."""
+    """Return a table with dense columns. Raises ValueError for a table that scikit-learn would accept but misinterpret."""
     if isinstance(X, np.ndarray) and X.dtype.kind in "mM":
         raise ValueError(f"`X` must be an array of real numbers, got dtype {X.dtype}")
     if isinstance(X, np.ndarray):
@@ -293,7 +293,10 @@ def align_times(times: Any, cases: pd.Index | None) -> Any:
 
 
 def align_to_cases(values: Any, cases: pd.Index | None, argument: str) -> Any:
-    """Return values in the order of the cases if both have an index; ValueError naming the labels in which the indexes differ."""
+    """Return values in the order of the cases if both have an index.
+
+    Raises ValueError naming the labels in which the indexes differ.
+    """
     if cases is None or not isinstance(values, (pd.Series, pd.DataFrame)) or values.index.equals(cases):
         return values
     for name, index in ((argument, values.index), ("X", cases)):
@@ -327,7 +330,7 @@ def _list_labels(labels: pd.Index) -> str:
 
 
 def align_targets(collection: Collection, y: Any) -> Any:
-    """Return `y` in the order of the collection's cases; ValueError if the order is ambiguous."""
+    """Return `y` in the order of the collection's cases. Raises ValueError if the order is ambiguous."""
     y = convert_input(y, "y")
     has_rows = isinstance(y, (pd.Series, pd.DataFrame)) and y.index.nlevels > 1
     steps = int(collection.lengths.sum())
@@ -356,7 +359,7 @@ def _without_case_level(part: Any) -> Any:
 
 
 def _values(source: str, part: Any) -> np.ndarray:
-    """Convert one series to float64, (L,) or (L, C); ValueError for anything but finite real numbers."""
+    """Convert one series to float64, (L,) or (L, C). Raises ValueError for anything but finite real numbers."""
     if isinstance(part, pd.DataFrame) and part.columns.nlevels > 1:
         raise ValueError(f"{source} must have one level of columns, the channels, got {part.columns.nlevels} levels")
     pandas = isinstance(part, (pd.Series, pd.DataFrame))
@@ -446,7 +449,7 @@ def _reorder_channels(source: str, part: Any, array: np.ndarray, names: ChannelN
 def _apply_layout(
     parts: list[Any], arrays: list[np.ndarray], layout: Layout | None, known: FittedChannels | None, argument: str
 ) -> list[np.ndarray]:
-    """Return arrays (L_i, C) according to the layout; ValueError describing both layouts if it is None and ambiguous.
+    """Return arrays (L_i, C) according to the layout. Raises ValueError describing both layouts if it is None and ambiguous.
 
     Rows of frames are always steps. After `fit` the number of channels determines the layout. Before it, the layout is ambiguous
     if an array has more columns than rows, unless the number of rows varies, since then it is no number of channels.

@@ -181,7 +181,7 @@ class SSMRegressor(RegressorMixin, SeriesEstimator):
 
 
 def _read_targets(collection: Collection, y: Any) -> np.ndarray:
-    """Return the targets (n,) or (n, K) of the series in the order of the cases; ValueError if they have another shape."""
+    """Return the targets (n,) or (n, K) of the series in the order of the cases. Raises ValueError if they have another shape."""
     targets, n = convert_targets(align_targets(collection, y)), len(collection)
     if targets.ndim > 2 or len(targets) != n:
         raise ValueError(f"`y` must have the shape ({n},) or ({n}, K), one row for each series, got {targets.shape}")
@@ -189,7 +189,7 @@ def _read_targets(collection: Collection, y: Any) -> np.ndarray:
 
 
 def convert_targets(y: Any) -> np.ndarray:
-    """Convert targets to float64; ValueError for anything but finite numbers."""
+    """Convert targets to float64. Raises ValueError for anything but finite numbers."""
     check_no_text(y, "`y`")
     try:
         checked = check_array(y, ensure_2d=False, dtype="numeric", input_name="y")

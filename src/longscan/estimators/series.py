@@ -162,7 +162,10 @@ class Collection:
         return float(np.median(positive, overwrite_input=True)) if len(positive) else 1.0
 
     def with_times(self, times: Sequence[Any]) -> "Collection":
-        """Return the collection with times (n, L), or a list of arrays; ValueError if their lengths differ or they decrease."""
+        """Return the collection with times (n, L), or a list of arrays.
+
+        Raises ValueError if their lengths differ or they decrease.
+        """
         if len(times) != len(self):
             raise ValueError(f"`times` must have {len(self)} series of times, got {len(times)}")
         padded, clocks = np.zeros(self.values.shape[:2]), list[pd.Index]()
@@ -260,7 +263,7 @@ def mean_and_deviation(values: np.ndarray, weights: np.ndarray | None = None) ->
 
 
 def check_predictions(predictions: np.ndarray, argument: str) -> np.ndarray:
-    """Return the predictions (n, ...); ValueError if one is NaN or infinite."""
+    """Return the predictions (n, ...). Raises ValueError if one is NaN or infinite."""
     wrong = ~np.isfinite(predictions.reshape(len(predictions), -1)).all(1)
     if wrong.any():
         raise ValueError(

@@ -169,7 +169,10 @@ def _read(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
 
 
 def _listed_shards(index: Path) -> list[str]:
-    """Return the names of the files that an index lists; ValueError if it lists anything but names of files of its folder."""
+    """Return the names of the files that an index lists.
+
+    Raises ValueError if it lists anything but names of files of its folder.
+    """
     listed = _read_mapping(index).get("weight_map")
     names = set(listed.values()) if isinstance(listed, dict) else set()
     if not names or not all(isinstance(name, str) and Path(name).name == name for name in names):

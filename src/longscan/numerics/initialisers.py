@@ -57,7 +57,7 @@ def ring(size: int, r_min: float, r_max: float, max_phase: float) -> tuple[Tenso
     """Return (nu, phi, log_gamma), each (N,), of eigenvalues e^{-e^nu + i e^phi} uniform on a ring (Orvieto 2023, lemma 3.2).
 
     |lambda|^2 is uniform on [r_min^2, r_max^2], the phase on [0, max_phase]; gamma = sqrt(1 - |lambda|^2) normalises the input.
-    ValueError unless 0 <= r_min < r_max <= 1 and max_phase > 0.
+    Raises ValueError unless 0 <= r_min < r_max <= 1 and max_phase > 0.
     """
     if not 0 <= r_min < r_max <= 1:
         raise ValueError(f"`r_min` and `r_max` must be 0 <= r_min < r_max <= 1, got {r_min} and {r_max}")

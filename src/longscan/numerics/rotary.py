@@ -9,7 +9,7 @@ from torch import Tensor
 def frequencies(width: int, base: float) -> list[float]:
     """Return base^(-2i/width) for the width / 2 pairs of a rotated vector, in radians per step (RoFormer, section 3.3).
 
-    ValueError unless `width` is even and at least 0 and `base` is positive.
+    Raises ValueError unless `width` is even and at least 0 and `base` is positive.
     """
     if width < 0 or width % 2:
         raise ValueError(f"the rotary width must be an even number of features (pairs that are rotated), got {width}")

@@ -20,7 +20,7 @@ def log_uniform(
 ) -> Tensor:
     """Return positive numbers whose logarithms are uniform on [log low, log high], raised to at least `floor`; float64.
 
-    ValueError unless 0 < low <= high.
+    Raises ValueError unless 0 < low <= high.
     """
     if not 0 < low <= high:
         raise ValueError(f"`dt_min` and `dt_max` must be 0 < dt_min <= dt_max, got {low} and {high}")

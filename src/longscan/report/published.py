@@ -23,7 +23,7 @@ def published_ids() -> tuple[str, ...]:
 
 
 def published_row(identity: str) -> dict[str, Any]:
-    """Return the row with an id; ValueError if there is none."""
+    """Return the row with an id. Raises ValueError if there is none."""
     for row in _data()["results"]:
         if row["id"] == identity:
             return row

@@ -77,7 +77,7 @@ def append_record(path: str | Path, row: Record) -> None:
 
 
 def read_records(path: str | Path) -> list[Record]:
-    """Return the rows of one JSON Lines file, each checked; ValueError names the file, the line and the fields.
+    """Return the rows of one JSON Lines file, each checked. A ValueError names the file, the line and the fields.
 
     Specs and commands in the letters of version 1 come back in names.
     """
@@ -105,7 +105,7 @@ def read_folder(folder: str | Path) -> list[Record]:
 
 
 def read_seeds(folder: str | Path) -> dict[str, Record]:
-    """Return the checked records of all `*.json` files of a folder by name; ValueError names the file."""
+    """Return the checked records of all `*.json` files of a folder by name. A ValueError names the file."""
     records = {}
     for path in sorted(Path(folder).glob("*.json")):
         try:

@@ -31,7 +31,10 @@ def default_data_folder(area: str) -> Path | None:
 
 
 def data_folder(data_dir: str | None, area: str, needed: str) -> Path:
-    """Return the folder `data_dir`, or `$LONGSCAN_DATA/area` if it is None; FileNotFoundError naming the `needed` files."""
+    """Return the folder `data_dir`, or `$LONGSCAN_DATA/area` if it is None.
+
+    Raises FileNotFoundError naming the `needed` files.
+    """
     folder = default_data_folder(area) if data_dir is None else Path(data_dir)
     if folder is None:
         elsewhere = f"unless LONGSCAN_DATA names a folder that has them in {area}/"
@@ -52,7 +55,7 @@ def visible_paths(folder: Path, pattern: str = "**/*") -> list[Path]:
 
 
 def first_existing(folder: Path, names: Sequence[str], needed: str) -> Path:
-    """Return the first of several relative paths that exists in a folder; FileNotFoundError naming them and `needed`."""
+    """Return the first of several relative paths that exists in a folder. Raises FileNotFoundError naming them and `needed`."""
     for name in names:
         if (folder / name).exists():
             return folder / name
@@ -60,7 +63,10 @@ def first_existing(folder: Path, names: Sequence[str], needed: str) -> Path:
 
 
 def load_array(path: str | Path) -> np.ndarray:
-    """Return the array of an .npy file; ValueError naming the file if it is damaged, another format or contains objects."""
+    """Return the array of an .npy file.
+
+    Raises ValueError naming the file if it is damaged, another format or contains objects.
+    """
     try:
         array = np.load(path, allow_pickle=False)
     except Exception as error:  # the header is a Python expression, so a damaged one can raise any exception

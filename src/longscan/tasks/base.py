@@ -227,7 +227,7 @@ class Task(ABC):
 
     @abstractmethod
     def read_inputs(self, path: str | Path) -> Batch:
-        """Read a user's file as one batch without targets; ValueError naming file and line if its content is invalid."""
+        """Read a user's file as one batch without targets. Raises ValueError naming file and line if its content is invalid."""
 
     @abstractmethod
     def decode(self, output: Tensor, batch: Batch) -> list[dict[str, str | float]]:

@@ -18,7 +18,7 @@ _MAX_COLOURS = 3  # largest number of channels of a pixel, and of targets in a p
 
 
 def draw_examples(task: Task, path: str | Path, *, split: Split = "train", count: int = 6) -> Path:
-    """Plot the first `count` examples of a split into a PNG file and return its path; ValueError for a count below one."""
+    """Plot the first `count` examples of a split into a PNG file and return its path. Raises ValueError for a count below one."""
     from matplotlib.figure import Figure
 
     checked_value(count, PositiveInt, "count")

@@ -16,7 +16,7 @@ for _number, _letters in enumerate((b"Aa", b"Cc", b"Gg", b"TtUu")):
 
 
 def read_fasta(path: Path) -> list[tuple[str, np.ndarray]]:
-    """Return header and bases (n,) uint8 of each sequence in a file; ValueError naming file and line for other content.
+    """Return header and bases (n,) uint8 of each sequence in a file. Raises ValueError naming file and line for other content.
 
     A header is the text after ">". A sequence may have no bases, but one of them has some.
     """

@@ -87,7 +87,7 @@ def _windows(paths: list[Path], dropped: float) -> Arrays:
 
 
 def _read_rollout(path: Path, channels: int | None) -> np.ndarray:
-    """Read the states of a file, (steps, channels) float32; ValueError for any other content."""
+    """Read the states of a file, (steps, channels) float32. Raises ValueError for any other content."""
     states = load_array(path)
     if states.ndim != 2 or states.dtype.kind != "f" or len(states) < 2:
         raise ValueError(

@@ -37,7 +37,10 @@ class Stream(NamedTuple):
 
 
 def validate_and_sort(stream: Stream, size: tuple[int, int], path: Path | str) -> Stream:
-    """Return a stream in the order of time; ValueError if it is empty or an event lies outside the sensor or before time 0."""
+    """Return a stream in the order of time.
+
+    Raises ValueError if it is empty or an event lies outside the sensor or before time 0.
+    """
     if not len(stream.t):
         raise ValueError(f"{path} must contain events, got none")
     for name, values, low, high in (
@@ -133,7 +136,7 @@ def read_recording_list(path: Path) -> list[str]:
 def read_gestures(path: Path, spans: Sequence[LabelledSpan]) -> list[Stream]:
     """Return the events of each span of an AEDAT 3.1 recording, with times since the start of the span.
 
-    ValueError if the file is damaged, or if a span lies outside the recording or has no events.
+    Raises ValueError if the file is damaged, or if a span lies outside the recording or has no events.
     """
     times, data = _read_aedat_events(path)
     limits = np.searchsorted(times, [(span.start, span.end) for span in spans])

@@ -277,14 +277,14 @@ def _parse_date(word: str, form: str) -> datetime:
 
 
 def _parse_value(word: str) -> float:
-    """Convert a word to a float, NaN for a missing value; ValueError for any other."""
+    """Convert a word to a float, NaN for a missing value. Raises ValueError for any other."""
     if "_" in word:  # 1_1 is a number for Python alone
         raise ValueError(word)
     return float("nan" if word.strip() in ("", "?") else word)
 
 
 def _parse_number(word: str) -> float:
-    """Convert a word to an int below 2^63 or to a finite float; ValueError for any other."""
+    """Convert a word to an int below 2^63 or to a finite float. Raises ValueError for any other."""
     if "_" in word:
         raise ValueError(word)
     try:

@@ -189,7 +189,7 @@ class Forecast(RegressionTask):
         return last - first - sum(self._shape[:2]) + 1
 
     def _row_range(self, split: Split) -> tuple[int, int]:
-        """Return the first row and the end of a split, including contexts; ValueError if they contain no window."""
+        """Return the first row and the end of a split, including contexts. Raises ValueError if they contain no window."""
         (train, valid, test), (context, horizon, _) = _load(self.dataset, self.data_dir, self.missing).borders, self._shape
         first = {"train": 0, "valid": train - context, "test": valid - context}[split]
         last = {"train": train, "valid": valid, "test": test}[split]
@@ -373,7 +373,7 @@ def _load(dataset: str, data_dir: str | None, missing: Missing) -> _Data:
 
 
 def _standardise(path: str | Path, table: Table, mean: np.ndarray, std: np.ndarray) -> np.ndarray:
-    """Standardise a table, (rows, C) float32; ValueError for a value beyond the range of float32."""
+    """Standardise a table, (rows, C) float32. Raises ValueError for a value beyond the range of float32."""
     values = (table.values - mean) / std
     beyond = find_out_of_range(values)
     if beyond is not None:

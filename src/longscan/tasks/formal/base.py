@@ -289,7 +289,10 @@ class WordTask(ClassificationTask):
         return self._to_batch(examples, None, uses_teacher_forcing=False)._replace(targets=None)
 
     def _parse_question(self, words: list[str]) -> list[int]:
-        """Return the symbols of a question as tokens, with the end symbol; ValueError if they are no question with an answer."""
+        """Return the symbols of a question as tokens, with the end symbol.
+
+        Raises ValueError if they are no question with an answer.
+        """
         numbers = {symbol: number for number, symbol in enumerate(self.symbols[:-1])}
         shown = repr(" ".join(words)[:60])
         unknown = next((word for word in words if word not in numbers), None)

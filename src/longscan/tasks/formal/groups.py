@@ -88,7 +88,7 @@ class GroupWord(WordTask):
 
 @lru_cache(maxsize=16)
 def _group(name: str, generators: tuple[Permutation, ...] | None) -> _Group:
-    """Return the group with its multiplication table; ValueError naming the setting if it does not define a group."""
+    """Return the group with its multiplication table. Raises ValueError naming the setting if it does not define a group."""
     generators = _named_generators(name) if generators is None else generators
     points = len(generators[0]) if generators else 0
     for permutation in generators:
@@ -108,7 +108,7 @@ def _group(name: str, generators: tuple[Permutation, ...] | None) -> _Group:
 
 
 def _named_generators(name: str) -> tuple[Permutation, ...]:
-    """Return generators of Zn, Sn or An as permutations of 0 .. n - 1; ValueError for any other name."""
+    """Return generators of Zn, Sn or An as permutations of 0 .. n - 1. Raises ValueError for any other name."""
     match = re.fullmatch(r"([ZSA])([0-9]{1,4})", name)
     kind, points = (match[1], int(match[2])) if match else ("", 0)
     lowest = {"Z": 2, "S": 2, "A": 3}.get(kind, 0)

@@ -67,7 +67,7 @@ _ALLOWED = {
 
 class _RestrictedUnpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
-        """Return the stub class of an allowed name; UnpicklingError for any other."""
+        """Return the stub class of an allowed name. Raises UnpicklingError for any other."""
         try:
             return _ALLOWED[module, name]
         except KeyError:
@@ -75,7 +75,10 @@ class _RestrictedUnpickler(pickle.Unpickler):
 
 
 def read_batch(path: Path) -> Images:
-    """Read one file of the python version, a dictionary with data (n, 3072) and labels; ValueError for any other content."""
+    """Read one file of the python version, a dictionary with data (n, 3072) and labels.
+
+    Raises ValueError for any other content.
+    """
     raw = read_bytes(path)
     try:
         content = _RestrictedUnpickler(BytesIO(raw), encoding="bytes").load()

@@ -188,7 +188,10 @@ def checksum_of(store: SeriesStore, with_times: bool = True) -> str:
 
 
 def fit_statistics(store: SeriesStore, ranges: np.ndarray, source: str | Path) -> ChannelStatistics:
-    """Return the statistics of the channels over the steps `ranges`, (n, 2); ValueError for a channel without values there."""
+    """Return the statistics of the channels over the steps `ranges`, (n, 2).
+
+    Raises ValueError for a channel without values there.
+    """
     missing = np.zeros(store.values.shape[1], np.int64)
     for first in range(0, len(store.values), 1_000_000):
         missing += np.isnan(store.values[first : first + 1_000_000]).sum(0)
@@ -313,7 +316,7 @@ def fill_gaps(values: np.ndarray, times: np.ndarray | None = None) -> np.ndarray
 
 
 def scaled_values(values: np.ndarray, mean: np.ndarray, scale: np.ndarray, source: str) -> np.ndarray:
-    """Return standardised values (..., C) float32; ValueError for a value beyond the range of float32."""
+    """Return standardised values (..., C) float32. Raises ValueError for a value beyond the range of float32."""
     scaled = (values - mean) / scale
     largest = np.nanmax(np.abs(scaled), initial=0)
     if largest > FLOAT32_MAX:

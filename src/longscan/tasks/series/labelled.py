@@ -522,7 +522,7 @@ def _load(task: LabelledSeries, state: FileState) -> LabelledData:  # noqa: ARG0
 def _classes(
     words: list[str], units: np.ndarray, source: str, label: str | None, decimal: str, *, has_groups: bool
 ) -> tuple[str, ...]:
-    """Return the classes in order; SettingError if there is one only, or one of them has too few series."""
+    """Return the classes in order. Raises SettingError if there is one only, or one of them has too few series."""
     names = sorted(set(words))
     numbers = _as_floats(names, decimal)
     if numbers is not None:
@@ -546,7 +546,7 @@ def _classes(
 
 
 def _numbers(words: list[str], source: str, label: str | None, decimal: str) -> np.ndarray:
-    """Return the labels as numbers; SettingError naming the first that is none."""
+    """Return the labels as numbers. Raises SettingError naming the first that is none."""
     numbers = _as_floats(words, decimal)
     if numbers is None:
         first = next(word for word in words if _as_floats([word], decimal) is None)

@@ -740,7 +740,10 @@ def _ordered_steps(path: Path, names: Sequence[str], time_format: str | None) ->
 
 
 def _without_end(item: np.ndarray, path: Path, where: str) -> np.ndarray:
-    """Return a series (L, C) without the steps at its end in which every channel is missing; ValueError if none is left."""
+    """Return a series (L, C) without the steps at its end in which every channel is missing.
+
+    Raises ValueError if none is left.
+    """
     present = np.flatnonzero(~np.isnan(item).all(1))
     if not len(present):
         raise ValueError(f"{path}: each series must have values, got none in {where}")
@@ -862,7 +865,7 @@ def _check_settings(path: Path, options: ReadOptions, layouts: Sequence[str], le
 
 
 def _array_words(path: Path, name: str, array: np.ndarray) -> list[str]:
-    """Return labels, groups or ids (N,) as text; ValueError for anything but text and real numbers."""
+    """Return labels, groups or ids (N,) as text. Raises ValueError for anything but text and real numbers."""
     if array.dtype.kind not in "USbiuf":
         raise ValueError(f"{path}: {name} must be text or numbers, got {array.dtype}")
     try:

@@ -90,7 +90,7 @@ def read_arff(path: str | Path, missing: Missing = "refuse", *, with_labels: boo
 
 
 def read_arff_dimensions(paths: Sequence[str | Path], missing: Missing = "refuse") -> Recordings:
-    """Read several .arff files, each with one channel of the same series; ValueError if series, steps or labels differ."""
+    """Read several .arff files, each with one channel of the same series. Raises ValueError if series, steps or labels differ."""
     header, series, labels = _read_arff_lines(paths[0])
     for path in paths[1:]:
         _, more, more_labels = _read_arff_lines(path)
@@ -238,7 +238,7 @@ def _read_arff_lines(path: str | Path, *, with_labels: bool = True) -> tuple[Hea
 
 
 def _parse_label(text: str, path: str | Path, line: int, listed: Sequence[str]) -> str:
-    """Return the label of a line; ValueError if there is none, or if the header lists labels without it."""
+    """Return the label of a line. Raises ValueError if there is none, or if the header lists labels without it."""
     label = text.strip().strip("'\"")
     if not label or "," in label:
         raise ValueError(f"{path}:{line}: the line must end with a class label, got {label[-40:]!r}")
@@ -249,7 +249,10 @@ def _parse_label(text: str, path: str | Path, line: int, listed: Sequence[str]) 
 
 
 def _parse_series(channels: list[str], previous: list[np.ndarray], path: str | Path, line: int) -> np.ndarray:
-    """Return the series (C, L) of a line; ValueError if its number of channels differs from that of the previous series."""
+    """Return the series (C, L) of a line.
+
+    Raises ValueError if its number of channels differs from that of the previous series.
+    """
     if not channels:
         raise ValueError(f"{path}:{line}: the line must have a channel before its label, got none")
     rows = [_parse_numbers(channel.split(","), path, line) for channel in channels]

@@ -266,7 +266,7 @@ def _build_arrays(
 
 
 def _read_train_test(dataset: str, data_dir: str | None, missing: Missing) -> tuple[Recordings, Recordings]:
-    """Read train and test of a data set; FileNotFoundError naming the missing files, the folders and the source."""
+    """Read train and test of a data set. Raises FileNotFoundError naming the missing files, the folders and the source."""
     folders = _candidate_folders(dataset, data_dir)
     parts: list[Recordings | None] = [None, None]
     for folder in folders.values():  # both parts are of one folder: another one may have another version of the set
