@@ -5,7 +5,7 @@ import pandas as pd
 import pytest
 
 from longscan.estimators import SSMForecaster
-from longscan.estimators.even_steps import append_steps, at_times, even_length, fill_evenly
+from longscan.estimators.even_steps import append_steps, even_length, fill_evenly, interpolate_forecasts
 from longscan.estimators.series import Collection
 
 SMALL = {"horizon": 12, "d_model": 4, "d_state": 2, "epochs": 1, "random_state": 0, "device": "cpu"}
@@ -50,7 +50,7 @@ def test_steps_are_filled_by_linear_interpolation():
 
 def test_forecasts_at_other_times_are_interpolated_and_the_last_is_repeated():
     forecasts = np.array([1.0, 3.0, 2.0])[None, :, None, None]
-    found = at_times(forecasts, np.array([[5.0]]), np.array([[0.0, 0.5, 1.0, 2 - 1e-9, 2.25, 3.0, 40.0]]))
+    found = interpolate_forecasts(forecasts, np.array([[5.0]]), np.array([[0.0, 0.5, 1.0, 2 - 1e-9, 2.25, 3.0, 40.0]]))
     np.testing.assert_allclose(found[0, :, 0, 0], [5, 3, 1, 3, 2.75, 2, 2], atol=1e-6)
 
 

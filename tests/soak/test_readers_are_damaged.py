@@ -27,7 +27,7 @@ NOT_DAMAGED = {
         training/stacked.train_stacked training/trainer.run""",
     "this program wrote the file, and only progress or a table depends on it": """
         cli/fitting._adds_nothing datasets/download.__call__ models/saving._has_content report/sweep.sweep_report
-        reproduce/archive._read reproduce/near._read reproduce/remaining.last_update
+        reproduce/archive._read_if_exists reproduce/near._read reproduce/remaining.last_update
         reproduce/runs._unfinished_line reproduce/runs.check_manifest
         reproduce/runs.device_seconds reproduce/state_tracking.on_end reproduce/state_tracking.run
         training/records.read_baselines""",

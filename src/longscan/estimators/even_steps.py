@@ -47,7 +47,7 @@ def append_steps(series: Collection, steps: np.ndarray) -> Collection:
     return Collection(values, lengths, channel_names=series.channel_names)
 
 
-def at_times(forecasts: np.ndarray, last: np.ndarray, positions: np.ndarray) -> np.ndarray:
+def interpolate_forecasts(forecasts: np.ndarray, last: np.ndarray, positions: np.ndarray) -> np.ndarray:
     """Return forecasts at other times than equal steps, (n, K, C, Q), by linear interpolation.
 
     Args:

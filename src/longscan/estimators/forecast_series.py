@@ -67,7 +67,7 @@ def index_long(frame: pd.DataFrame, columns: Sequence[str]) -> pd.DataFrame:
     return frame[list(columns)].set_axis(pd.MultiIndex.from_arrays([frame["unique_id"], frame["ds"]]), axis=0)
 
 
-def as_given(history: History, forecasts: np.ndarray, stamps: Sequence[pd.Index | None], quantiles: Sequence[float]) -> Any:
+def restore_form(history: History, forecasts: np.ndarray, stamps: Sequence[pd.Index | None], quantiles: Sequence[float]) -> Any:
     """Return forecasts in the form of the series.
 
     forecasts: (n, horizon, C, 1 + Q), the point forecast and the quantiles, of which only a long frame has columns. stamps: of
@@ -105,7 +105,7 @@ def quantile_frames(
         index = pd.RangeIndex(length, length + len(part)) if ahead is None else ahead
         one = given if form == "indexed" else series[row]
         if isinstance(one, (pd.Series, pd.DataFrame)) and form != "indexed":
-            index = in_zone(index, one)
+            index = convert_time_zone(index, one)
         single = isinstance(one, pd.Series) or (not isinstance(one, pd.DataFrame) and np.ndim(one) == 1)
         labels = _frame_labels(one, collection.channel_names) if isinstance(one, pd.DataFrame) else channel_labels(history)
         if isinstance(one, pd.DataFrame):
@@ -180,9 +180,9 @@ def _as_part(given: Any, forecast: np.ndarray, stamps: pd.Index | None, names: S
     given = given if isinstance(given, (pd.Series, pd.DataFrame)) else np.asarray(given)
     if isinstance(given, pd.DataFrame):
         labels = _frame_labels(given, names)
-        return pd.DataFrame(forecast, in_zone(stamps, given), flat_index(labels)).iloc[:, _column_order(labels, given)]
+        return pd.DataFrame(forecast, convert_time_zone(stamps, given), flat_index(labels)).iloc[:, _column_order(labels, given)]
     if isinstance(given, pd.Series):
-        return pd.Series(forecast[:, 0], in_zone(stamps, given), name=given.name)
+        return pd.Series(forecast[:, 0], convert_time_zone(stamps, given), name=given.name)
     return forecast[:, 0] if given.ndim == 1 else forecast
 
 
@@ -263,7 +263,7 @@ def _kind_of_times(clock: pd.Index) -> str:
     return {pd.PeriodIndex: "periods", pd.TimedeltaIndex: "durations"}.get(type(clock), "numbers")
 
 
-def in_zone(stamps: pd.Index | None, y: pd.Series | pd.DataFrame) -> pd.Index | None:
+def convert_time_zone(stamps: pd.Index | None, y: pd.Series | pd.DataFrame) -> pd.Index | None:
     """Return the stamps of a forecast in the time zone of the series before it."""
     zone = getattr(y.index, "tz", None)
     return stamps if zone is None or not isinstance(stamps, pd.DatetimeIndex) else stamps.tz_convert(zone)

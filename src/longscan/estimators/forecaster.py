@@ -26,7 +26,7 @@ from longscan.engine import Callback
 from longscan.estimators.backtesting import build_frame, find_cutoffs
 from longscan.estimators.clock import as_clock, check_unit, has_seconds, season_of, to_seconds
 from longscan.estimators.covariates import CovariateEffect, fit_effect, read_covariates, split_columns
-from longscan.estimators.even_steps import append_steps, at_times, even_length, fill_evenly
+from longscan.estimators.even_steps import append_steps, even_length, fill_evenly, interpolate_forecasts
 from longscan.estimators.fitting import (
     BlockOptions,
     Jobs,
@@ -40,12 +40,12 @@ from longscan.estimators.fitting import (
 )
 from longscan.estimators.forecast_series import (
     History,
-    as_given,
     common_step,
     last_known,
     quantile_frames,
     read_series,
     read_times_ahead,
+    restore_form,
     stamps_after,
     truncate,
     unify_time_zones,
@@ -646,7 +646,7 @@ class SSMForecaster(SavedEstimator):
             unique_id, ds, forecast and, with `quantiles`, q0.1 and so on.
         """
         history, forecasts, stamps = self._predict(y, times, times_ahead, covariates, covariates_ahead)
-        return as_given(history, forecasts, stamps, self.quantiles or ())
+        return restore_form(history, forecasts, stamps, self.quantiles or ())
 
     def predict_quantiles(
         self,
@@ -671,7 +671,7 @@ class SSMForecaster(SavedEstimator):
             raise ValueError("`quantiles` must be probabilities such as (0.1, 0.5, 0.9) when the forecaster is fitted, got None")
         history, forecasts, stamps = self._predict(y, times, times_ahead, covariates, covariates_ahead)
         if history.form == "long":
-            return as_given(history, forecasts, stamps, self.quantiles or ())
+            return restore_form(history, forecasts, stamps, self.quantiles or ())
         return quantile_frames(history, forecasts[..., 1:], stamps, self.quantiles or ())
 
     def _predict(
@@ -909,7 +909,7 @@ class SSMForecaster(SavedEstimator):
             more = self._forecast(even, np.stack([rows, even.lengths], 1), None, None)
             more[..., 1:] = more[..., :1] + forecasts[:, -1:, :, 1:] - forecasts[:, -1:, :, :1]
             forecasts = np.concatenate([forecasts, more], 1)
-        return at_times(forecasts, last, positions)
+        return interpolate_forecasts(forecasts, last, positions)
 
     def _follow_shifts(
         self, limits: ShiftLimits, forecasts: np.ndarray, unit: np.ndarray, series: StandardisedSeries, ends: np.ndarray

@@ -275,7 +275,7 @@ def fit_linear(
     members = Members(list(windows), list(differences), constants)
     series = [values for values in series if len(values) >= members.largest + horizon]
     shares = fold_shares(max(map(len, series)), horizon, len(series))
-    return _fit(series, [series], [len(shares)], horizon, members, shares)[0]
+    return _fit_ranges(series, [series], [len(shares)], horizon, members, shares)[0]
 
 
 def fit_early_and_whole(
@@ -293,11 +293,13 @@ def fit_early_and_whole(
     if n_parts == 0:
         return fit_linear(early, horizon, windows, (), constants), fit_linear(series, horizon, windows, (), constants)
     long, first_steps = [values for values, _ in pairs], [first for _, first in pairs]
-    first, whole = _fit(long, [first_steps, long], [n_parts, len(shares)], horizon, Members(list(windows), [], constants), shares)
+    first, whole = _fit_ranges(
+        long, [first_steps, long], [n_parts, len(shares)], horizon, Members(list(windows), [], constants), shares
+    )
     return first, whole
 
 
-def _fit(
+def _fit_ranges(
     series: Sequence[Array],
     ranges: Sequence[Sequence[Array]],
     n_parts: Sequence[int],
@@ -312,7 +314,7 @@ def _fit(
     largest, channels = members.largest, series[0].shape[1]
     steps = _compared_steps(horizon)
     grouped = 1 < channels <= MAX_OWN
-    total = _add(_fold_sums(series, channel, largest, horizon, shares) for channel in range(channels))
+    total = _sum_folds(_fold_sums(series, channel, largest, horizon, shares) for channel in range(channels))
     solved = _solve_candidates(total, largest, members, steps, shared=True)
     shared = [_best_regressions(solved, total[:count], largest) for count in n_parts]
     plans: list[list[dict[Regression, float]]] = [[] for _ in n_parts]
@@ -331,7 +333,7 @@ def _fit(
 
 def _count_parts(length: int, early: int, window: int, horizon: int, shares: Sequence[float]) -> int:
     """Return how many of the parts of a series of `length` steps lie within its first `early`; 0 if it is not divided in time."""
-    if _takes_turns(length, window, horizon, shares) or early < window + horizon:
+    if _is_undivided(length, window, horizon, shares) or early < window + horizon:
         return 0
     return sum(end <= early for end in _cuts(length, shares)[1:])
 
@@ -372,7 +374,7 @@ def _folds(length: int, number: int, window: int, horizon: int, shares: Sequence
     number: of the series; one too short to be divided is forecast as a whole in fold `number % (1 + folds) - 1`, and else fitted
     to. shares: of the series before each part to forecast. A part of less than a horizon reaches to the end of the series.
     """
-    if _takes_turns(length, window, horizon, shares):
+    if _is_undivided(length, window, horizon, shares):
         turn, every, none = number % (1 + len(shares)) - 1, range(length - window - horizon + 1), range(0)
         return [(none, every) if turn == fold else (every, none) for fold in range(len(shares))]
     cuts = _cuts(length, shares)
@@ -381,8 +383,8 @@ def _folds(length: int, number: int, window: int, horizon: int, shares: Sequence
     return [(part, range(cuts[i] - window, ends[i] - window - horizon + 1)) for i, part in enumerate(fitted)]
 
 
-def _takes_turns(length: int, window: int, horizon: int, shares: Sequence[float]) -> bool:
-    """Return whether a series is too short to be divided in time."""
+def _is_undivided(length: int, window: int, horizon: int, shares: Sequence[float]) -> bool:
+    """Return whether a series is too short to be divided in time, so that it is fitted or forecast as a whole."""
     if shares not in (FOLDS, FEW_FOLDS):
         first, *_, last, _ = _cuts(length, shares)
         return first < window + horizon + 1 or length - last < horizon
@@ -409,7 +411,7 @@ def _fold_sums(series: Sequence[Array], channel: int, window: int, horizon: int,
     return [_Fold(_mirror(fitted), _mirror(forecast), rounding) for fitted, forecast in sums]
 
 
-def _add(channels: Iterable[list[_Fold]]) -> list[_Fold]:
+def _sum_folds(channels: Iterable[list[_Fold]]) -> list[_Fold]:
     """Return the sums over several channels, of which only one at a time is in memory."""
     channels = iter(channels)
     total = next(channels)
@@ -449,7 +451,7 @@ def _solve_candidates(
             for reference in references:
                 equations = _equations(fitted, largest, window, lag, steps, reference, rounding)
                 # The shape of the stacked coefficients is (1 + window, penalties, K).
-                solved = np.stack([_of_steps(equations.solve(penalty), lag, steps) for penalty in PENALTIES], axis=1)
+                solved = np.stack([_step_coefficients(equations.solve(penalty), lag, steps) for penalty in PENALTIES], axis=1)
                 products = (sums @ solved.reshape(len(read), -1)).reshape(solved.shape) - 2 * crossed[:, None]
                 errors = square + np.einsum("npk,npk->p", solved, products)
                 for number, penalty in enumerate(PENALTIES):
@@ -531,7 +533,7 @@ def _equations(
     return _normal_equations(products, window - lag, window - lag, reference, 4 * rounding)
 
 
-def _of_steps(coefficients: Array, lag: int, steps: Steps) -> Array:
+def _step_coefficients(coefficients: Array, lag: int, steps: Steps) -> Array:
     """Return the coefficients (1 + window, K) of the steps of a window from those of differences, (1 + window - lag, K)."""
     if not lag:
         return coefficients
@@ -566,7 +568,7 @@ def _regress(sums: Array, largest: int, member: Regression, rounding: float) -> 
     """Return the coefficients (1 + largest, K) of the constant and of the steps of a regression."""
     steps = np.arange(len(sums) - 1 - largest)
     equations = _equations(sums, largest, member.window, member.lag, steps, member.reference, rounding)
-    return _pad(_of_steps(equations.solve(member.penalty), member.lag, steps), largest)
+    return _pad(_step_coefficients(equations.solve(member.penalty), member.lag, steps), largest)
 
 
 def _units(folds: Sequence[_Fold], largest: int) -> Array:

@@ -112,12 +112,12 @@ class Chart:
         if len(alone) > 0 and len(values) <= MAX_POINTS:
             style = f'circle fill-opacity="{opacity:g}" stroke-opacity="{opacity:g}"'
             self._add("points", where[alone], values[alone], colour=colour, size=max(width, 3), style=style)
-        self._enter(name, colour, "line", dash)
+        self._add_legend_entry(name, colour, "line", dash)
 
     def band(self, x: Values, low: Values, high: Values, colour: str, name: str = "") -> None:
         """Fill the area between two lines."""
         self._add("band", x, low, high, colour=colour, labels=(name,) if name else ())
-        self._enter(name, colour, "band")
+        self._add_legend_entry(name, colour, "band")
 
     def points(
         self,
@@ -134,7 +134,7 @@ class Chart:
         """Add points. radius: of all or of each; labels: the texts for the mouse."""
         style = f'{shape} fill-opacity="{opacity:g}" stroke-opacity="{opacity:g}"'
         self._add("points", x, y, colour=colour, size=radius, style=style, labels=tuple(labels))
-        self._enter(name, colour, shape)
+        self._add_legend_entry(name, colour, shape)
 
     def bars(
         self,
@@ -152,7 +152,7 @@ class Chart:
         where, lengths = (values, positions) if horizontal else (positions, values)
         starts = np.full(len(np.asarray(values)), float(start))
         self._add("bars", where, lengths, starts, colour=colour, size=thickness, labels=tuple(labels), horizontal=horizontal)
-        self._enter(name, colour, "band")
+        self._add_legend_entry(name, colour, "band")
 
     def intervals(self, x: Values, y: Values, half_widths: Values, colour: str) -> None:
         """Add horizontal intervals around points."""
@@ -182,12 +182,12 @@ class Chart:
         """Add a line over the whole width, with an entry in the legend; none for None."""
         if value is not None:
             self.references.append((True, value, dash))
-            self._enter(name, MUTED, "line", dash)
+            self._add_legend_entry(name, MUTED, "line", dash)
 
     def vertical_line(self, value: float, name: str, dash: str = "6 4") -> None:
         """Add a line over the whole height, with an entry in the legend if it has a name."""
         self.references.append((False, value, dash))
-        self._enter(name, MUTED, "line", dash)
+        self._add_legend_entry(name, MUTED, "line", dash)
 
     def render(self) -> Markup:
         """Return the SVG element. All texts in it are escaped."""
@@ -204,12 +204,12 @@ class Chart:
         x_scale.place(left, self.width - right)
         y_scale.place(self.height - bottom, legend_height + 8)
         parts = [legend, *self._grid(x_scale, y_scale, x_ticks, y_ticks, slanted=slanted)]
-        parts += [_draw(mark, x_scale, y_scale) for mark in self.marks]
+        parts += [_draw_mark(mark, x_scale, y_scale) for mark in self.marks]
         for is_horizontal, value, dash in self.references:
             if is_horizontal:
-                ends = x_scale.start, y_scale.at(value), x_scale.end, y_scale.at(value)
+                ends = x_scale.start, y_scale.position(value), x_scale.end, y_scale.position(value)
             else:
-                ends = x_scale.at(value), y_scale.start, x_scale.at(value), y_scale.end
+                ends = x_scale.position(value), y_scale.start, x_scale.position(value), y_scale.end
             parts.append(_segment(*ends, TEXT, f'stroke-width="1.5" stroke-opacity="0.75" stroke-dasharray="{dash}"'))
         kind = "wide" if self.width > NARROW else "narrow"
         named = f' role="img" aria-label="{escape(self.description)}"' if self.description else ' role="img"'
@@ -234,7 +234,7 @@ class Chart:
         sizes = np.full(len(arrays[0]), float(sizes)) if sizes.ndim == 0 else sizes
         self.marks.append(_Mark(kind, arrays[0], arrays[1], arrays[2], colour, sizes, style, labels, horizontal))
 
-    def _enter(self, name: str, colour: str, symbol: str, dash: str = "") -> None:
+    def _add_legend_entry(self, name: str, colour: str, symbol: str, dash: str = "") -> None:
         """Add an entry to the legend; none without a name."""
         if name:
             self.legend.append(_Entry(name, colour, symbol, dash))
@@ -290,7 +290,7 @@ class Chart:
         """
         parts = []
         for value, text in [] if self.x.hidden else x_ticks:
-            place = x.at(value)
+            place = x.position(value)
             if self.x.grid:
                 parts.append(_segment(place, y.start, place, y.end, "var(--grid)"))
             if slanted:
@@ -299,7 +299,7 @@ class Chart:
             else:
                 parts.append(_text(place, y.start + 16, text, anchor="middle"))
         for value, text in [] if self.y.hidden else y_ticks:
-            place = y.at(value)
+            place = y.position(value)
             if self.y.grid:
                 parts.append(_segment(x.start, place, x.end, place, "var(--grid)"))
             parts.append(_text(x.start - 6, place + 4, text, anchor="end"))
@@ -340,7 +340,7 @@ class _Scale:
         """Set the places of the two ends."""
         self.start, self.end = start, end
 
-    def at(self, value: float) -> float:
+    def position(self, value: float) -> float:
         """Return the place of a value."""
         return float(self.places(np.array([value]))[0])
 
@@ -426,7 +426,7 @@ def thin(x: np.ndarray, y: np.ndarray, most: int = MAX_POINTS) -> tuple[np.ndarr
     return x[kept], y[kept]
 
 
-def _draw(mark: _Mark, x: _Scale, y: _Scale) -> str:
+def _draw_mark(mark: _Mark, x: _Scale, y: _Scale) -> str:
     if mark.kind == "line":
         return _line(mark, x, y)
     if mark.kind == "band":
@@ -438,15 +438,15 @@ def _draw(mark: _Mark, x: _Scale, y: _Scale) -> str:
     parts = []
     for i in np.flatnonzero(shown).tolist():
         label = mark.labels[i] if i < len(mark.labels) else ""
-        parts.append(_one(mark, i, float(places[0][i]), float(places[1][i]), label, x, y))
+        parts.append(_draw_item(mark, i, float(places[0][i]), float(places[1][i]), label, x, y))
     common = {"points": f'fill="{mark.colour}" stroke="{mark.colour}"', "bars": f'fill="{mark.colour}"'}
     common["cells"] = f'fill="{mark.colour}" shape-rendering="crispEdges"'
     attributes = common.get(mark.kind, "") + (f" {mark.style.partition(' ')[2]}" if mark.kind == "points" else "")
     return f"<g {attributes}>{''.join(parts)}</g>" if mark.kind != "text" else "".join(parts)
 
 
-def _one(mark: _Mark, i: int, left: float, top: float, label: str, x: _Scale, y: _Scale) -> str:
-    """Return one point, bar, cell or text."""
+def _draw_item(mark: _Mark, i: int, left: float, top: float, label: str, x: _Scale, y: _Scale) -> str:
+    """Return the SVG element of item `i` of a mark: a point, a bar, a cell or a text."""
     title = f"<title>{escape(label)}</title>" if label else ""
     if mark.kind == "text":
         return _text(left, top + 4, label, anchor="middle", colour=mark.colour)
@@ -454,13 +454,13 @@ def _one(mark: _Mark, i: int, left: float, top: float, label: str, x: _Scale, y:
         return _point(mark.style.partition(" ")[0], left, top, float(mark.size[i]), title)
     if mark.kind == "cells":
         width, height = mark.size[i].tolist()
-        x1, x2 = (x.at(mark.x[i] + sign * width / 2) for sign in (-1, 1))
-        y1, y2 = (y.at(mark.y[i] + sign * height / 2) for sign in (-1, 1))
+        x1, x2 = (x.position(mark.x[i] + sign * width / 2) for sign in (-1, 1))
+        y1, y2 = (y.position(mark.y[i] + sign * height / 2) for sign in (-1, 1))
         return _rectangle(x1, x2, y1, y2, title, f' fill-opacity="{mark.other[i]:.2g}"')
     half, start = float(mark.size[i]) / 2, float(mark.other[i])
     if mark.horizontal:
-        return _rectangle(x.at(start), left, y.at(mark.y[i] - half), y.at(mark.y[i] + half), title)
-    return _rectangle(x.at(mark.x[i] - half), x.at(mark.x[i] + half), y.at(start), top, title)
+        return _rectangle(x.position(start), left, y.position(mark.y[i] - half), y.position(mark.y[i] + half), title)
+    return _rectangle(x.position(mark.x[i] - half), x.position(mark.x[i] + half), y.position(start), top, title)
 
 
 def _line(mark: _Mark, x: _Scale, y: _Scale) -> str:

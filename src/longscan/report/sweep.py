@@ -107,7 +107,7 @@ def _drawing(content: Content, key: str, best: int | None, constant: float | Non
     values = [setting_text(value) for value in dimension] if isinstance(dimension, list) else None
     position = (lambda value: value) if values is None else setting_text
     points = [
-        (position(row["settings"][key]), row["score"], _hover(row), row["trial"] == best)
+        (position(row["settings"][key]), row["score"], _mouse_text(row), row["trial"] == best)
         for row in content["trials"]
         if row["status"] in ("finished", "failed") and key in row["settings"]
     ]
@@ -121,7 +121,7 @@ def best_first(content: Content) -> list[Content]:
     return sorted(content["trials"], key=lambda row: (row["score"] is None, sign * (row["score"] or 0.0), row["trial"]))
 
 
-def _hover(row: Content) -> str:
+def _mouse_text(row: Content) -> str:
     score = number_text(row["score"]) if row["failure"] is None else status_text(row)
     return f"trial {row['trial']}: {score} ({settings_text(row['settings'])})"
 

@@ -196,10 +196,11 @@ def _updates(folder: Path) -> float:
 def _merge_lines(source: Path, target: Path) -> None:
     """Append the lines of a file that another one does not have. A line may contain U+2028, at which `str.splitlines` splits."""
     target.parent.mkdir(parents=True, exist_ok=True)
-    have, found = ([line for line in _read(path).split("\n") if line] for path in (target, source))
+    have, found = ([line for line in _read_if_exists(path).split("\n") if line] for path in (target, source))
     if new := [line for line in found if line not in have]:
         write_text(target, "".join(f"{line}\n" for line in (*have, *new)))
 
 
-def _read(path: Path) -> str:
+def _read_if_exists(path: Path) -> str:
+    """Return the text of a file, "" if it does not exist."""
     return path.read_text("utf-8") if path.exists() else ""

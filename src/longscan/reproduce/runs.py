@@ -29,8 +29,8 @@ from longscan.reproduce.rows import PublishedRow, find_recipe
 from longscan.reproduce.stacks import Stacking, is_stacked, stack_command
 from longscan.reproduce.state_tracking import LOCK as TRACKING_LOCK
 from longscan.reproduce.state_tracking import NAME as TRACKING_NAME
-from longscan.reproduce.state_tracking import NOT_IN_USE
 from longscan.reproduce.state_tracking import RECORDS as TRACKING
+from longscan.reproduce.state_tracking import UNUSED_FOLDER
 from longscan.training.logs import read_rows
 from longscan.training.parsing import parse_settings
 from longscan.training.processes import GRACE, Ended, Job, run_jobs, visible_gpus
@@ -279,9 +279,9 @@ def _locked_folders(out: Path, archive: Path | None) -> Iterator[None]:
         folder.mkdir(parents=True, exist_ok=True)
     write_text(out / MANIFEST, json.dumps({"layout": LAYOUT, "longscan": longscan.__version__}))
     with ExitStack() as locks:
-        locks.enter_context(lock_file(out / LOCK, setting_error("--out", str(out), NOT_IN_USE)))
+        locks.enter_context(lock_file(out / LOCK, setting_error("--out", str(out), UNUSED_FOLDER)))
         if archive is not None:
-            locks.enter_context(lock_file(archive / "runs.lock", setting_error("--pack", str(archive), NOT_IN_USE)))
+            locks.enter_context(lock_file(archive / "runs.lock", setting_error("--pack", str(archive), UNUSED_FOLDER)))
         yield
 
 

@@ -59,19 +59,19 @@ from longscan.training.run import commit, device_name
 NAME = "state-tracking"  # the target of `longscan reproduce`
 RECORDS = "automata/state_tracking.jsonl"
 LOCK = "state-tracking.lock"
-NOT_IN_USE = "a folder in which no other process runs"
+UNUSED_FOLDER = "a folder in which no other process runs"  # what a locked folder must be, in errors
 WIDTH = 64  # d_model
 MIN_STATES = 16
 UPDATES = 2500
 BATCH_SIZE = 256  # words of an update
 TRAIN_LENGTH = 40  # letters of a training word
-RATE = 2e-3  # highest learning rate
+LEARNING_RATE = 2e-3  # highest learning rate
 WEIGHT_DECAY = 0.01
 MAX_NORM = 1.0  # norm to which the gradient is clipped
 WARMUP = 0.05  # share of the updates in which the learning rate rises; then it falls along half a cosine to 0
 MAX_PARAMETERS = 256_000
 SEEDS = 3
-SCORED_AT_ONCE = 50  # test words
+SCORING_BATCH = 50  # test words
 PRINT_EVERY = 250  # updates
 PRINT_SECONDS = 5.0  # between two lines of slower updates
 COMPILED = "compiled"
@@ -101,7 +101,7 @@ def _fla_model(name: str, letters: int, elements: int, **options: Any) -> nn.Mod
     return nn.Sequential(nn.Embedding(letters, WIDTH), *blocks, nn.RMSNorm(WIDTH), nn.Linear(WIDTH, elements))
 
 
-def _states(elements: int) -> int:
+def _pdssm_states(elements: int) -> int:
     """Return the number of states of PD-SSM for a group of a number of elements."""
     return max(MIN_STATES, elements)
 
@@ -114,7 +114,7 @@ def _elements(group: str) -> int:
 
 def _own_model(spec: str, letters: int, elements: int) -> nn.Module:
     """Return a model of this package's blocks. PD-SSM gets a state for each element of the group."""
-    d_state = _states(elements) if spec == "pdssm" else MIN_STATES
+    d_state = _pdssm_states(elements) if spec == "pdssm" else MIN_STATES
     return SequenceModel.from_spec(spec, d_model=WIDTH, d_state=d_state, d_output=elements, pooling="none", vocab_size=letters)
 
 
@@ -134,24 +134,24 @@ class Entry(NamedTuple):
     limit: str = ""
 
 
-def _own(spec: str) -> Entry:
+def _own_entry(spec: str) -> Entry:
     return Entry(spec, lambda letters, elements: _own_model(spec, letters, elements))
 
 
-def _fla(name: str, blocks: str, limit: str = "", **options: Any) -> Entry:
+def _fla_entry(name: str, blocks: str, limit: str = "", **options: Any) -> Entry:
     return Entry(
         blocks, lambda letters, elements: _fla_model(name, letters, elements, **options), "flash-linear-attention", limit
     )
 
 
 MODELS = {
-    "pdssm": _own("pdssm"),
-    "aussm": _own("aussm*2"),
-    "mamba": _own("mamba*2"),
-    "s4d": _own("s4d*2"),
-    "gated_deltanet": _own("gated_deltanet*2"),
-    "gru": _own("gru"),
-    "fla_gated_deltanet": _fla(
+    "pdssm": _own_entry("pdssm"),
+    "aussm": _own_entry("aussm*2"),
+    "mamba": _own_entry("mamba*2"),
+    "s4d": _own_entry("s4d*2"),
+    "gated_deltanet": _own_entry("gated_deltanet*2"),
+    "gru": _own_entry("gru"),
+    "fla_gated_deltanet": _fla_entry(
         "GatedDeltaNet",
         "fla GatedDeltaNet*2, negative eigenvalues",
         "on the Hopper GPUs of these rows, with Triton 3.6.0, version 0.6.0 stops in the backward pass with the error `Triton >= "
@@ -159,8 +159,8 @@ MODELS = {
         head_dim=32,
         expand_v=1,
     ),
-    "fla_deltanet": _fla("DeltaNet", "fla DeltaNet*2, negative eigenvalues"),
-    "fla_deltaproduct": _fla(
+    "fla_deltanet": _fla_entry("DeltaNet", "fla DeltaNet*2, negative eigenvalues"),
+    "fla_deltaproduct": _fla_entry(
         "GatedDeltaProduct",
         "fla GatedDeltaProduct*2, 2 householders, negative eigenvalues, no forget gate",
         head_dim=32,
@@ -199,11 +199,11 @@ class Training:
         self.parameters = sum(p.numel() for p in self.model.parameters())
         if self.parameters > MAX_PARAMETERS:
             raise RuntimeError(f"{model} must have at most {MAX_PARAMETERS:,} parameters for {group}, got {self.parameters:,}")
-        self.optimizer = torch.optim.AdamW(optimizer_groups(self.model, weight_decay=WEIGHT_DECAY), lr=RATE)
+        self.optimizer = torch.optim.AdamW(optimizer_groups(self.model, weight_decay=WEIGHT_DECAY), lr=LEARNING_RATE)
         self.engine = Engine(
             self.optimizer,
             self._loss,
-            learning_rate=lambda step, scale: RATE * scale * learning_rate(step, updates),
+            learning_rate=lambda step, scale: LEARNING_RATE * scale * learning_rate(step, updates),
             clip_gradients=lambda: nn.utils.clip_grad_norm_(self.model.parameters(), MAX_NORM),
             callbacks=[_Watch(self)],
         )
@@ -270,7 +270,7 @@ class Training:
             "train_length": TRAIN_LENGTH,
             "d_model": WIDTH,
             "batch": BATCH_SIZE,
-            "rate": RATE,
+            "rate": LEARNING_RATE,
             "elements": self.dfa.size,
             "parameters": self.parameters,
             "checksum": CHECKSUMS[self.group]["test"],
@@ -284,8 +284,8 @@ class Training:
         """Return the scores on the test words."""
         words = scored_words(self.dfa)
         parts: list[Tensor] = []
-        for first in range(0, len(words), SCORED_AT_ONCE):
-            part = torch.from_numpy(words[first : first + SCORED_AT_ONCE])
+        for first in range(0, len(words), SCORING_BATCH):
+            part = torch.from_numpy(words[first : first + SCORING_BATCH])
             parts.append(self.model.eval()(part.to(self.device)).argmax(-1).cpu())
         return score_fields(torch.cat(parts) == torch.from_numpy(self.dfa.run(words)))
 
@@ -363,7 +363,7 @@ class Planned(NamedTuple):
     @property
     def cpu_seconds(self) -> float:
         """Expected seconds of an update on one core of a CPU."""
-        return cpu_seconds(self.model, _states(_elements(self.group)))
+        return cpu_seconds(self.model, _pdssm_states(_elements(self.group)))
 
     def path(self, out: Path, suffix: str) -> Path:
         """Return the path of a file of this training in the folder of the runs."""
@@ -465,7 +465,7 @@ def run(
     began, out = time.monotonic(), Path(out)
     _check_limits(seeds, updates, minutes)
     out.mkdir(parents=True, exist_ok=True)
-    with lock_file(out / LOCK, setting_error("--out", str(out), NOT_IN_USE)):
+    with lock_file(out / LOCK, setting_error("--out", str(out), UNUSED_FOLDER)):
         rows = read_rows(out)
         _add_compiled_rows([group for group, model in pairs if model == COMPILED], rows, out, echo)
         trained = _select_installed([(group, model) for group, model in pairs if model != COMPILED], echo)
@@ -576,7 +576,7 @@ def report_lines(rows: Sequence[Record]) -> list[str]:
         "fewer are counted, the others have not been trained.",
         "",
         f"Every model has `d_model` {WIDTH} and at most {MAX_PARAMETERS:,} parameters, and learns from the same words:",
-        f"batches of {BATCH_SIZE} words of {TRAIN_LENGTH} letters, AdamW, rate {RATE} with a warm-up and a cosine to 0.",
+        f"batches of {BATCH_SIZE} words of {TRAIN_LENGTH} letters, AdamW, rate {LEARNING_RATE} with a warm-up and a cosine to 0.",
         "One setting is for all models, and no score has chosen it. PD-SSM has a state for each element of the group, at least",
         f"{MIN_STATES}; the other layers have `d_state` {MIN_STATES}. `compiled` is the model that `longscan.automata` writes",
         "without training: its certificate covers words of every length, and its depth is the number of abelian factors of the",

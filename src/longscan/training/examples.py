@@ -76,7 +76,7 @@ def _spread_names(task: Task, split: Split, seed: int) -> list[str]:
     return [name for step in steps for name in task.example_names(split, step, rows, seed) or ()]
 
 
-def _named(names: list[str], row: int) -> dict[str, str]:
+def _name_entry(names: list[str], row: int) -> dict[str, str]:
     """Return the entry `name` of an example by its position in the batches; nothing if the examples have no names."""
     return {"name": names[row]} if names else {}
 
@@ -114,7 +114,7 @@ def _find_answers(model: nn.Module, task: Task, batches: list[Batch], names: lis
     right = sorted((one for one in found if not one[0]), key=lambda one: one[1])
     chosen = wrong[:MAX_WRONG] + right[: MAX_RIGHT + max(0, MAX_WRONG - len(wrong)) // 2]
     show = _describe_steps if task.per_step else _describe_class
-    examples = [_named(names, row) | show(model, task, batch) for _, _, batch, row in chosen]
+    examples = [_name_entry(names, row) | show(model, task, batch) for _, _, batch, row in chosen]
     return {"kind": "classes", "wrong": len(wrong), "examples": examples}
 
 
@@ -185,7 +185,7 @@ def _describe_input(
             tokens = batch.inputs[0][steps][first : first + MAX_TOKENS].tolist()
             described["tokens"] = [symbols[token] for token in tokens]
             if products is not None:
-                described["token_relevance"] = _rounded(products[0, first : first + MAX_TOKENS])
+                described["token_relevance"] = _round_values(products[0, first : first + MAX_TOKENS])
         names, rows = ["tokens"], [0]
     else:
         values = batch.inputs[0][steps].double().numpy().T
@@ -197,7 +197,7 @@ def _describe_input(
             strength = strength[:1]
         rows = sorted(np.argsort(-strength, kind="stable")[:MAX_CHANNELS].tolist())
         described["channels"] = len(values)
-        described["series"] = [{"name": names[row], **_thinned(times, values[row])} for row in rows]
+        described["series"] = [{"name": names[row], **_thin_line(times, values[row])} for row in rows]
     if products is not None:
         described["relevance"] = _segments(times, products[rows]) | {"names": [names[row] for row in rows]}
     return described
@@ -268,7 +268,9 @@ def _find_forecasts(
     chosen = {"smallest": order[0], "median": order[len(order) // 2], "largest": order[-1]}
     examples = []
     for error, row in chosen.items():
-        examples.append({"error": error, **_named(names, row), **_describe_forecast(model, task, rows[row], interval, steps)})
+        examples.append(
+            {"error": error, **_name_entry(names, row), **_describe_forecast(model, task, rows[row], interval, steps)}
+        )
     coverage = round(float(np.mean(inside)), 4) if inside else None
     found: dict[str, Any] = {"kind": "values", "coverage": coverage, "examples": examples}
     if task.starts_at_zero:
@@ -311,11 +313,11 @@ def _describe_forecast(
         if past is not None:
             known_times = is_input.nonzero()[:, 0].numpy()
             recent = known_times >= known_times[-1] - 3 * len(times)  # a long context would leave no room for the forecast
-            variable["known"] = _thinned(known_times[recent], past[recent, column])
-        variable |= {"truth": _thinned(times, truth[:, column]), "answer": _thinned(times, answer[:, column])}
+            variable["known"] = _thin_line(known_times[recent], past[recent, column])
+        variable |= {"truth": _thin_line(times, truth[:, column]), "answer": _thin_line(times, answer[:, column])}
         if ends:
             shown = slice(None, None, max(1, len(times) // 200))
-            low, high = (_rounded(end[shown, column]) for end in ends)
+            low, high = (_round_values(end[shown, column]) for end in ends)
             variable["interval"] = {"times": times[shown].tolist(), "low": low, "high": high}
         variables.append(variable)
     focus = int(steps[-1])
@@ -324,14 +326,14 @@ def _describe_forecast(
     return {"variables": variables, "count": len(task.variables), **described}
 
 
-def _thinned(times: np.ndarray, values: np.ndarray) -> dict[str, list[float]]:
-    """Return a line with few points."""
+def _thin_line(times: np.ndarray, values: np.ndarray) -> dict[str, list[float]]:
+    """Return a line with few points as {"times": [...], "values": [...]}, see `longscan.report.svg.thin`."""
     x, y = thin(np.asarray(times, float), values, 400)
-    return {"times": _rounded(x), "values": _rounded(y)}
+    return {"times": _round_values(x), "values": _round_values(y)}
 
 
-def _rounded(values: np.ndarray) -> list[float]:
-    """Return numbers with six digits."""
+def _round_values(values: np.ndarray) -> list[float]:
+    """Return numbers rounded to six significant digits; NaN becomes 0."""
     return [float(f"{value:.6g}") for value in np.nan_to_num(values).tolist()]
 
 
@@ -339,6 +341,6 @@ def _segments(times: np.ndarray, products: np.ndarray) -> dict[str, Any]:
     """Return the sums of gradients times inputs (C, L) over at most SEGMENTS segments of time, and the middles of these."""
     parts = [part for part in np.array_split(np.arange(len(times)), min(SEGMENTS, len(times))) if len(part)]
     return {
-        "times": _rounded(np.array([times[part].mean() for part in parts])),
-        "values": [_rounded(np.array([row[part].sum() for part in parts])) for row in products],
+        "times": _round_values(np.array([times[part].mean() for part in parts])),
+        "values": [_round_values(np.array([row[part].sum() for part in parts])) for row in products],
     }

@@ -392,7 +392,7 @@ class _StackedStep:
                 with first.accelerator.autocast():
                     outputs = torch.vmap(self._forward)(self.parameters, _model_inputs(on_device))
                 for k, (scorer, output) in enumerate(zip(scorers, outputs.unbind(), strict=True)):
-                    scorer.add(output, _of_run(batch, k), _of_run(on_device, k))
+                    scorer.add(output, _select_run(batch, k), _select_run(on_device, k))
         finally:
             model.train(was_training)
         return [scorer.scores() for scorer in scorers]
@@ -414,7 +414,7 @@ class _StackedStep:
         losses, steps = [], []
         # unbind, not outputs[k]: its backward stacks the gradients once, that of an index fills a whole tensor for each model
         for k, (trainer, output) in enumerate(zip(self.trainers, outputs.unbind(), strict=True)):
-            rows = _of_run(batch, k)
+            rows = _select_run(batch, k)
             training = trainer.training
             losses.append(trainer.task.loss(output, rows, training.loss_reduction, training.label_smoothing))
             steps.append(StepOutputs(output.detach(), rows, 1.0))
@@ -436,8 +436,8 @@ def _model_inputs(batch: Batch) -> dict[str, Tensor]:
     return {name: x for name in ("inputs", "elapsed", "valid", "seq_idx") if (x := getattr(batch, name)) is not None}
 
 
-def _of_run(batch: Batch, k: int) -> Batch:
-    """Return the part of one run in a stacked batch."""
+def _select_run(batch: Batch, k: int) -> Batch:
+    """Return the batch of run number `k` in a stacked batch."""
     return Batch(*(None if tensor is None else tensor[k] for tensor in batch))  # type: ignore[arg-type]
 
 
