@@ -21,7 +21,7 @@ from rich.console import Console
 import longscan
 from command_lines import replace_options
 from longscan.cli import COMMANDS, _console, main
-from longscan.cli._console import FIRST_ERROR
+from longscan.cli._console import ERROR_DELAY
 from longscan.layers import LAYERS
 from longscan.models import STANDARD_BLOCKS
 from longscan.tasks import TASKS
@@ -58,7 +58,7 @@ def test_program_prints_one_error_and_exits_with_its_code(tmp_path: Path) -> Non
     assert completed.stderr == "longscan: `training.lr` must be a number above 0, got -1\n"
 
 
-@pytest.mark.parametrize(("rank", "waits"), [(None, []), ("0", []), ("1", [FIRST_ERROR])])
+@pytest.mark.parametrize(("rank", "waits"), [(None, []), ("0", []), ("1", [ERROR_DELAY])])
 def test_only_the_first_process_of_a_machine_prints_an_error_immediately(
     rank: str | None, waits: list[float], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -49,8 +49,8 @@ COMMANDS = {name: command for group in COMMAND_GROUPS.values() for name, command
 # The messages of torch's RuntimeError when the memory of the CPU or of a GPU is not sufficient.
 _OUT_OF_MEMORY = re.compile(r"can't allocate memory|not enough memory|out of memory|Storage size calculation overflowed")
 
-# Errors of the system that are faults of no program: a full or failing disk, a quota, missing rights.
-_OUTSIDE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS, errno.EACCES, errno.EPERM}
+# Errors of the operating system that are no fault of this program: a full or failing disk, a quota, missing rights.
+_SYSTEM_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS, errno.EACCES, errno.EPERM}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -95,7 +95,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         _discard_output()
         return 1
     except OSError as error:
-        if error.errno not in _OUTSIDE:
+        if error.errno not in _SYSTEM_ERRORS:
             raise
         print_error(one_line(error))
         _discard_output()
@@ -103,7 +103,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _discard_output() -> None:
-    """Send what is not written yet to nowhere: Python flushes stdout at exit, which would fail again."""
+    """Redirect stdout to the null device, because Python flushes its buffer at exit, which would raise the same error again."""
     with suppress(OSError, ValueError):  # a stdout that is no file, as in tests, has no descriptor
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 

@@ -14,17 +14,17 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 MAX_WIDTH = 100  # columns of lists of entries
-FIRST_ERROR = 15.0  # seconds after which the other processes print an error; torchrun ends them earlier after one of the first
+ERROR_DELAY = 15.0  # seconds that processes other than the first wait before they print an error, see `print_error`
 
 
 def print_error(text: str) -> None:
     """Print one line on stderr, red on a terminal. It does not use rich, which may be the package that is missing.
 
-    All processes that torchrun starts on a machine find the same fault of the command. Those but the first wait before they
-    print it: if the first process ends by its error, torchrun ends them meanwhile, so that the line is printed once.
+    All processes that torchrun starts on a machine find the same fault of the command. The first process prints it at once, the
+    others wait for `ERROR_DELAY` seconds: if the first process ends with the error, torchrun ends the others before they print.
     """
     if int(os.environ.get("LOCAL_RANK", "0")):
-        time.sleep(FIRST_ERROR)
+        time.sleep(ERROR_DELAY)
     red, plain = ("\033[31m", "\033[0m") if sys.stderr.isatty() and "NO_COLOR" not in os.environ else ("", "")
     sys.stderr.write(f"{red}longscan: {text}{plain}\n")
 

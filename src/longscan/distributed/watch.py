@@ -16,11 +16,11 @@ from torch import distributed
 
 GRACE = 25.0  # seconds in which a process may end by itself once another one has ended
 _CONNECT = 60.0  # seconds in which all processes must have connected
-_NOTICE = 2.0  # seconds for which a failed exchange waits for the news that a process has ended, which explains it
+_NOTICE_SECONDS = 2.0  # time for which an error of an exchange is held back until it is known whether a process has ended
 # seconds before the first probe and between probes, and number of probes, which notice a host that lost power
 _KEEPALIVE = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
 _NUMBER = struct.Struct("!i")
-_LEAVES = -1  # sent in place of a number by a process that has done its work and leaves the watch
+_LEAVE_MESSAGE = -1  # sent instead of the number of a process by one that has done its work and leaves the watch
 
 
 @contextmanager
@@ -41,7 +41,7 @@ def watch_processes() -> Iterator[None]:
         yield
         watch.leave()
     except RuntimeError as error:
-        if watch.noticed.wait(_NOTICE):
+        if watch.noticed.wait(_NOTICE_SECONDS):
             error.add_note(watch.describe())
         raise
     finally:
@@ -127,7 +127,7 @@ class _Watch:
                         return
                     number = _NUMBER.unpack(message)[0] if len(message) == _NUMBER.size else self._peers[peer]
                     selector.unregister(peer)
-                    if number != _LEAVES:
+                    if number != _LEAVE_MESSAGE:
                         self._stop(number)
                         return
 
@@ -152,7 +152,7 @@ class _Watch:
     def leave(self) -> None:
         """Notify the other processes that this one has done its work, so that its end is no fault."""
         self._done.set()
-        self._send(_LEAVES)
+        self._send(_LEAVE_MESSAGE)
 
     def close(self) -> None:
         """Close the connections. If `leave` was not called before, the other processes are notified that this one has ended."""

@@ -42,9 +42,9 @@ from longscan.training.trainer import MAY_CHANGE, changed_settings
 DEVICE_SECONDS = "device_seconds.json"
 LAYOUT = 1  # version of the folder
 LOCK = "reproduce.lock"
-# What a folder may hold before its first run of a row: the benchmark of state tracking, which has the same default folder.
-OTHERS = {Path(TRACKING).parent.name, TRACKING_NAME, TRACKING_LOCK, LOCK}
-PACKING = 5  # seconds of the limit that are left for the archive
+# Names that a folder without a manifest may contain: those of the state-tracking benchmark, which has the same default folder.
+ALLOWED_NAMES = {Path(TRACKING).parent.name, TRACKING_NAME, TRACKING_LOCK, LOCK}
+PACKING_SECONDS = 5  # part of the time limit that is left for writing the archive
 _TRAIN = """
 import sys
 from pathlib import Path
@@ -155,7 +155,7 @@ def check_manifest(out: Path) -> None:
     path = out / MANIFEST
     here = {"layout": LAYOUT, "longscan": longscan.__version__}
     if not path.exists():
-        if out.is_dir() and any(one.name not in OTHERS for one in out.iterdir()):
+        if out.is_dir() and any(entry.name not in ALLOWED_NAMES for entry in out.iterdir()):
             raise setting_error("--out", str(out), "an empty folder or one that `longscan reproduce` made")
         return
     try:
@@ -216,7 +216,7 @@ def reproduce(
     KeyboardInterrupt, after the checkpoints are saved, on a request to stop.
     """
     began, out, archive = time.monotonic(), Path(out), None if archive is None else Path(archive)
-    packing = 0.0 if archive is None else PACKING
+    packing = 0.0 if archive is None else PACKING_SECONDS
     _check_folders(out, archive, minutes, packing)
     settings = {row.id: row_settings(row) for row in rows}
     stacked = {row.id for row in rows if is_stacked(row, settings[row.id], stacking)}

@@ -17,7 +17,7 @@ from longscan.tasks.base import Split
 MIN_ERRORS = 20  # smallest number of examples from whose errors quantiles are computed
 # Largest number of elements of the outputs of a batch that are scored on the CPU. Scoring reads a dozen values, and on a GPU each
 # read waits for the work of other processes on that GPU; a copy of the outputs waits only once.
-MAX_MOVED = 2**22
+MAX_CPU_ELEMENTS = 2**22
 
 
 class Scores(NamedTuple):
@@ -151,7 +151,7 @@ class Scorer:
     def add(self, output: Tensor, batch: Batch, on_device: Batch) -> None:
         """Score the output on a batch, which is given on the CPU and on the device of the output."""
         if self._device is None:
-            self._device = torch.device("cpu") if output.numel() <= MAX_MOVED else output.device
+            self._device = torch.device("cpu") if output.numel() <= MAX_CPU_ELEMENTS else output.device
             self._metrics = {name: metric.to(self._device) for name, metric in self._metrics.items()}
         if self._device == output.device:
             batch = on_device
