@@ -641,7 +641,9 @@ def test_run_whose_parent_is_killed_saves_a_checkpoint(row: PublishedRow, tmp_pa
     plan = [Planned(row, seed, run_folder(tmp_path, row, seed), row_argv(row, seed)) for seed in range(seeds)]
     job = Process(plan)
     with running_job(job.command(1.0), job.log) as process:
-        while not all((one.folder / "metrics.jsonl").exists() for one in plan):
+        logs = [one.folder / "metrics.jsonl" for one in plan]
+        # The file is empty until the first row. Only the loop that writes rows handles the signal.
+        while not all(log.exists() and log.stat().st_size for log in logs):
             assert process.poll() is None, job.log.read_text()
             time.sleep(0.1)
         process.stdin.close()
