@@ -9,8 +9,8 @@ u: input (B, L, D). a, c, s: pairs (..., 2) of one of each conjugate pair, (D, N
 products with one matrix for each channel, and the second line is `linear_scan` over L / T steps. It stores less for the backward
 pass than an FFT: six Mamba blocks with S4D, width 116, N = 8, B = 64, took 3.6 instead of 4.7 GB of an H200 and 9.1 instead of
 9.2 ms of kernels for an update at L = 1,024, and 13.1 instead of 18.1 GB and 33.5 instead of 35.2 ms at L = 4,096. All
-powers are computed together: with one product after another there are 51 instead of 57 updates a second at L = 1,024 (H200, bfloat16,
-CUDA graphs).
+powers are computed together: with one product after another there are 51 instead of 57 updates a second at L = 1,024 (H200,
+bfloat16, CUDA graphs).
 """
 
 import torch
