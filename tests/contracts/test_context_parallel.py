@@ -442,6 +442,30 @@ def test_empty_pieces_have_empty_outputs_and_leave_states(mesh: Any, entry: str)
         assert_close((y, after), whole)
 
 
+# Packed rows exchange their restarts and the state, for the scan and for the convolution of a block; with a state before and
+# after the piece also the ends of their sequences. Mamba-3 exchanges weights and its newest inputs, too.
+@pytest.mark.parametrize(
+    ("entry", "options", "without_state", "with_state"),
+    [
+        ("layer s6", {}, 2, 3),
+        ("layer s4", {}, 2, 3),
+        ("layer s4d", {}, 2, 3),
+        ("layer aussm", {"phase_grid": 6}, 4, 5),
+        ("layer mamba3", {}, 6, 7),
+        ("block mamba", {}, 4, 6),
+    ],
+)
+def test_restarts_are_exchanged_no_more_often_than_needed(
+    mesh: Any, entry: str, options: dict[str, Any], without_state: int, with_state: int
+) -> None:
+    module, seq_idx = build(entry, options), torch.tensor([[0, 0, 0, 1, 1, 1]])
+    x = torch.randn(1, 6, WIDTH, dtype=torch.float64)
+    for state, count in ((None, without_state), (module.initial_state(1), with_state)):
+        with torch.no_grad(), use_split(SequenceSplit(mesh.get_group(), 0, 1)), record_exchanges() as exchanges:
+            module(x, state, seq_idx=seq_idx, return_state=state is not None)
+        assert len(exchanges) == count
+
+
 def test_corrections_of_outputs_in_half_precision_are_added_before_the_sum_is_rounded(mesh: Any) -> None:
     """bfloat16 rounds 1 + 2^-8 to 1, but has the number 1 + 2^-8 + 2^-8."""
     state, correction = torch.zeros(1, 1), torch.tensor([[[1 + 2.0**-8]]])

@@ -4,6 +4,7 @@ import torch
 
 from longscan.layers import S4D
 from longscan.layers.base import SequenceInfo
+from longscan.ops.arguments import step_flags
 
 
 def assert_convolution_equals_recurrence(layer: S4D, length: int) -> None:
@@ -17,7 +18,7 @@ def assert_convolution_equals_recurrence(layer: S4D, length: int) -> None:
     first, last = torch.tensor([[0], [length // 2], [0], [1]]), torch.tensor([[length], [length], [0], [length - 1]])
     for valid in (None, (steps >= first) & (steps < last)):
         y, final = layer.convolve(u, state, valid)
-        expected, expected_final = layer.recur(u, state, SequenceInfo(valid=valid))
+        expected, expected_final = layer.recur(u, state, SequenceInfo(valid=valid), step_flags(4, length, valid, None, u))
         mask = torch.ones(4, length, dtype=torch.bool) if valid is None else valid
         torch.testing.assert_close(y[mask], expected[mask], rtol=1e-9, atol=1e-9)
         torch.testing.assert_close(final, expected_final, rtol=1e-9, atol=1e-9)

@@ -7,6 +7,7 @@ from dense_systems import real_form, simulate
 from longscan.layers import S4
 from longscan.layers.base import SequenceInfo
 from longscan.numerics.hippo import legs
+from longscan.ops.arguments import step_flags
 
 
 def dense_system(layer, channel):
@@ -40,7 +41,7 @@ def test_convolution_equals_recurrence(length):
     for valid in (None, (steps >= first) & (steps < last)):
         y, final = layer.convolve(u, state, valid)
         masked = u if valid is None else torch.where(valid.unsqueeze(-1), u, 0)
-        expected, expected_final = layer.recur(masked, state, SequenceInfo(valid=valid))
+        expected, expected_final = layer.recur(masked, state, SequenceInfo(valid=valid), step_flags(4, length, valid, None, u))
         mask = torch.ones(4, length, dtype=torch.bool) if valid is None else valid
         torch.testing.assert_close(y[mask], expected[mask], rtol=1e-8, atol=1e-8)
         torch.testing.assert_close(final, expected_final, rtol=1e-8, atol=1e-8)

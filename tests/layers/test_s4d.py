@@ -5,6 +5,7 @@ from s4d_checks import assert_convolution_equals_recurrence
 
 from longscan.layers import S4, S4D, parameter_options
 from longscan.layers.base import SequenceInfo
+from longscan.ops.arguments import step_flags
 
 VARIANTS = pytest.mark.parametrize(
     "options",
@@ -141,4 +142,5 @@ def test_map_of_a_piece_is_that_of_states_without_inputs(d_state, elapsed):
     info = SequenceInfo(elapsed=times, valid=torch.tensor([[True] * 5, [True] * 3 + [False] * 2]))
     nothing = torch.zeros(2, 5, 3, dtype=torch.float64)
     factors, apply = layer.recurrence_map(nothing, info)
-    torch.testing.assert_close(apply(state, *factors), layer.recur(nothing, state, info)[1])
+    flags = step_flags(2, 5, info.valid, None, nothing)
+    torch.testing.assert_close(apply(state, *factors), layer.recur(nothing, state, info, flags)[1])

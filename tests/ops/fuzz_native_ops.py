@@ -201,9 +201,11 @@ def fuzz_recurrence() -> None:
     layer, u, info = S4D(3, d_state=4, backend="cpu"), torch.rand(2, 5, 3), SequenceInfo()
     state = layer.initial_state(2).ssm
     with torch.no_grad():
-        report("layer:s4d", "cpu", "none", True, "", lambda: layer.recur(u, state, info), "layer")
+        report("layer:s4d", "cpu", "none", True, "", lambda: layer.recur(u, state, info, None), "layer")
         for shape in ((1, 3, 2, 2), (3, 3, 2, 2), (0, 3, 2, 2), (2, 4, 2, 2), (2, 3, 4, 2), (2, 3, 2, 3), (2, 3, 2), (2,)):
-            report("layer:s4d", "cpu", f"state {shape}", False, "", partial(layer.recur, u, torch.ones(shape), info), "layer")
+            report(
+                "layer:s4d", "cpu", f"state {shape}", False, "", partial(layer.recur, u, torch.ones(shape), info, None), "layer"
+            )
 
 
 def main() -> None:

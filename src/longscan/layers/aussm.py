@@ -107,10 +107,11 @@ class AUSSM(SequenceLayer):
     def forward_impl(self, x: Tensor, state: State, info: SequenceInfo) -> tuple[Tensor, State]:
         """Return the outputs (B, L, D) and the state after the last step by the equations at the top of the file."""
         initial: Any
-        initial, last_seq_idx = start_state(state, x.shape[0], info, x.device)
-        if self.phase_grid is not None and state is not None:
-            rows, _ = restarted_rows(state.last_seq_idx, info.valid, info.seq_idx)
-            initial = (initial, zero_rows(rows, state.phase))
+        if self.phase_grid is None or state is None:
+            initial, last_seq_idx = start_state(state, x.shape[0], info, x.device)
+        else:
+            rows, last_seq_idx = restarted_rows(state.last_seq_idx, info.valid, info.seq_idx)
+            initial = (zero_rows(rows, state.ssm), zero_rows(rows, state.phase))
         dt = self._step_sizes(x, info)
         B, C = (polar(softplus(pairs[..., 0]), pairs[..., 1]) for pairs in (self.B, self.C))
         y, final = unitary_scan(

@@ -301,8 +301,11 @@ def start_state(
     """Return the initial state of a scan, and the `last_seq_idx` (B,) of the state after it.
 
     The initial state is `state.ssm` with zeros in the rows whose first valid step starts a new sequence; None, which stands for
-    zeros, if `state` is None.
+    zeros, if `state` is None. `last_seq_idx` is -1 without a state in a call that returns none: to compute it, processes that
+    share sequences exchange numbers.
     """
+    if state is None and not info.return_state:
+        return None, no_sequence(batch, device)
     last = no_sequence(batch, device) if state is None else state.last_seq_idx
     rows, last = restarted_rows(last, info.valid, info.seq_idx)
     return None if state is None else zero_rows(rows, state.ssm), last

@@ -110,10 +110,10 @@ class ConvolutionLayer(SequenceLayer):
         """Return the system over `length` evenly spaced steps."""
 
     @abstractmethod
-    def recur(self, u: Tensor, initial: Tensor, info: SequenceInfo) -> tuple[Tensor, Tensor]:
+    def recur(self, u: Tensor, initial: Tensor, info: SequenceInfo, flags: Tensor | None) -> tuple[Tensor, Tensor]:
         """Return the outputs (B, L, D) without the skip, and the final state, computed step by step.
 
-        Memory is bounded by a chunk of steps. u: (B, L, D). initial: (B, D, N/2, 2).
+        Memory is bounded by a chunk of steps. u: (B, L, D). initial: (B, D, N/2, 2). flags: `step_flags` of the masks of `info`.
         """
 
     @abstractmethod
@@ -141,10 +141,8 @@ class ConvolutionLayer(SequenceLayer):
 
     def _recur_piece(self, u: Tensor, initial: Tensor, info: SequenceInfo) -> tuple[Tensor, Tensor]:
         """Return what `recur` returns, for pieces of split sequences, too."""
-        if current_split() is None:
-            return self.recur(u, initial, info)
         flags = step_flags(u.shape[0], u.shape[1], info.valid, info.seq_idx, u)
-        return scan_piece(lambda state: self.recur(u, state, info), initial, flags, lambda: self.recurrence_map(u, info))
+        return scan_piece(lambda state: self.recur(u, state, info, flags), initial, flags, lambda: self.recurrence_map(u, info))
 
     def initial_state(self, batch: int) -> ScanState:
         """Return zeros: ssm (batch, D, N/2, 2)."""

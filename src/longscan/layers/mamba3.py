@@ -89,7 +89,9 @@ def _first_with_step(values: Tensor, has_step: Tensor) -> Tensor:
     return found
 
 
-def _weights_of_pieces(weight: Tensor, info: SequenceInfo, x: Tensor, split: SequenceSplit) -> tuple[Tensor, Tensor, Tensor]:
+def _weights_of_pieces(
+    weight: Tensor, has_step: Tensor, info: SequenceInfo, split: SequenceSplit
+) -> tuple[Tensor, Tensor, Tensor]:
     """Return weights of steps of other pieces: of the first valid step of the sequences, and of the first one after this piece.
 
     Both have shape (B, H). The third result is whether the last step of this piece and the first step after it belong to one
@@ -97,11 +99,11 @@ def _weights_of_pieces(weight: Tensor, info: SequenceInfo, x: Tensor, split: Seq
 
     Args:
         weight: (B, H), that of the first valid step of this piece; zeros in rows without one.
+        has_step: (R, B), `_has_step` of each piece.
         info: the masks of this piece.
-        x: the piece (B, L, D).
         split: the split of the sequences.
     """
-    has_step, weights = all_gather(_has_step(info, x), split), all_gather(weight, split)
+    weights = all_gather(weight, split)
     later = slice(split.rank + 1, None)
     follows = has_step[later].any(0)
     if info.valid is not None:
@@ -167,7 +169,8 @@ class Mamba3Heads(Heads):
         first_weight, following = _end_step(previous_weight, info.valid, 0), torch.zeros_like(previous_weight[:, 0])
         continues = _continues_sequence(info, x)
         if split is not None:
-            first_weight, following, follows = _weights_of_pieces(first_weight, info, x, split)
+            has_steps = all_gather(_has_step(info, x), split)
+            first_weight, following, follows = _weights_of_pieces(first_weight, has_steps, info, split)
             continues = torch.cat([continues[:, :-1], follows.unsqueeze(1)], 1)
         ssm = ssm + first_weight[..., None, None] * last_x.unsqueeze(-1) * last_map.unsqueeze(-2)
         next_weight = torch.cat([previous_weight[:, 1:], following.unsqueeze(1)], 1)
@@ -192,11 +195,10 @@ class Mamba3Heads(Heads):
         y = y.flatten(2) if info.gate is None else y.flatten(2) * silu(info.gate)
         newest_x, newest_B = (_end_step(part, info.valid, -1).to(wide) for part in (u, B))
         newest_B = newest_B.repeat_interleave(self.heads // self.groups, 1) + self.B_bias
-        if split is not None:
-            has_steps = all_gather(_has_step(info, x), split).flip(0)
+        if split is not None and info.return_state:
             newest = all_gather_coalesced([newest_x, newest_B], split)
             has_step = has_steps.any(0)[:, None, None]
-            newest_x, newest_B = (_first_with_step(part.flip(0), has_steps) for part in newest)
+            newest_x, newest_B = (_first_with_step(part.flip(0), has_steps.flip(0)) for part in newest)
             newest_x, newest_B = torch.where(has_step, newest_x, last_x), torch.where(has_step, newest_B, last_map)
         elif info.valid is not None:
             has_step = info.valid.any(1)[:, None, None]

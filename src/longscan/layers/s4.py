@@ -98,11 +98,10 @@ class S4(ConvolutionLayer):
         first, second, third = (part.to(dtype).repeat(repeats, 1, 1) for part in (eigenvalues, self.P, self.B))
         return first, second, third
 
-    def recur(self, u: Tensor, initial: Tensor, info: SequenceInfo) -> tuple[Tensor, Tensor]:
+    def recur(self, u: Tensor, initial: Tensor, info: SequenceInfo, flags: Tensor | None) -> tuple[Tensor, Tensor]:
         """See `ConvolutionLayer.recur`."""
         eigenvalues, low_rank, B = self.system(u.dtype)
         readout = self.C * constant(self.C, 2.0, -2.0)
-        flags = step_flags(u.shape[0], u.shape[1], info.valid, info.seq_idx, u)
 
         def chunk(u: Tensor, elapsed: OptionalTensor, flags: OptionalTensor, state: Tensor) -> tuple[Tensor, Tensor]:
             u, length = record_length(u)

@@ -93,14 +93,13 @@ class S4D(ConvolutionLayer):
         """Return the products C B as pairs (D, N/2, 2)."""
         return self.C if self.B is None else multiply(self.C, self.B)
 
-    def recur(self, u: Tensor, initial: Tensor, info: SequenceInfo) -> tuple[Tensor, Tensor]:
+    def recur(self, u: Tensor, initial: Tensor, info: SequenceInfo, flags: Tensor | None) -> tuple[Tensor, Tensor]:
         """See `ConvolutionLayer.recur`.
 
         The scan computes A x instead of x: (A x)_k = a (A x)_{k-1} + (a - 1) u_k needs only a at each step, but x needs a and b.
         """
         eigenvalues = self.eigenvalues()
         readout = divide(self.coefficients(), eigenvalues) * constant(self.C, 2.0, -2.0)
-        flags = step_flags(u.shape[0], u.shape[1], info.valid, info.seq_idx, u)
         backend = resolve("linear_scan", self.backend, u, NATIVE_BACKENDS)
 
         def chunk(
@@ -120,7 +119,8 @@ class S4D(ConvolutionLayer):
     def recurrence_map(self, u: Tensor, info: SequenceInfo) -> PieceMap:
         """See `ConvolutionLayer.recurrence_map`. The product of the factors is the final state from ones with zero input."""
         ones = constant(u, 1.0, 0.0).expand(len(u), self.d_model, self.d_state // 2, 2)
-        _, factor = self.recur(torch.zeros_like(u), ones, info._replace(seq_idx=None))
+        flags = step_flags(u.shape[0], u.shape[1], info.valid, None, u)
+        _, factor = self.recur(torch.zeros_like(u), ones, info._replace(seq_idx=None), flags)
         return PieceMap([factor], lambda state, factor: multiply(factor, state))
 
     def convolution_form(self, length: int) -> ConvolutionForm:
