@@ -129,6 +129,7 @@ def test_later_settings_replace_earlier_ones(tmp_path: Path) -> None:
     assert parse_settings(["--config", str(first)]).training.lr == 0.01
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("arguments", ["", "sys.argv[1:]"])
 def test_recorded_command_is_that_of_the_own_program(tmp_path: Path, tiny_argv: list[str], arguments: str) -> None:
     """A program that registers a layer and calls `main` is needed to repeat the run."""

@@ -74,6 +74,7 @@ def test_sweep_prints_trials_scores_and_report_and_is_recorded(
     assert (out / "report.html").exists()
 
 
+@pytest.mark.slow
 def test_program_whose_workers_would_run_its_command_again_fails(tmp_path: Path) -> None:
     program, recipe, out = tmp_path / "own.py", tmp_path / "recipe.yaml", tmp_path / "out"
     program.write_text("import sys\nfrom longscan.cli import main\nsys.exit(main())\n")
@@ -85,6 +86,7 @@ def test_program_whose_workers_would_run_its_command_again_fails(tmp_path: Path)
     assert json.loads((out / "sweep.json").read_text())["status"] != "finished"
 
 
+@pytest.mark.slow
 def test_workers_know_the_layers_of_the_own_program(tmp_path: Path) -> None:
     program, out = tmp_path / "own.py", tmp_path / "out"
     imports = ["import sys", "from longscan.cli import main", "from longscan.layers import LAYERS, LRU"]

@@ -549,6 +549,7 @@ def test_results_do_not_depend_on_settings_of_torch(name, setting, tmp_path):
         np.testing.assert_array_equal(found[key], value, err_msg=key)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["classifier", "classifier stack", "regressor", "regressor stack", "forecaster"])
 def test_fits_in_several_threads_are_those_of_one_thread(name):
     X, _ = make_series()

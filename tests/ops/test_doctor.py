@@ -122,6 +122,7 @@ def test_mutant_has_a_fault(mutant, monkeypatch):
     assert any(doctor.check_call(call, BACKEND, CPU).fault for call in doctor.example_calls(op, doctor.SIZES))
 
 
+@pytest.mark.slow
 def test_check_in_parallel_equals_check_in_one_process(monkeypatch):
     monkeypatch.setattr(doctor, "get_context", lambda _: PROCESSES)  # whose processes need not import PyTorch again
     kernels = [("short_conv", BACKEND), ("linear_scan", BACKEND)]

@@ -43,6 +43,7 @@ def test_compiled_op_has_no_graph_breaks_and_equals_direct_call(op, backend, mon
     assert_all_close(run_with_gradients(compiled, inputs), run_with_gradients(function, inputs))
 
 
+@pytest.mark.slow
 @IGNORED
 @pytest.mark.parametrize(
     "op",

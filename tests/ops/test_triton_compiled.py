@@ -250,6 +250,7 @@ def test_open_batches_and_lengths_stay_open(op: str, masked: bool, trained: bool
     assert len(graphs) == 1 + trained
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("op", _native_op.TRACED_OPS)
 def test_graph_exported_without_gradients_is_compiled_with_gradients(op: str, graphs: list[torch.fx.GraphModule]) -> None:
     """The exported graph keeps no states between chunks. A backward pass over it computes them again."""

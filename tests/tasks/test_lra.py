@@ -111,6 +111,7 @@ print("once", len(task.batch("train", 0, 4200).inputs))
 """
 
 
+@pytest.mark.slow
 def test_examples_are_generated_in_processes_that_do_not_run_the_script_again(tmp_path, monkeypatch):
     """A plain script, without `if __name__ == "__main__"`; the examples do not depend on the number of processes."""
     monkeypatch.setenv("LONGSCAN_CACHE", str(tmp_path / "cache"))
