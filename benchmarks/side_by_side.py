@@ -92,7 +92,11 @@ def main() -> int:
     parser.add_argument("--limit", type=float, default=float("inf"), help="seconds")
     given = parser.parse_args()
     out = given.out or Path("runs") / given.plan.stem
-    ended = side_by_side(read_plan(given.plan, given.only, given.settings), given.gpus, given.per_gpu, out, given.limit)
+    try:
+        plan = read_plan(given.plan, given.only, given.settings)
+    except ValueError as error:
+        parser.error(str(error))
+    ended = side_by_side(plan, given.gpus, given.per_gpu, out, given.limit)
     for name, one in ended.items():
         stopped = "stopped, resumed by the same command"
         print(name, f"FAILED ({one.status})" if one.has_failed else "done" if one.status == 0 else stopped)

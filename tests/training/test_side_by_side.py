@@ -54,6 +54,27 @@ def test_settings_and_the_folder_of_the_runs_are_arguments_of_each_line(tmp_path
 
 
 @pytest.mark.usefixtures("forked_jobs")
+@pytest.mark.parametrize(
+    ("line", "options", "message"),
+    [
+        ("a train --task parity", ["--settings", "training.lr"], "`--settings` must be texts NAME=VALUE, got 'training.lr'"),
+        ("a", [], "each line must begin with a name and one of train, seeds, learned, got 'a'"),
+    ],
+)
+def test_wrong_plans_and_settings_end_the_command_with_one_error(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    line: str,
+    options: list[str],
+    message: str,
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["side_by_side.py", str(write_plan(tmp_path, line)), *options])
+    with pytest.raises(SystemExit, match="2"):
+        side_by_side.main()
+    assert message in capsys.readouterr().err
+
+
 def test_finished_and_failed_runs_of_a_plan_are_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write_plan(tmp_path, f"good train {SMALL} --training.steps 2", "bad train --task parity --training.steps 0")
     out = tmp_path / "out"

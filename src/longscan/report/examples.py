@@ -75,9 +75,8 @@ def example_section(content: Mapping[str, Any] | None) -> Iterator[str]:
     """
     if not content or not content["examples"]:
         return
-    examined = (
-        content["n_examined"] if "n_examined" in content else content["looked_at"]
-    )  # the key in folders of earlier versions
+    # In folders of earlier versions the key of this number is looked_at.
+    examined = content["n_examined"] if "n_examined" in content else content["looked_at"]
     examples, number = content["examples"], f"{examined:,} test examples"
     if content["kind"] == "values":
         yield page.heading(2, "Answers over the truth")
