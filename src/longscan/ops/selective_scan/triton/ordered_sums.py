@@ -82,15 +82,21 @@ def poll(counter, is_first, added, PTX: tl.constexpr):
 
 @triton.jit
 def spin_wait(counter, seen, least, FENCED: tl.constexpr, PTX: tl.constexpr):
-    """Wait until the counter, whose last known value is `seen`, is at least `least`; not without a counter (None)."""
+    """Wait until the counter, whose last known value is `seen`, is at least `least`; not without a counter (None).
+
+    FENCED: a fence after the last read orders it before all later accesses to memory, so that the stores before `signal` are
+    visible, also where `poll` has read the final value. The first program of a chain needs none.
+    """
     if counter is not None and PTX:
         code: tl.constexpr = """{
-            .reg .pred late;
+            .reg .pred late, due;
             mov.s32 $0, $2;
             again: setp.lt.s32 late, $0, $3;
-            @late ld.HOW.gpu.global.s32 $0, [$1];
+            @late ld.relaxed.gpu.global.s32 $0, [$1];
             @late bra again;
-        }""".replace("HOW", "acquire" if FENCED else "relaxed")
+            setp.gt.s32 due, $3, 0;
+            FENCE
+        }""".replace("FENCE", "@due fence.acq_rel.gpu;" if FENCED else "")
         args = [counter.to(tl.int64), seen, least]
         tl.inline_asm_elementwise(code, "=&r,l,r,r", args, dtype=tl.int32, is_pure=False, pack=1)
     elif counter is not None:
