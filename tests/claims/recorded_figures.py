@@ -99,10 +99,16 @@ def _t42() -> Values:
     for name, folder in (("masked", "masked-tuned"), ("f1", "f1_long-tuned"), ("none", "bi-tuned")):
         mean, half = mean_interval([row["value"] for row in pretraining_rows(folder)])
         texts[name] = f"{mean:.3f} ± {half:.3f}"
-    for name, folder in (("all_masked", "tuned-masked"), ("all_f1", "tuned-f1"), ("all_none", "tuned-bi")):
+    for name, folders in (
+        ("all_masked", ("pretraining_1024/tuned-masked",)),
+        ("all_f1", ("pretraining_1024/tuned-f1",)),
+        ("all_none", ("pretraining_1024/tuned-bi",)),
+        ("half_masked", ("pretraining_half_rate/tuned-masked", "pretraining_1024/tuned-lr4")),
+        ("half_f1", ("pretraining_half_rate/tuned-f1",)),
+    ):
         found: dict[int, float] = {}
         for row in read_results("runs/pretraining.jsonl"):
-            if f"--out runs/pretraining_1024/{folder}-" in row["command"]:
+            if any(f"--out runs/{folder}-" in row["command"] for folder in folders):
                 found.setdefault(row["seed"], row["value"])  # the first run of a seed: only runs on a plateau were repeated
         mean, half = mean_interval(list(found.values()))
         assert set(found) == set(range(5))
