@@ -72,7 +72,8 @@ def set_tile_sizes(monkeypatch, **sizes):
     """Change the sizes with which all kernels are launched."""
     table = {name: replace(launch, **sizes) for name, launch in _triton_launch.TABLE.items()}
     monkeypatch.setattr(_triton_launch, "TABLE", table)
-    monkeypatch.setattr(import_module("longscan.ops.selective_scan.triton.launch"), "CHECKPOINT_STEPS", 16)
+    for name in ("CHECKPOINT_STEPS", "SMALL_CHECKPOINT_STEPS"):
+        monkeypatch.setattr(import_module("longscan.ops.selective_scan.triton.launch"), name, 16)
     unitary = import_module("longscan.ops.unitary_scan.triton.launch")
     monkeypatch.setattr(unitary, "SCAN_TILES", {most: x._replace(**sizes) for most, x in unitary.SCAN_TILES.items()})
     for op, smaller in {"linear_scan": {"BLOCK_S": 2}, "block2_scan": {"BLOCK_S": 2}, "short_conv": {"BLOCK_D": 2}}.items():

@@ -135,7 +135,7 @@ def make_problem(u: Tensor, A: Tensor, B: Tensor, dt_softplus: bool, direction: 
 def checkpoint_interval(channels: int, states: int, components: int) -> int:
     """Return the steps between two checkpoints, whole tiles of both directions."""
     is_small = components == 1 and states <= MANY_STATES and channels * states <= SMALL_STATE
-    smallest = min(CHECKPOINT_STEPS, SMALL_CHECKPOINT_STEPS) if is_small else CHECKPOINT_STEPS
+    smallest = SMALL_CHECKPOINT_STEPS if is_small else CHECKPOINT_STEPS
     steps = [tables.TABLE[table_entry(components, direction, states)].steps for direction in ("", "_backward")]
     return max(smallest, MIN_RECOMPUTE_STEPS[components], *steps)
 
@@ -318,11 +318,8 @@ def backward(
         )  # fmt: skip
         total = u.new_empty(0) if dt_scale is None else torch.empty_like(dt_scale)
         if d_scale is not None:
-            steps, tile = problem.batch * problem.length, tile_of_sums(problem.blocks)
-            launch(
-                sum_partials_kernel, (ceil_div(steps, tile["BLOCK"]), 1), d_scale, total, None, problem.blocks, 0, steps, steps,
-                steps, 0, constants=tile,
-            )  # fmt: skip
+            steps, blocks = problem.batch * problem.length, problem.blocks
+            sum_partials(d_scale, (total, None), blocks, blocks, rows=1, row_count=steps, row_stride=steps, begin=0)
     return du, ddt, dA, dB, dC, dD, dz, d_bias, d_initial, total
 
 
@@ -341,12 +338,12 @@ def sum_in_order(
         dB, dC = (torch.empty_like(x) if stored else torch.zeros_like(x) for x in (B, C))
         scan(0, plan.chunks, dB, dC)
         if is_compiling():  # other lengths and batches have several chains
-            launch_sum_partials(problem, like.new_empty((2, 2 * dB.numel())), dB, dC, 2, 0, problem.length)
+            sum_round(problem, like.new_empty((2, 2 * dB.numel())), dB, dC, 2, 0, problem.length)
         return dB, dC
     dB, dC = torch.empty_like(B), torch.empty_like(C)
     partials = (like.new_empty if stored else like.new_zeros)((2, chains * problem.batch * problem.length * numbers))
     scan(0, plan.chunks, *partials)
-    launch_sum_partials(problem, partials, dB, dC, chains, 0, problem.length)
+    sum_round(problem, partials, dB, dC, chains, 0, problem.length)
     return dB, dC
 
 
@@ -356,14 +353,28 @@ def tile_of_sums(count: int) -> dict[str, int]:
     return {"ROWS": rows, "BLOCK": SUM_NUMBERS // rows}
 
 
-def launch_sum_partials(problem: Problem, partials: Tensor, dB: Tensor, dC: Tensor, count: int, begin: int, steps: int) -> None:
+def sum_round(problem: Problem, partials: Tensor, dB: Tensor, dC: Tensor, count: int, begin: int, steps: int) -> None:
     """Add `count` partial sums of dB and dC over the blocks, for the steps [begin, begin + steps)."""
     numbers = problem.states * problem.components
-    round_numbers = problem.batch * steps * numbers
-    tile = tile_of_sums(problem.blocks)  # not of `count`, which depends on the length
+    sum_partials(
+        partials, (dB, dC), count, problem.blocks, rows=problem.batch, row_count=steps * numbers,
+        row_stride=problem.length * numbers, begin=begin * numbers,
+    )  # fmt: skip
+
+
+def sum_partials(
+    partials: Tensor, outputs: tuple[Tensor, Tensor | None], count: int, most: int, *, rows: int, row_count: int, row_stride: int,
+    begin: int,
+) -> None:  # fmt: skip
+    """Add `count` partial sums for each output, for `row_count` numbers of each row from number `begin` on.
+
+    partials: (outputs, count * rows * row_count), or of any shape for one output. most: an upper bound of `count` that does not
+    depend on the length, so that all lengths have the same kernel. row_stride: numbers of a row of the outputs.
+    """
+    tile, numbers = tile_of_sums(most), rows * row_count
     launch(
-        sum_partials_kernel, (ceil_div(round_numbers, tile["BLOCK"]), 2), partials, dB, dC, count, partials.shape[1],
-        round_numbers, steps * numbers, problem.length * numbers, begin * numbers, constants=tile,
+        sum_partials_kernel, (ceil_div(numbers, tile["BLOCK"]), 1 if outputs[1] is None else 2), partials, *outputs, count,
+        partials.shape[1], numbers, row_count, row_stride, begin, constants=tile,
     )  # fmt: skip
 
 
@@ -381,7 +392,7 @@ def sum_rounds(
     for first, stop in tables.rounds(plan.chunks, plan.chunks_per_round):
         begin, end = first * plan.chunk_steps, tables.smallest(stop * plan.chunk_steps, problem.length)
         scan(first, stop, *partials)
-        launch_sum_partials(problem, partials, dB, dC, problem.blocks, begin, end - begin)
+        sum_round(problem, partials, dB, dC, problem.blocks, begin, end - begin)
     return dB, dC
 
 

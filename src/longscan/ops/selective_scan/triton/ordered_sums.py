@@ -28,14 +28,17 @@ def previous_counter(counters, program, is_first):
 
 @triton.jit
 def signal(counter, count, FENCED: tl.constexpr, PTX: tl.constexpr):
-    """Store `count` in the counter unless it is 0. FENCED: with release semantics, after all earlier stores of this program."""
+    """Store `count`, at least 1, in the counter. FENCED: with release semantics, after all earlier stores of this program.
+
+    All threads of a program must come to the barrier together. Triton does not tell LLVM so, which might copy this code into
+    branches of single threads: call it where all threads are in the same branch. `tests/ops/test_ordered_sums.py` compiles it.
+    """
     if PTX and FENCED:
         code: tl.constexpr = """{
-            .reg .pred due, first;
+            .reg .pred first;
             mov.u32 $0, %tid.x;
-            setp.gt.s32 due, $2, 0;
-            setp.eq.and.u32 first, $0, 0, due;
-            @due bar.sync 0;
+            setp.eq.u32 first, $0, 0;
+            bar.sync 0;
             @first st.release.gpu.global.s32 [$1], $2;
         }"""
         args = [counter.to(tl.int64), count]
@@ -45,12 +48,11 @@ def signal(counter, count, FENCED: tl.constexpr, PTX: tl.constexpr):
             .reg .pred first;
             mov.u32 $0, %tid.x;
             setp.eq.u32 first, $0, 0;
-            setp.gt.and.s32 first, $2, 0, first;
             @first st.relaxed.gpu.global.s32 [$1], $2;
         }"""
         args = [counter.to(tl.int64), count]
         tl.inline_asm_elementwise(relaxed, "=&r,l,r", args, dtype=tl.int32, is_pure=False, pack=1)
-    elif count > 0:
+    else:
         tl.debug_barrier()
         tl.atomic_xchg(counter, count, sem="release")
 

@@ -47,8 +47,8 @@ def preprocess_bwd_kernel(
         i_round = i // round_programs
         first_row = i_round.to(tl.int64) * (round_programs // tiles) * padded
         preprocess_tile(
-            u, dt, z, dy, flags, u_hi, u_lo, step_sizes, valid, x, g, u_parts, i % round_programs, first_row,
-            L, D, K, padded, origin - i_round * padded, tiles, True, T, BD,
+            u, dt, flags, u_hi, u_lo, step_sizes, valid, x, L, D, K, padded, origin - i_round * padded, tiles, i % round_programs,
+            True, T, BD, z=z, dy=dy, g=g, u_parts=u_parts, first_row=first_row,
         )  # fmt: skip
     elif W is not None:
         split_weights(W, W_hi, W_lo, i - step_programs, tl.program_id(1), D, N, SLOTS, SLOTS_PER_CHANNEL, K, BD)
@@ -224,15 +224,15 @@ def store_sums(
 
 
 @triton.jit
-def largest_of_channels(x, o_first, m_d, steps, MAXIMUM: tl.constexpr, BD: tl.constexpr, BN: tl.constexpr):
+def reduce_channels(x, o_first, m_d, steps, MAXIMUM: tl.constexpr, BD: tl.constexpr, BN: tl.constexpr):
     """Return for each lane the sum, or with MAXIMUM the maximum, of |x| over `steps` steps of its channel, from o_first on."""
     COLUMNS: tl.constexpr = 512 // BD if BD < 32 else 16
-    b_sum = tl.zeros((BD, COLUMNS), tl.float32)
+    reduced = tl.zeros((BD, COLUMNS), tl.float32)
     for begin in range(0, steps, COLUMNS):
         o_t = begin + tl.arange(0, COLUMNS)
         b_x = tl.abs(tl.load(x + o_first[:, None] + o_t[None, :], mask=m_d[:, None] & (o_t < steps)[None, :], other=0.0))
-        b_sum = tl.maximum(b_sum, b_x) if MAXIMUM else b_sum + b_x
-    result = tl.max(b_sum, 1) if MAXIMUM else tl.sum(b_sum, 1)
+        reduced = tl.maximum(reduced, b_x) if MAXIMUM else reduced + b_x
+    result = tl.max(reduced, 1) if MAXIMUM else tl.sum(reduced, 1)
     return tl.reshape(tl.broadcast_to(result[:, None], (BD, BN)), (BD * BN,))
 
 
@@ -243,18 +243,17 @@ def chunk_scale(
 ):  # fmt: skip
     """Return the power of two that scales the gradients of the angles of a chunk into the range of fp16, and its inverse.
 
-    WARPS: the number of groups of lanes with a power each, which is returned for all lanes; without groups, 0, there is only one.
-
-    It follows from |d_theta| <= |state| |gradient of the state|, where sums of |x| and |g| over the chunk bound both factors.
-    p_state: the state before the chunk.
+    The power follows from |d_theta| <= |state| |gradient of the state|, where sums of |x| and |g| over the chunk bound both
+    factors. p_state: the state before the chunk. WARPS: the number of groups of lanes with a power each, which is returned for
+    all lanes; without groups, 0, there is only one power.
     """
     state = tl.abs(tl.load(p_state + size, mask=m_r, other=0.0)) + tl.abs(tl.load(p_state + 2 * size, mask=m_r, other=0.0))
-    state += (tl.abs(B_re) + tl.abs(B_im)) * largest_of_channels(x, o_first, m_d, steps, False, BD, BN)
+    state += (tl.abs(B_re) + tl.abs(B_im)) * reduce_channels(x, o_first, m_d, steps, False, BD, BN)
     gradient = tl.abs(m_re) + tl.abs(m_im)
-    gradient += (tl.abs(C_re) + tl.abs(C_im)) * largest_of_channels(g, o_first, m_d, steps, False, BD, BN)
+    gradient += (tl.abs(C_re) + tl.abs(C_im)) * reduce_channels(g, o_first, m_d, steps, False, BD, BN)
     peak = state * gradient
     if dt is not None:
-        peak *= largest_of_channels(dt, o_first, m_d, steps, True, BD, BN)
+        peak *= reduce_channels(dt, o_first, m_d, steps, True, BD, BN)
     if WARPS:
         LANES: tl.constexpr = BD * BN // WARPS
         peaks = tl.max(tl.reshape(peak, (WARPS, LANES)), 1)

@@ -31,9 +31,9 @@ from longscan.ops.unitary_scan.triton.math import (
 
 @triton.jit
 def preprocess_tile(
-    u, dt, z, dy, flags, u_hi, u_lo, step_sizes, valid, x, g, u_parts, i, first_row, L, D, K, padded,
-    origin, tiles,
+    u, dt, flags, u_hi, u_lo, step_sizes, valid, x, L, D, K, padded, origin, tiles, i,
     REVERSE: tl.constexpr, T: tl.constexpr, BD: tl.constexpr,
+    z=None, dy=None, g=None, u_parts=None, first_row=0,
 ):  # fmt: skip
     """Store the inputs of a scan for T steps and BD channels, with 0 at invalid steps and from step L on.
 
@@ -85,9 +85,8 @@ def preprocess_fwd_kernel(
 ):  # fmt: skip
     """Store what the forward scans read of a tile: see `preprocess_tile`."""
     preprocess_tile(
-        u, dt, None, None, flags, u_hi, u_lo, step_sizes, valid, x, None, None, tl.program_id(0), 0, L, D, K,
-        padded, origin, tiles, False, T, BD,
-    )  # fmt: skip
+        u, dt, flags, u_hi, u_lo, step_sizes, valid, x, L, D, K, padded, origin, tiles, tl.program_id(0), False, T, BD
+    )
 
 
 @triton.jit

@@ -100,7 +100,7 @@ class Lanes(NamedTuple):
     BLOCKS: int
 
 
-class Chunks(NamedTuple):
+class TimeDivision(NamedTuple):
     """Division of the steps into `number` chunks of `steps` steps, which are parallel or follow each other."""
 
     steps: int
@@ -131,7 +131,7 @@ class Problem(NamedTuple):
     single: bool
     phase_dt: bool
     lanes: Lanes
-    chunks: Chunks
+    chunks: TimeDivision
     chunk_tiles: int
     constants: dict[str, Any]
 
@@ -175,7 +175,7 @@ def bytes_per_step(batch: int, channels: int, states: int) -> int:
     return 4 * batch * lanes.BLOCKS * lanes.BD * lanes.BN
 
 
-def divide_steps(batch: int, length: int, channels: int, states: int, device: torch.device) -> Chunks:
+def divide_steps(batch: int, length: int, channels: int, states: int, device: torch.device) -> TimeDivision:
     """Return the division of the steps. Chunks are parallel if the programs of one chunk occupy at most half of the device.
 
     The backward pass works in rounds: the gradients of the angles of a whole round are in memory at the same time. Of chunks that
@@ -196,7 +196,7 @@ def divide_steps(batch: int, length: int, channels: int, states: int, device: to
     unit = max(T, CHUNK_UNIT) if steps >= 4 * CHUNK_UNIT else T
     steps = ceil_div(steps, unit) * unit
     number = ceil_div(length, steps)
-    return Chunks(steps, number, parallel and number > 1)
+    return TimeDivision(steps, number, parallel and number > 1)
 
 
 def chunk_states_shape(u: Tensor, states: int) -> tuple[int, int]:
@@ -212,7 +212,8 @@ def max_chunks(batch: int, length: int, channels: int, states: int, device: torc
     parallel_chunks, most = ceil_div(programs_to_fill(device), batch * divide_lanes(channels, states).BLOCKS), ROUND_BYTES // row
     most = largest(most, smallest(MIN_ROUND_STEPS, 4 * ROUND_BYTES // row))
     shortest = largest(1, most // parallel_chunks)
-    more = smallest(ceil_div(length, shortest), (length * row - 1) // ROUND_BYTES * 2**20)  # 0 if all steps are one round
+    further_rounds = (length * row - 1) // ROUND_BYTES  # 0 if all steps are one round, whose chunks are parallel
+    more = smallest(ceil_div(length, shortest), further_rounds * 2**20)  # 2**20: more chunks than a round can have
     return smallest(ceil_div(length, T), parallel_chunks + more)
 
 
