@@ -137,6 +137,28 @@ def test_integers_that_are_not_specialised_compile_nothing_anew(kernel: StandIn,
     assert [args[2] for _, args, _ in kernel.launches] == [17, 1, 32, 2**31]
 
 
+def test_kinds_of_arguments_follow_the_rule_of_triton() -> None:
+    """Arguments for which Triton compiles different kernels are of different kinds: a launch would run the wrong one."""
+    jit = pytest.importorskip("triton.runtime.jit")
+    if not hasattr(jit, "native_specialize_impl"):
+        pytest.skip("this version of Triton has its rule in another function")
+    from triton.backends.nvidia.compiler import CUDABackend
+
+    def assert_kinds_are_as_fine(kinds: list[Any], compiled_for: list[Any]) -> None:
+        pairs = set(zip(kinds, compiled_for, strict=True))
+        assert len(pairs) == len(set(kinds))
+        assert len(set(compiled_for)) > 1
+
+    numbers = [0, 1, 2, 15, 16, 17, 2**31 - 16, 2**31 - 1, 2**31, 2**31 + 1, 2**31 + 16, 2**62]
+    for specialised in (True, False):
+        types = [jit.native_specialize_impl(CUDABackend, x, False, specialised, True) for x in numbers]
+        assert_kinds_are_as_fine([_gpu.kind_of_integer(x, specialised) for x in numbers], types)
+    dtypes = [torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int32, torch.uint8]
+    tensors = [torch.zeros(64, dtype=dtype)[offset:] for dtype in dtypes for offset in (0, 1, 2, 4, 8, 16)]
+    types = [jit.native_specialize_impl(CUDABackend, x, False, True, True) for x in tensors]
+    assert_kinds_are_as_fine([_gpu.kind_of_tensor(x) for x in tensors], types)
+
+
 def test_grids_have_three_numbers(kernel: StandIn) -> None:
     for grid in ((5,), (5, 6), (5, 6, 7)):
         launch(kernel, torch.zeros(64), 17, None, grid)

@@ -271,6 +271,16 @@ def _specialised(kernel: Any) -> tuple[bool, ...]:
     return tuple([not parameter.do_not_specialize for parameter in kernel.params])
 
 
+def kind_of_tensor(x: Tensor) -> tuple[torch.dtype, bool]:
+    """Return the same for tensors that have a compiled kernel in common by Triton's rule."""
+    return x.dtype, x.data_ptr() % 16 == 0
+
+
+def kind_of_integer(x: int, specialised: bool) -> tuple[bool, bool, bool]:
+    """Return the same for integers that have a compiled kernel in common by Triton's rule. specialised: as in `_specialised`."""
+    return x < 2**31, specialised and x == 1, specialised and x % 16 == 0
+
+
 def launch(kernel: Any, grid: tuple[int, ...], *args: Any, constants: dict[str, Any]) -> None:
     """Launch a Triton kernel: `kernel[grid](*args, **constants)`.
 
@@ -299,9 +309,8 @@ def launch(kernel: Any, grid: tuple[int, ...], *args: Any, constants: dict[str, 
         return
     addresses = [None if x is None else x.data_ptr() for x in tensors]
     key: list[Any] = [kernel, device, *constants.values()]
-    key += [x if x is None else (x.dtype, x.data_ptr() % 16 == 0) for x in tensors]
-    for x, specialised in zip(integers, _specialised(kernel)[len(tensors) :], strict=False):
-        key.append((x < 2**31, specialised and x == 1, specialised and x % 16 == 0))
+    key += [x if x is None else kind_of_tensor(x) for x in tensors]
+    key += [kind_of_integer(x, each) for x, each in zip(integers, _specialised(kernel)[len(tensors) :], strict=False)]
     found = _compiled.get(tuple(key))
     if found is None:
         compile_ahead()
