@@ -1,6 +1,8 @@
 """The convolution of a diagonal system in chunks, which S4D uses on a GPU; here it runs on the CPU."""
 
+import json
 from functools import partial
+from importlib import import_module
 from types import SimpleNamespace
 from typing import Any
 
@@ -120,3 +122,12 @@ def test_layer_with_chunks_equals_its_recurrence(length: int, trained_B: bool, m
     layer = S4D(3, d_state=8, trained_B=trained_B).double()
     assert_convolution_equals_recurrence(layer, length)
     assert used == [1, 1]
+
+
+def test_both_forms_are_measured(tmp_path):
+    """benchmarks/s4d_forms.py; a CPU has the FFT only."""
+    out = tmp_path / "s4d_forms.jsonl"
+    import_module("s4d_forms").main(["--turns", "1", "--out", str(out)])
+    rows = [json.loads(line) for line in out.read_text("utf-8").splitlines()]
+    assert {row["form"] for row in rows} == {"chunks", "fft"}
+    assert all(row["error_vs_float64"] < 1e-4 and row["called_ms"] > 0 for row in rows)
