@@ -2,7 +2,7 @@
 
 import json
 from functools import partial
-from importlib import import_module
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,6 +15,7 @@ from longscan.layers import S4D, s4d
 from longscan.layers.chunked_convolution import MAX_LENGTH, chunk_length, chunked_convolution, uses_chunks
 from longscan.numerics.kernels import diagonal_kernel
 from longscan.ops import long_conv
+from scripts import load_script
 
 LENGTHS = [1, 2, 3, 4, 5, 16, 17, 63, 64, 65, 100, 333]
 
@@ -127,7 +128,8 @@ def test_layer_with_chunks_equals_its_recurrence(length: int, trained_B: bool, m
 def test_both_forms_are_measured(tmp_path):
     """benchmarks/s4d_forms.py; a CPU has the FFT only."""
     out = tmp_path / "s4d_forms.jsonl"
-    import_module("s4d_forms").main(["--turns", "1", "--out", str(out)])
+    script = Path(__file__).parents[2] / "benchmarks/s4d_forms.py"
+    load_script(script, "benchmark_s4d_forms").main(["--turns", "1", "--out", str(out)])
     rows = [json.loads(line) for line in out.read_text("utf-8").splitlines()]
     assert {row["form"] for row in rows} == {"chunks", "fft"}
     assert all(row["error_vs_float64"] < 1e-4 and row["called_ms"] > 0 for row in rows)
