@@ -31,7 +31,8 @@ def _capture_logs_of_the_root_logger() -> None:
     """Let pytest capture the records that reach the root logger, as pytest 8 does, and attach its handlers to no other logger.
 
     pytest 9 attaches two handlers to each logger that does not propagate its records, for every phase of a test. Packages around
-    PyTorch have fifty of these loggers, which took two thirds of the time of a short test. No test needs their records.
+    PyTorch have fifty of these loggers, which took two thirds of the time of a short test. A test of their records has to attach
+    `caplog.handler` to them.
     """
     from _pytest.logging import catching_logs
 
