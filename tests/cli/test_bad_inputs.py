@@ -1,7 +1,7 @@
 """A wrong argument, file or directory gives an error of one line that names it, with exit code 2, before anything is written."""
 
+import logging
 import shutil
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -361,7 +361,12 @@ def test_wrong_arguments_of_other_commands_fail(run_failing_command: Callable[..
     assert "`all` is an unknown argument; `--help` lists" in run_failing_command("tasks", "all")
 
 
-def test_scores_by_length_and_missing_values_of_series_fail(run_failing_command: Callable[..., str], tmp_path: Path) -> None:
+def test_scores_by_length_and_missing_values_of_series_fail(
+    run_failing_command: Callable[..., str],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     options = [
         "--task",
         "uea",
@@ -380,17 +385,18 @@ def test_scores_by_length_and_missing_values_of_series_fail(run_failing_command:
     examples = tmp_path / "new.ts"
     channels = [":".join(["1,2,3"] * 6), ":".join(["1,?,3", "1,2,NaN", *["1,2,3"] * 4]), ":".join(["?,2,3", *["1,2,3"] * 5])]
     examples.write_text("@problemName New\n@classLabel false\n@data\n" + "\n".join(channels) + "\n")
-    program = "import sys; from longscan.cli import main; sys.exit(main())"
     counts = "3 missing values ('?', 'NaN' or nothing) in 2 of its 3 series"
     assert f"{examples} has {counts}" in run_failing_command("predict", tmp_path / "run", examples)
     argv = ("predict", tmp_path / "run", examples, "--missing")
     assert "`--missing` must be refuse, as in training" in run_failing_command(*argv, "mask")
     assert "longscan: `--missing` must be one of refuse, fill, mask, got 'skip'" in run_failing_command(*argv, "skip")
     assert "one of refuse, fill, mask" in run_failing_command(*argv, "drop")
-    command = [sys.executable, "-c", program, "predict", str(tmp_path / "run"), str(examples), "--missing", "fill"]
-    completed = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert (completed.returncode, len(completed.stdout.splitlines())) == (0, 4)
-    (line,) = completed.stderr.splitlines()
+    capsys.readouterr()
+    monkeypatch.setattr(logging.root, "handlers", [])  # without handlers warnings go to standard error, as in a program
+    assert main(["predict", str(tmp_path / "run"), str(examples), "--missing", "fill"]) == 0
+    completed = capsys.readouterr()
+    assert len(completed.out.splitlines()) == 4
+    (line,) = completed.err.splitlines()
     assert line == f"{examples}: {counts} were filled by linear interpolation within their series"
     assert Run(tmp_path / "run").settings.model.spec == "m"
 

@@ -3,7 +3,6 @@
 import csv
 import json
 import re
-import subprocess
 import sys
 from contextlib import nullcontext
 from importlib.util import find_spec
@@ -213,11 +212,14 @@ def test_overwrite_without_a_folder_replaces_the_run_of_the_file(table, tmp_path
     assert {path.name: Run(path).result["steps"] for path in Path("runs").iterdir()} == {"units": 1, "units-2": 2}
 
 
-def test_summary_comes_before_the_progress_also_in_one_file(table, tmp_path):
-    argv = ["train", str(table), "--label", "kind", *COLUMNS, *QUICK, "--out", str(tmp_path / "run")]
-    command = [sys.executable, "-m", "longscan", *argv]
-    lines = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=True).stdout.splitlines()
-    kinds = [line.split()[0] for line in lines]
+def test_summary_comes_before_the_progress_also_in_one_file(table, tmp_path, monkeypatch):
+    argv, log = ["train", str(table), "--label", "kind", *COLUMNS, *QUICK, "--out", str(tmp_path / "run")], tmp_path / "log"
+    # as Python opens them for a file: standard output is written in blocks, standard error in lines
+    with log.open("a") as out, log.open("a", buffering=1) as err, monkeypatch.context() as patch:
+        patch.setattr(sys, "stdout", out)
+        patch.setattr(sys, "stderr", err)
+        assert main(argv) == 0
+    kinds = [line.split()[0] for line in log.read_text().splitlines()]
     assert kinds.index("file") == 0
     assert kinds.index("run") < kinds.index("step")
 
