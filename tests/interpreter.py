@@ -146,8 +146,8 @@ def reuse_types_and_shapes() -> None:
 def convert_operands_once() -> None:
     """Convert operands of binary operators by Triton only where that changes them. It took half of the time of the interpreter.
 
-    Two tensors of a type below, or one and a number of Python that it can represent, have this type as their common type. A
-    pointer is added to integers as it is.
+    Two tensors of a type below, or one and a number of Python that it can represent, have this type as their common type. That of
+    int32 and int64 is int64. A pointer is added to integers as it is.
     """
     from triton.language import core, semantic
 
@@ -172,6 +172,8 @@ def convert_operands_once() -> None:
             is_offset = allow_first_pointer and first.dtype.is_ptr() and other in ("int32", "int64")
             if is_offset or (name == other and name in kinds):
                 return self.broadcast_impl_value(first, second)
+            if arithmetic_check and {name, other} == {"int32", "int64"}:
+                return self.broadcast_impl_value(self.cast(first, core.int64), self.cast(second, core.int64))
         elif arithmetic_check and type(first) is core.tensor and keeps_type(first, second):
             return self.broadcast_impl_value(first, self.scalar_constant(second, first.dtype))
         elif arithmetic_check and type(second) is core.tensor and keeps_type(second, first):

@@ -288,7 +288,7 @@ def test_selected_rows_of_a_state_continue_their_sequences():
 
 def test_model_compiles_to_one_graph():
     net = make_model("mamba aussm lru", pooling="none")
-    compiled = torch.compile(net, fullgraph=True, backend="aot_eager")
+    compiled = torch.compile(net, fullgraph=True, backend="eager")  # tests/contracts compiles the gradients of the blocks
     inputs, valid = make_tokens(2, 4), torch.ones(2, 4, dtype=torch.bool)
     torch.testing.assert_close(compiled(inputs, valid=valid), net(inputs, valid=valid))
 

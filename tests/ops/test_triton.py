@@ -429,6 +429,7 @@ def test_parts_of_the_host_time_are_measured(monkeypatch, tmp_path):
     assert min(row["least_us"].values()) > 0
 
 
+@pytest.mark.slow
 def test_first_calls_are_measured_in_two_processes(monkeypatch, tmp_path):
     """benchmarks/first_calls.py, whose times results/gpu_kernels.md has."""
     monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks"))
@@ -439,6 +440,10 @@ def test_first_calls_are_measured_in_two_processes(monkeypatch, tmp_path):
     assert row["sizes"] == ["1 16 2 2", "1 17 2 2"]
     assert min([*row["empty_cache_s"], *row["filled_cache_s"]]) > 0
     assert len(row["empty_cache_s"]) == len(row["filled_cache_s"]) == 2
+
+
+def test_first_calls_of_an_unknown_op_are_an_error(monkeypatch):
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks"))
     with pytest.raises(SystemExit):
         import_module("first_calls").main(["--ops", "UNITRY"])
 
