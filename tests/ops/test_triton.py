@@ -770,8 +770,14 @@ def test_launches_of_a_round(most_channels, round_steps, sequence_bytes, launche
         assert (found - exact).norm() <= 4 * (eager - exact).norm() + 2.0**-20 * exact.norm()
 
 
-@pytest.mark.parametrize("programs", [1, 64])
-@pytest.mark.parametrize(("channels", "states"), [(1, 1), (3, 130), (2, 40), (32, 3)])
+@pytest.mark.parametrize(
+    ("channels", "states", "programs"),
+    [
+        *((*sizes, programs) for sizes in ((1, 1), (2, 40), (32, 3)) for programs in (1, 64)),
+        (3, 130, 1),
+        pytest.param(3, 130, 64, marks=pytest.mark.slow),  # the others have parallel chunks, too
+    ],
+)
 def test_products_in_the_scan_equal_those_of_stored_gradients(channels, states, programs, monkeypatch):
     """Float32 without masks: the backward scan multiplies the gradients of the angles, or stores them for another kernel.
 
