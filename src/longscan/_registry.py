@@ -4,6 +4,8 @@ import re
 from collections.abc import Callable
 from typing import TypeVar
 
+from longscan._specs import STANDARD_BLOCKS
+
 T = TypeVar("T")
 
 
@@ -22,6 +24,8 @@ class Registry(dict[str, T]):
         if self._kind in ("layer", "block") and re.fullmatch("[ma]+", name):
             needed = "must not be a word of m and a, which a spec reads as blocks"
             raise ValueError(f"the name of a {self._kind} {needed}, got {name!r}")
+        if self._kind == "layer" and name in STANDARD_BLOCKS and STANDARD_BLOCKS[name][0] != name:
+            raise ValueError(f"the name of a layer must not be that of a block in specs, got {name!r}")
 
         def add(entry: T) -> T:
             if name in self:

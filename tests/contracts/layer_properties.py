@@ -303,7 +303,7 @@ def assert_autocast_as_accurate_as_bfloat16(module: SequenceModule, inputs: Inpu
         later, _ = module.step(x[:, 0], state) if module.streaming else module(x, state, return_state=True)
         padded = module(inputs.x, valid=valid)
     assert padded.isfinite().all()
-    assert y.dtype == torch.bfloat16
+    assert y.dtype == x.dtype, f"outputs must have the dtype of the inputs also under autocast, got {y.dtype}"
     assert later.isfinite().all()
     assert_as_accurate({"y": y}, [{"y": half}], {"y": truth}, [{"y": truth}])
 

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from longscan.layers import LAYERS
+from longscan.tasks import TASKS
 
 ROOT = Path(__file__).parents[2]
 _FENCE = re.compile(r"^```(\w+)[^\n]*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -37,9 +38,9 @@ class Page:
 def run_page(tmp_path, monkeypatch):
     """Return a function that runs the Python blocks of a page in an empty directory: run_page("docs/scans.md").
 
-    With `until="## Heading"` it runs only those above this line. Layers that a page registers are removed after the test.
+    With `until="## Heading"` it runs only those above this line. What a page registers is removed after the test.
     """
-    registered = dict(LAYERS)
+    registered, tasks = dict(LAYERS), dict(TASKS)
 
     def run(path: str, until: str | None = None) -> Page:
         monkeypatch.chdir(tmp_path)
@@ -55,6 +56,8 @@ def run_page(tmp_path, monkeypatch):
     yield run
     LAYERS.clear()
     LAYERS.update(registered)
+    TASKS.clear()
+    TASKS.update(tasks)
 
 
 @pytest.fixture

@@ -9,6 +9,7 @@ from torch import nn
 from longscan import SequenceModel
 from longscan.blocks import BLOCKS
 from longscan.layers import LAYERS, SequenceLayer
+from longscan.models import export_onnx
 
 
 @pytest.fixture(autouse=True)
@@ -42,6 +43,7 @@ class Identity(SequenceLayer):
         ("my layer", r"the name of a layer must be letters, digits and _, and not begin with a digit, got 'my layer'"),
         ("2x", r"the name of a layer must be letters, digits and _, and not begin with a digit, got '2x'"),
         ("mam", r"the name of a layer must not be a word of m and a, which a spec reads as blocks, got 'mam'"),
+        ("mamba", r"the name of a layer must not be that of a block in specs, got 'mamba'"),
     ],
 )
 def test_names_that_a_spec_cannot_contain_are_errors(name, message):
@@ -102,3 +104,37 @@ def test_a_gate_of_integers_raises(name):
     """In layers whose op multiplies by the gate, and in the others."""
     with pytest.raises(TypeError, match=r"^`gate` must have a floating-point dtype, got torch\.int64$"):
         LAYERS[name](4)(torch.ones(1, 5, 4), gate=torch.ones(1, 5, 4, dtype=torch.int64))
+
+
+@pytest.mark.parametrize("wrong", [lambda y: y[..., :1], lambda y: y[:, 1:], lambda y: torch.cat([y, y], -1)])
+def test_outputs_of_another_shape_are_an_error_that_names_the_layer(wrong):
+    class Reshaped(Identity):
+        def forward_impl(self, x, state, info):
+            return wrong(x), None
+
+    LAYERS.register("reshaped")(Reshaped)
+    for spec in ("reshaped", "simple[reshaped]"):
+        model = SequenceModel.from_spec(spec, d_model=4, d_input=2, d_output=3)
+        with pytest.raises(ValueError, match=r"`forward_impl` of Reshaped must return outputs .*\(2, 5, 4\), got \(2, "):
+            model(torch.randn(2, 5, 2))
+
+
+def test_a_backend_that_a_layer_cannot_pass_to_its_ops_is_an_error(tmp_path):
+    class Scans(Identity):
+        op_names = ("linear_scan",)
+
+    LAYERS.register("scans")(Scans)
+    sizes = {"d_model": 4, "d_input": 2, "d_output": 3}
+    model = SequenceModel.from_spec("scans", **sizes)
+    for spec in ("scans", "simple[scans]"):
+        for backend in ("eager", "reference"):
+            with pytest.raises(ValueError, match=rf"`backend` must be 'auto', .* for its ops linear_scan, got '{backend}'"):
+                SequenceModel.from_spec(spec, **sizes, backend=backend)
+    with pytest.raises(ValueError, match=r"`module` must contain modules that pass their attribute `backend` .* got Scans"):
+        export_onnx(model, tmp_path / "scans.onnx", torch.randn(2, 5, 2))
+
+
+def test_the_error_about_an_unknown_name_says_when_a_layer_is_known():
+    for name in ("leaky", "xyzzy"):
+        with pytest.raises(ValueError, match="is known once its module is imported"):
+            SequenceModel.from_spec(name, d_model=4, d_input=2, d_output=3)

@@ -69,6 +69,8 @@ def _task_lines(task: Any) -> list[str]:
     """Return the lines about a task: its question, and its sizes, classes, length and constant score."""
     from longscan.tasks.listing import task_facts
 
+    if task.__abstractmethods__:
+        return [first_line(task), f"cannot be used, as it does not define {', '.join(sorted(task.__abstractmethods__))}"]
     found = task_facts(task())
     facts = [] if found.sizes is None else [" / ".join("endless" if size is None else f"{size:,}" for size in found.sizes)]
     facts += [] if found.classes is None else [f"{found.classes} classes"]

@@ -43,7 +43,8 @@ def make_layer(name: str, d_model: int, options: Mapping[str, Any], backend: Bac
     """Return a new layer of this name and width; `backend` is passed to layers that take one.
 
     Raises KeyError, naming the layers, for an unknown name, TypeError for an option that the layer does not have and for a class
-    that is no `SequenceLayer`, and ValueError for a native backend without kernels for the layer.
+    that is no `SequenceLayer`, and ValueError for a native backend without kernels for the layer, or if the layer calls ops and
+    its constructor takes no `backend` to pass to them.
     """
     constructor: Callable[..., SequenceLayer] = LAYERS[name]
     takes_backend = "backend" in parameter_names(constructor)
@@ -52,6 +53,11 @@ def make_layer(name: str, d_model: int, options: Mapping[str, Any], backend: Bac
         raise TypeError(f"the layer {name!r} must be a longscan.layers.SequenceLayer, got {type(layer).__name__}")
     if not takes_backend:  # otherwise the constructor has checked it
         check_backend(layer, backend)
+        if layer.op_names and backend != "auto":
+            needed = (
+                f"'auto', as the constructor of the layer {name!r} takes no `backend` for its ops {', '.join(layer.op_names)}"
+            )
+            raise ValueError(f"`backend` must be {needed}, got {backend!r}")
     return layer
 
 

@@ -83,9 +83,9 @@ class SequenceModule(Marked, ABC):
 
     @abstractmethod
     def forward_impl(self, x: Tensor, state: State, info: SequenceInfo) -> tuple[Tensor, State]:
-        """Return y (B, L, D) and the state after the last step, for validated inputs x (B, L, D).
+        """Return y (B, L, D), in the dtype of x, and the state after the last step, for validated inputs x (B, L, D).
 
-        `state` is None at the start of a sequence.
+        `state` is None at the start of a sequence. Under autocast x may be bfloat16 while the parameters are float32.
         """
 
     @abstractmethod
@@ -136,6 +136,9 @@ class SequenceModule(Marked, ABC):
             found = f"{len(result)} values" if isinstance(result, tuple) else type(result).__name__
             raise TypeError(f"`forward_impl` of {type(self).__name__} must return the outputs and the state, got {found}")
         y, state = result
+        if not self.changes_length and not is_compiled_or_transformed() and y.shape != x.shape:
+            needed = f"outputs of the shape of its inputs, {tuple(x.shape)}"
+            raise ValueError(f"`forward_impl` of {type(self).__name__} must return {needed}, got {tuple(y.shape)}")
         if info.gate is not None and not self.fuses_gate:
             y = y * silu(info.gate)
         if info.valid is not None and self.checks_inputs:  # otherwise the containing module masks its own output

@@ -245,8 +245,13 @@ def export_onnx(
         inputs: examples of further inputs of the file by name, as in `export_graph`.
 
     Raises ImportError naming a missing package, TypeError for a path that is none, FileNotFoundError for a path in a folder that
-    does not exist, IsADirectoryError for that of a folder, and the errors of `export_graph`.
+    does not exist, IsADirectoryError for that of a folder, ValueError for a layer that calls ops without an attribute `backend`,
+    and the errors of `export_graph`.
     """
+    for part in module.modules():
+        if getattr(part, "op_names", ()) and not hasattr(part, "backend"):
+            needed = "modules that pass their attribute `backend` to their ops, which must run on 'eager'"
+            raise ValueError(f"`module` must contain {needed}, got {type(part).__name__} without this attribute")
     traced = export_graph(module, example, step=step, inputs=inputs)
     file = checked_path("path", path)
     if file.is_dir():

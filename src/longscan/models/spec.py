@@ -83,9 +83,11 @@ def _explain_unknown_name(spec: str, name: str, reason: str) -> str:
     if get_close_matches(name.lower(), {*STANDARD_BLOCKS, *LAYERS, *BLOCKS}, 1, cutoff):
         return reason
     try:
-        return f"{reason.partition('; there are ')[0]}; in the letters of earlier versions this is {translate_letters(spec)!r}"
+        letters = f"; in the letters of earlier versions this is {translate_letters(spec)!r}"
     except ValueError:
-        return reason
+        letters = ""
+    own = "" if "did you mean" in reason else "; a layer of your own is known once its module is imported"
+    return f"{reason.partition('; there are ')[0] if letters else reason}{letters}{own}"
 
 
 def parse_spec(

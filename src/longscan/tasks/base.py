@@ -225,9 +225,12 @@ class Task(ABC):
     def describe(self, batch: Batch, row: int = 0) -> str:
         """Return one example of a batch as a line of text."""
 
-    @abstractmethod
     def read_inputs(self, path: str | Path) -> Batch:
-        """Read a user's file as one batch without targets. Raises ValueError naming file and line if its content is invalid."""
+        """Read a user's file as one batch without targets. Raises ValueError naming file and line if its content is invalid.
+
+        Tasks that do not override this method read no files and always raise ValueError.
+        """
+        raise ValueError(f"`path` must not be given, as task {self.name} does not define read_inputs, got {path}")
 
     @abstractmethod
     def decode(self, output: Tensor, batch: Batch) -> list[dict[str, str | float]]:

@@ -23,6 +23,11 @@ class ClassificationTask(Task):
     has_imbalanced_classes: ClassVar[bool] = False  # whether class frequencies may differ greatly
 
     @property
+    def classes(self) -> tuple[str, ...]:
+        """Names of the classes in the order of the outputs: their numbers, unless a task overrides this property."""
+        return tuple(map(str, range(self._classes_count)))
+
+    @property
     def d_output(self) -> int:
         """Number of outputs, one for each class."""
         return self._classes_count

@@ -166,7 +166,7 @@ def task_class(name: object) -> type[Task]:
     """Return the task registered under a name. Raises SettingError listing the names that exist."""
     if not isinstance(name, str) or name not in TASKS:
         near = nearest(str(name), TASKS)
-        hint = f" (did you mean {near}?)" if near else ""
+        hint = f" (did you mean {near}?)" if near else " (a task of your own is known once its module is imported)"
         raise setting_error("task.name", name, f"one of {', '.join(sorted(TASKS))}{hint}")
     return TASKS[name]
 

@@ -82,6 +82,7 @@ from longscan.training.run import (
     load_weights,
 )
 from longscan.training.settings import ModelSettings, Settings, TrainingSettings, check_same_size
+from longscan.training.task_checks import check_constant, check_task
 
 if TYPE_CHECKING:
     from longscan.models import SequenceModel
@@ -370,6 +371,7 @@ class Trainer(Callback):
             raise SettingError(with_section("task", error, type(self.task))) from error
         except (MemoryError, OverflowError):
             raise setting_error("training.batch_size", self.training.batch_size, "a batch that fits into memory") from None
+        check_task(self.task, batch)
         stack = self.model.backbone if isinstance(self.model, SiameseModel) else self.model
         if batch.elapsed is not None and (block := stack.block_without_times()):
             needed = f"blocks that take elapsed times, which task {self.task.name} has ({block} takes none)"
@@ -425,6 +427,7 @@ class Trainer(Callback):
         self.result["status"] = "finished"
         if self.tests:
             constant = self.task.constant_score("test")
+            check_constant(self.task, constant)
             self.result |= {"constant": constant, "constant_scaled": self.task.scaled(constant)}
         batches = self.training_batches()
         with ExitStack() as stack:
