@@ -128,7 +128,9 @@ def test_a_backend_that_a_layer_cannot_pass_to_its_ops_is_an_error(tmp_path):
     model = SequenceModel.from_spec("scans", **sizes)
     for spec in ("scans", "simple[scans]"):
         for backend in ("eager", "reference"):
-            with pytest.raises(ValueError, match=rf"`backend` must be 'auto', .* for its ops linear_scan, got '{backend}'"):
+            with pytest.raises(
+                ValueError, match=rf"`backend` must be 'auto', .* has no such argument for linear_scan, got '{backend}'"
+            ):
                 SequenceModel.from_spec(spec, **sizes, backend=backend)
     with pytest.raises(ValueError, match=r"`module` must contain modules that pass their attribute `backend` .* got Scans"):
         export_onnx(model, tmp_path / "scans.onnx", torch.randn(2, 5, 2))

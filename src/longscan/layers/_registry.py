@@ -54,9 +54,7 @@ def make_layer(name: str, d_model: int, options: Mapping[str, Any], backend: Bac
     if not takes_backend:  # otherwise the constructor has checked it
         check_backend(layer, backend)
         if layer.op_names and backend != "auto":
-            needed = (
-                f"'auto', as the constructor of the layer {name!r} takes no `backend` for its ops {', '.join(layer.op_names)}"
-            )
+            needed = f"'auto', as the constructor of the layer {name!r} has no such argument for {', '.join(layer.op_names)}"
             raise ValueError(f"`backend` must be {needed}, got {backend!r}")
     return layer
 
