@@ -69,6 +69,23 @@ def test_runs_with_changed_recipe_are_separate_entry(new_run_row):
     ]
 
 
+def test_note_states_which_settings_a_single_run_changed(new_run_row):
+    command = "longscan train --config recipes/aussm/parity.yaml --training.seed 0 --training.capture true --out runs/parity"
+
+    def notes(command, **changes):
+        (comparison,) = compare([new_run_row(command=command, **changes)])
+        return comparison.entries[0].notes
+
+    assert notes(command) == ()
+    changed = command + " --training.steps 20 --model.d_model=8"
+    assert notes(changed) == (
+        "settings changed from those of recipes/aussm/parity.yaml: --training.steps 20 --model.d_model 8",
+    )
+    assert notes(changed, recipe=None) == ()
+    # the settings of a published row, by `longscan reproduce`
+    assert notes(changed + " --about.published='[\"r036\"]'") == ()
+
+
 def test_tables_have_corrected_values_and_notes(tmp_path, new_run_row):
     corrected = {"reason": "it was persistence", "command": "correct", "commit": "0123abc", "date": "2026-11-23"}
     values = {"constant": 9.4, "constant_scaled": 0.0, "baselines": {"constant": 9.4, "persistence": 4.5}}

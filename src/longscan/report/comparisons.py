@@ -140,6 +140,19 @@ def _notes(rows: Sequence[Record], finished: int, seeds: int) -> tuple[str, ...]
     return tuple(dict.fromkeys(filter(None, notes)))
 
 
+def _changes(row: Record, setting: str) -> tuple[str, ...]:
+    """Return a remark on the settings of a recipe that a run has changed, empty if there are none or `setting` names them.
+
+    Runs whose command states the published rows themselves, as `longscan reproduce` does, have the settings of these rows.
+    """
+    options = overrides(row)
+    pairs = zip(options[::2], options[1::2], strict=True)
+    changed = [f"{option} {value}" for option, value in pairs if option != "--training.capture"]
+    if setting or not changed or row["recipe"] is None or "about.published" in row["command"]:
+        return ()
+    return (f"settings changed from those of {row['recipe']}: {' '.join(changed)}",)
+
+
 def _entry(setting: str, rows: Sequence[Record], published: Sequence[dict[str, Any]]) -> Entry:
     finished = [r for r in rows if r["status"] == "finished"]
     scored = [(r["seed"], s) for r in finished if (s := _scale(r, published, "value")) is not None]
@@ -162,7 +175,7 @@ def _entry(setting: str, rows: Sequence[Record], published: Sequence[dict[str, A
         constant=mean_interval(constants)[0] if constants else None,
         baselines=baselines,
         failed=len({r["seed"] for r in rows} - {r["seed"] for r in finished}),
-        notes=_notes(rows, len(finished), len(by_seed)),
+        notes=(*_notes(rows, len(finished), len(by_seed)), *_changes(rows[0], setting)),
         rows=tuple(rows),
     )
 
