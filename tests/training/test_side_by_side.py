@@ -53,7 +53,6 @@ def test_settings_and_the_folder_of_the_runs_are_arguments_of_each_line(tmp_path
         side_by_side.read_plan(path, [], ["training.lr"])
 
 
-@pytest.mark.usefixtures("forked_jobs")
 @pytest.mark.parametrize(
     ("line", "options", "message"),
     [
@@ -75,6 +74,7 @@ def test_wrong_plans_and_settings_end_the_command_with_one_error(
     assert message in capsys.readouterr().err
 
 
+@pytest.mark.usefixtures("forked_jobs")
 def test_finished_and_failed_runs_of_a_plan_are_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write_plan(tmp_path, f"good train {SMALL} --training.steps 2", "bad train --task parity --training.steps 0")
     out = tmp_path / "out"

@@ -38,9 +38,6 @@ class LastLetter(ClassificationTask):
     def describe(self, batch, row=0):
         return str(batch.unpadded(row).tolist())
 
-    def read_inputs(self, path):
-        raise ValueError(f"`path` must be None, got {path}")
-
 
 @pytest.fixture(autouse=True)
 def registered():
