@@ -12,11 +12,12 @@ from s4d_checks import assert_convolution_equals_recurrence
 from torch import Tensor
 
 from longscan.layers import S4D, s4d
-from longscan.layers.chunked_convolution import MAX_LENGTH, chunk_length, chunked_convolution, uses_chunks
+from longscan.layers.chunked_convolution import MAX_LENGTH, MAX_STATES, chunk_length, chunked_convolution, uses_chunks
 from longscan.numerics.kernels import diagonal_kernel
 from longscan.ops import long_conv
 from scripts import load_script
 
+ROOT = Path(__file__).parents[2]
 LENGTHS = [1, 2, 3, 4, 5, 16, 17, 63, 64, 65, 100, 333]
 
 
@@ -81,20 +82,52 @@ def test_chunks_and_their_number_are_near_the_root_of_the_length(length: int) ->
 
 
 @pytest.mark.parametrize(
-    ("device", "length", "backend", "expected"),
+    ("device", "length", "d_state", "backend", "expected"),
     [
-        ("cuda", 100, "auto", True),
-        ("cuda", 100, "triton", True),
-        ("cuda", MAX_LENGTH, "auto", True),
-        ("cuda", MAX_LENGTH + 1, "auto", False),
-        ("cuda", 100, "eager", False),
-        ("cuda", 100, "reference", False),
-        ("cpu", 100, "auto", False),
+        ("cuda", 100, 4, "auto", True),
+        ("cuda", 100, 4, "triton", True),
+        ("cuda", MAX_LENGTH, 4, "auto", True),
+        ("cuda", MAX_LENGTH + 1, 4, "auto", False),
+        ("cuda", 100, 4, "eager", False),
+        ("cuda", 100, 4, "reference", False),
+        ("cpu", 100, 4, "auto", False),
+        ("cuda", 1024, MAX_STATES, "auto", True),
+        ("cuda", 1024, MAX_STATES + 2, "auto", False),
+        ("cuda", 1024, MAX_STATES + 2, "triton", False),
     ],
 )
-def test_chunks_are_used_on_a_gpu_by_default(device: str, length: int, backend: str, expected: bool) -> None:
+def test_chunks_are_used_on_a_gpu_with_few_states(device: str, length: int, d_state: int, backend: str, expected: bool) -> None:
     u: Any = SimpleNamespace(device=torch.device(device), numel=lambda: 2 * length)
-    assert uses_chunks(u, length, backend) is expected
+    assert uses_chunks(u, length, d_state, backend) is expected
+
+
+def test_the_border_is_that_of_the_recorded_times() -> None:
+    """Replayed, chunks take less time than the FFT at every recorded size up to MAX_STATES, and at most 1 % less above it."""
+    rows = [json.loads(line) for line in (ROOT / "results" / "s4d_forms.jsonl").read_text("utf-8").splitlines()]
+    pairs = list(zip(rows[::2], rows[1::2], strict=True))
+    assert {(chunks["form"], fft["form"]) for chunks, fft in pairs} == {("chunks", "fft")}
+    for chunks, fft in pairs:
+        assert all(chunks[key] == fft[key] for key in "BLDN")
+        ratio = chunks["replayed_ms"] / fft["replayed_ms"]
+        assert ratio < 0.95 if chunks["N"] <= MAX_STATES else ratio > 0.99, (chunks, ratio)
+    assert {chunks["N"] for chunks, _ in pairs} == {16, 32, 64, 128}
+
+
+@pytest.mark.parametrize(("d_state", "expected"), [(MAX_STATES, True), (MAX_STATES + 2, False)])
+def test_layer_decides_by_its_number_of_states(d_state: int, expected: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    decisions = []
+
+    def decide(u: Tensor, length: int, states: int, backend: str) -> bool:
+        on_gpu: Any = SimpleNamespace(device=torch.device("cuda"), numel=u.numel)
+        decisions.append(uses_chunks(on_gpu, length, states, backend))
+        return decisions[-1]
+
+    used = []
+    monkeypatch.setattr(s4d, "uses_chunks", decide)
+    monkeypatch.setattr(s4d, "chunked_convolution", lambda *given: used.append(1) or chunked_convolution(*given))
+    S4D(3, d_state=d_state)(torch.randn(2, 20, 3))
+    assert decisions == [expected]
+    assert bool(used) is expected
 
 
 @pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")
@@ -103,9 +136,9 @@ def test_chunks_are_used_on_a_gpu_by_default(device: str, length: int, backend: 
 def test_graphs_have_no_chunks(trace: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     decisions = []
 
-    def decide(u: Tensor, length: int, backend: str) -> bool:
+    def decide(u: Tensor, length: int, d_state: int, backend: str) -> bool:
         on_gpu: Any = SimpleNamespace(device=torch.device("cuda"), numel=u.numel)
-        decisions.append(uses_chunks(on_gpu, length, backend))
+        decisions.append(uses_chunks(on_gpu, length, d_state, backend))
         return False
 
     monkeypatch.setattr(s4d, "uses_chunks", decide)
@@ -125,11 +158,28 @@ def test_layer_with_chunks_equals_its_recurrence(length: int, trained_B: bool, m
     assert used == [1, 1]
 
 
-def test_both_forms_are_measured(tmp_path):
-    """benchmarks/s4d_forms.py; a CPU has the FFT only."""
-    out = tmp_path / "s4d_forms.jsonl"
-    script = Path(__file__).parents[2] / "benchmarks/s4d_forms.py"
-    load_script(script, "benchmark_s4d_forms").main(["--turns", "1", "--out", str(out)])
+@pytest.mark.parametrize("states", [8, 4 * MAX_STATES])
+def test_both_forms_are_measured_at_every_number_of_states(states: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """benchmarks/s4d_forms.py; on a CPU, too, each row is of the form that it names."""
+    script = load_script(ROOT / "benchmarks" / "s4d_forms.py", "benchmark_s4d_forms")
+    out, calls = tmp_path / "s4d_forms.jsonl", []
+
+    def record_calls(name: str) -> None:
+        function = getattr(script, name)
+        monkeypatch.setattr(script, name, lambda *given, **named: calls.append(name) or function(*given, **named))
+
+    for name in ("chunked_convolution", "long_conv"):
+        record_calls(name)
+    for form, function in {"chunks": "chunked_convolution", "fft": "long_conv"}.items():
+        calls.clear()
+        layer = script.S4DOfOneForm(4, d_state=states)
+        layer.form = form
+        layer(torch.randn(2, 20, 4))
+        assert calls == [function]
+    sizes = ((2, 100, 4, states),)
+    monkeypatch.setattr(script, "SIZES", sizes)
+    monkeypatch.setattr(script, "SMALL", sizes)
+    script.main(["--turns", "1", "--out", str(out)])
     rows = [json.loads(line) for line in out.read_text("utf-8").splitlines()]
-    assert {row["form"] for row in rows} == {"chunks", "fft"}
-    assert all(row["error_vs_float64"] < 1e-4 and row["called_ms"] > 0 for row in rows)
+    assert [row["form"] for row in rows] == ["chunks", "fft"]
+    assert all(row["N"] == states and row["error_vs_float64"] < 1e-4 and row["called_ms"] > 0 for row in rows)

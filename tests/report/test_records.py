@@ -192,6 +192,7 @@ def test_results_folder_has_only_records_and_images():
         "kernels_old_new",
         "plain_torch",
         "ptx",
+        "s4d_forms",
         "ssd_scan_tiles",
         "masked_plateau",
         "mamba_blocks",

@@ -5,12 +5,26 @@ With the states s_j that a recurrence x_k = a x_{k-1} + u_k has before chunk j, 
     y_{jT+i} = sum_{l<=i} K_{i-l} u_{jT+l} + 2 Re sum_n c_n a_n^{i+1} s_{j,n}
     s_{j+1} = a^T s_j + sum_l a^{T-1-l} u_{jT+l}
 
-u: input (B, L, D). a, c, s: pairs (..., 2) of one of each conjugate pair, (D, N, 2) and (B, D, N, 2). All sums over l and n are
-products with one matrix for each channel, and the second line is `linear_scan` over L / T steps. It stores less for the backward
-pass than an FFT: six Mamba blocks with S4D, width 116, N = 8, B = 64, took 3.6 instead of 4.7 GB of an H200 and 9.1 instead of
-9.2 ms of kernels for an update at L = 1,024, and 13.1 instead of 18.1 GB and 33.5 instead of 35.2 ms at L = 4,096. All
-powers are computed together: with one product after another there are 51 instead of 57 updates a second at L = 1,024 (H200,
-bfloat16, CUDA graphs).
+u: input (B, L, D). a, c, s: pairs (..., 2) of one of each conjugate pair, (D, N/2, 2) and (B, D, N/2, 2). All sums over l and n
+are products with one matrix for each channel, and the second line is `linear_scan` over L / T steps.
+
+Chunks store less for the backward pass than an FFT, but the time of their products grows with N. A forward and backward pass of
+S4D in float32 took, relative to the FFT (`python benchmarks/s4d_forms.py`, one H200, 706b4056, `results/s4d_forms.jsonl`):
+
+    N     sizes   replayed as a CUDA graph   called from Python   peak of memory
+    16    3       .89 to .91                 1.10 to 1.16         .47 to .51
+    32    1       .94                        .99                  .52
+    64    5       1.00 to 1.10               1.07 to 1.18         .53 to .80
+    128   1       1.30                       1.08                 .79
+
+Therefore chunks are used up to N = 32, where they need half the memory and, if the updates are replayed, less time. When called
+from Python they take up to 16 % more time; this is the price of the memory. Above N = 32 the FFT is used, which takes less time
+or the same. Its price is memory: with N = 64 and at least 4,096 steps the replayed times of both forms are equal within 1.1 %,
+and the FFT needs 1.3 to 1.7 times the memory. No N between 32 and 64 was measured.
+
+Six Mamba blocks with S4D, width 116, N = 16, B = 64, took 3.6 instead of 4.7 GB of an H200 and 9.1 instead of 9.2 ms of kernels
+for an update at L = 1,024, and 13.1 instead of 18.1 GB and 33.5 instead of 35.2 ms at L = 4,096. All powers are computed
+together: with one product after another there are 51 instead of 57 updates a second at L = 1,024 (H200, bfloat16, CUDA graphs).
 """
 
 import torch
@@ -23,14 +37,15 @@ from longscan.ops.dispatch import NATIVE, resolve
 from longscan.ops.linear_scan import NATIVE_BACKENDS, run_backend
 
 MAX_LENGTH = 2**14  # largest number of steps, for which chunks have at most 256
+MAX_STATES = 32  # largest N for which chunks take less time than the FFT when replayed
 
 
-def uses_chunks(u: Tensor, length: int, backend: str) -> bool:
-    """Return whether `chunked_convolution` replaces the FFT: on a GPU, except in compiled and traced graphs.
+def uses_chunks(u: Tensor, length: int, d_state: int, backend: str) -> bool:
+    """Return whether `chunked_convolution` replaces the FFT: on a GPU with few states, but not in compiled and traced graphs.
 
-    u: (B, L, D). backend: that of the layer; "eager" and "reference" name the algorithms of `longscan.ops.long_conv`.
+    u: (B, L, D). d_state: N. backend: that of the layer; "eager" and "reference" name the algorithms of `longscan.ops.long_conv`.
     """
-    if u.device.type != "cuda" or backend not in ("auto", *NATIVE):
+    if u.device.type != "cuda" or d_state > MAX_STATES or backend not in ("auto", *NATIVE):
         return False
     is_traced = torch.jit.is_tracing()  # type: ignore[attr-defined, no-untyped-call]
     if torch.compiler.is_compiling() or is_traced:  # the number of chunks would be a constant of the graph
@@ -44,9 +59,10 @@ def chunk_length(length: int) -> int:
 
 
 def chunked_convolution(log_a: Tensor, coefficients: Tensor, u: Tensor, backend: str) -> Tensor:
-    """Return y (B, L, D) for inputs u (B, L, D), log_a (D, N, 2) as in `longscan.numerics.kernels` and coefficients c (D, N, 2).
+    """Return the convolution y (B, L, D) of inputs u (B, L, D).
 
-    backend: that of `longscan.ops.linear_scan`.
+    log_a: (D, N/2, 2), as in `longscan.numerics.kernels`. coefficients: c, (D, N/2, 2). backend: that of
+    `longscan.ops.linear_scan`.
     """
     batch, length, channels = u.shape
     size = chunk_length(length)
@@ -55,7 +71,7 @@ def chunked_convolution(log_a: Tensor, coefficients: Tensor, u: Tensor, backend:
     rows = padded.reshape(-1, channels).mT.contiguous().view(channels, batch * count, size)
 
     # All powers that follow are computed together: on a GPU the many small kernels of an update cost more than the products.
-    a_real, a_imag = powers(log_a, size + 1).unbind(-1)  # (D, N, T+1)
+    a_real, a_imag = powers(log_a, size + 1).unbind(-1)  # (D, N/2, T+1)
     c_real, c_imag = (2 * coefficients).unsqueeze(-2).unbind(-1)
     response = c_real * a_real - c_imag * a_imag  # 2 Re(c a^l)
     kernel = response[..., :size].sum(1)
@@ -63,19 +79,19 @@ def chunked_convolution(log_a: Tensor, coefficients: Tensor, u: Tensor, backend:
     y = rows @ toeplitz
     if count > 1:
         states = _states_before_chunks(torch.cat([a_real, a_imag], 1), rows, batch, backend)
-        readout = torch.cat([response, -(c_real * a_imag + c_imag * a_real)], 1)[..., 1:]  # (D, 2 N, T)
+        readout = torch.cat([response, -(c_real * a_imag + c_imag * a_real)], 1)[..., 1:]  # (D, N, T)
         y = torch.baddbmm(y, states, readout)
     return y.reshape(channels, -1).mT.reshape(batch, count * size, channels)[:, :length].contiguous()
 
 
 def _states_before_chunks(a: Tensor, rows: Tensor, batch: int, backend: str) -> Tensor:
-    """Return the states before each chunk, (D, B J, 2 N), of inputs in J chunks, (D, B J, T).
+    """Return the states before each chunk, (D, B J, N), of inputs in J chunks, (D, B J, T).
 
-    a: (D, 2 N, T+1), real parts of a^0, ..., a^T, then imaginary parts; so are the states.
+    a: (D, N, T+1), real parts of a^0, ..., a^T, then imaginary parts; so are the states.
     """
     channels, _, size = rows.shape
-    ends = a[..., :size].flip(-1).mT  # (D, T, 2 N): a^{T-1-l}
-    local = (rows @ ends).view(channels, batch, -1, 2, a.shape[1] // 2).permute(1, 2, 0, 4, 3).contiguous()  # (B, J, D, N, 2)
+    ends = a[..., :size].flip(-1).mT  # (D, T, N): a^{T-1-l}
+    local = (rows @ ends).view(channels, batch, -1, 2, a.shape[1] // 2).permute(1, 2, 0, 4, 3).contiguous()  # (B, J, D, N/2, 2)
     factor = a[..., size].view(channels, 2, -1).mT.contiguous()
     chosen = resolve("linear_scan", backend, local, NATIVE_BACKENDS)
     after, _ = run_backend(factor, local, torch.zeros_like(local[:, 0]), None, False, True, chosen, False)

@@ -5,10 +5,10 @@
 u: input (B, L, D). x: state (B, D, N/2), complex, one of each conjugate pair. A: eigenvalues (D, N/2). C: (D, N/2). dt: (D,).
 a, b: of zero-order hold (section 3.1, the default) or of the bilinear rule. With elapsed times tau a step is dt tau long.
 
-The layer runs as a convolution over rows with evenly spaced steps, by FFT or on a GPU in chunks, and as a recurrence over single
-steps, elapsed times and packed rows; all give the same result. B is 1, absorbed in C as in the paper's minimal form; with
-init="legs" the initial C is multiplied by HiPPO's B. The authors' full form trains B in addition to C: with `trained_B`, C B
-replaces C in the output, and x is unchanged. The paper's GELU, dropout and GLU belong to the surrounding block.
+The layer runs as a convolution over rows with evenly spaced steps, by FFT or, on a GPU with N <= 32, in chunks, and as a
+recurrence over single steps, elapsed times and packed rows; all give the same result. B is 1, absorbed in C as in the paper's
+minimal form; with init="legs" the initial C is multiplied by HiPPO's B. The authors' full form trains B in addition to C: with
+`trained_B`, C B replaces C in the output, and x is unchanged. The paper's GELU, dropout and GLU belong to the surrounding block.
 """
 
 from typing import Literal
@@ -50,7 +50,8 @@ class S4D(ConvolutionLayer):
         trained_B: whether B is a parameter in addition to C.
         D_init: initial skip, "normal" for a standard Gaussian as in the authors' code, or "ones".
         backend: backend of the recurrence, `longscan.ops.linear_scan`. The convolution is `longscan.ops.long_conv`, by torch's
-            FFT with "cpu" and "triton", too; on a GPU with "auto" and "triton" it is `longscan.layers.chunked_convolution`.
+            FFT with "cpu" and "triton", too; on a GPU with "auto" or "triton" and at most 32 states N it is
+            `longscan.layers.chunked_convolution`, which takes less memory. "eager" selects the FFT at every N.
 
     The state is `ScanState` with ssm (B, D, N/2, 2). Eigenvalues and dt learn at a tenth of the rate, without weight decay.
     """
@@ -140,9 +141,12 @@ class S4D(ConvolutionLayer):
             return ssm if initial is None else ssm + propagate(initial, count)
 
         def convolve(u: Tensor) -> Tensor:
-            weights = multiply(coefficients, b)
-            if uses_chunks(u, length, self.backend):
-                return chunked_convolution(log_a, weights, u, self.backend)
-            return long_conv(u, diagonal_kernel(log_a, weights, length), backend=plain_backend(self.backend))
+            return self._convolve(u, log_a, multiply(coefficients, b), length)
 
         return ConvolutionForm(convolve, free_response, final_state, propagate)
+
+    def _convolve(self, u: Tensor, log_a: Tensor, weights: Tensor, length: int) -> Tensor:
+        """Return the convolution (B, L, D) of u with the kernel 2 Re sum_n weights_n a_n^l; log_a, weights: pairs (D, N/2, 2)."""
+        if uses_chunks(u, length, self.d_state, self.backend):
+            return chunked_convolution(log_a, weights, u, self.backend)
+        return long_conv(u, diagonal_kernel(log_a, weights, length), backend=plain_backend(self.backend))
