@@ -68,7 +68,7 @@ class Correction(RecordType):
 
 @dataclass(frozen=True, kw_only=True)
 class RunRecord(Provenance):
-    """A row of results/runs/*.jsonl: one finished or failed run.
+    """A row of results/runs/*.jsonl: one run.
 
     Attributes:
         paper: key of the paper in published.json; None where no paper has this task.
@@ -84,6 +84,7 @@ class RunRecord(Provenance):
         seconds: time of the training.
         params: number of parameters.
         recipe: path of the recipe in the repository.
+        status: "finished" if the run has a test score, also after fewer updates than its protocol; "failed" if it has none.
         quick: whether the run used the recipe's section `quick`; tables do not mix such runs with those of full size.
         chosen_on: the split whose scores decided between recipes of this task. "test": test scores of other recipes had been seen
             when this one was made. None or missing: not known.
