@@ -300,6 +300,10 @@ def test_exporting_an_impossible_step_or_short_example_raises():
         export_graph(Attention(4), torch.randn(1, 2, 4))
     with pytest.raises(TypeError, match="`example` must be a tensor, got a str"):
         export_onnx(Attention(4), torch.randn(1, 5, 4), "graph.onnx")  # the order of torch.onnx.export
+    with pytest.raises(TypeError, match="`module` must be a layer, a block or a model, got a NoneType"):
+        export_graph(None, torch.randn(1, 5, 4))
+    with pytest.raises(TypeError, match="`module` must be a layer, a block or a model, got a str"):
+        export_onnx("s4d", "graph.onnx", torch.randn(1, 5, 4))
     with pytest.raises(ValueError, match="`step` must be False, as BidirectionalBlock cannot run step by step"):
         export_graph(BidirectionalBlock(4), torch.randn(1, 5, 4), step=True)
     forecaster = Forecaster.from_spec("m", d_model=4, d_input=2, horizon=3)
