@@ -33,6 +33,8 @@ def test_tokens_of_the_vocabulary_padding_raise_and_have_no_gradient():
         net(torch.tensor([[3, 11]]))
     with pytest.raises(ValueError, match="`inputs` must be tokens from 0 to 10, got 12"):
         net.step(torch.tensor([12]), net.initial_state(1))
+    with pytest.raises(ValueError, match="`inputs` must be tokens from 0 to 10, got 11"):
+        net.backbone(torch.tensor([[3, 11]]))
     net(make_tokens(2, 5)).square().sum().backward()
     grad = net.backbone.encoder.weight.grad
     assert grad[11:].abs().max() == 0
@@ -40,6 +42,18 @@ def test_tokens_of_the_vocabulary_padding_raise_and_have_no_gradient():
     assert make_model(pad_vocab_to=1).backbone.encoder.weight.shape[0] == 11
     with pytest.raises(ValueError, match=r"`pad_vocab_to` must .*got 0"):
         make_model(pad_vocab_to=0)
+
+
+def test_a_call_checks_its_tokens_once(monkeypatch):
+    """Each check reads the smallest and the largest token, for which the host waits for a GPU."""
+    checks = []
+    aminmax = torch.aminmax
+    monkeypatch.setattr(torch, "aminmax", lambda tokens: checks.append(tokens) or aminmax(tokens))
+    net, tokens = make_model(), make_tokens(2, 5)
+    _, state = net(tokens, return_state=True)
+    assert len(checks) == 1
+    net.step(tokens[:, 0], state)
+    assert len(checks) == 2
 
 
 def test_steps_and_packed_sequences_equal_whole_sequences():

@@ -17,10 +17,9 @@ from longscan.blocks.bidirectional import BidirectionalBlock
 from longscan.blocks.gated import GatedBlock
 from longscan.blocks.heads import HeadsBlock
 from longscan.blocks.residual import Norm
-from longscan.layers.checks import check_step_arguments
 from longscan.layers.parameters import mark
 from longscan.models.base import PretrainedModel
-from longscan.models.sequence_model import ModelState, SequenceModel, check_tokens
+from longscan.models.sequence_model import ModelState, SequenceModel
 from longscan.ops.dispatch import Backend
 
 if TYPE_CHECKING:
@@ -76,6 +75,7 @@ class LanguageModel(PretrainedModel):
             norm=norm,
             backend=backend,
         )
+        self.backbone.vocab_size = vocab_size  # which tokens it accepts: the rows beyond it belong to no token
         self.backbone.require_same_length("a language model")
         self.lm_head: nn.Parameter | None = None
         if not tied:
@@ -114,7 +114,6 @@ class LanguageModel(PretrainedModel):
 
         The arguments are those of `SequenceModel.forward`.
         """
-        check_tokens(inputs, valid, self.vocab_size)
         arguments = {"elapsed": elapsed, "valid": valid, "seq_idx": seq_idx}
         if not return_state:
             return self.logits(self.backbone(inputs, state, **arguments))
@@ -128,9 +127,6 @@ class LanguageModel(PretrainedModel):
 
         The arguments are those of `SequenceModel.step`, with tokens (B,) as inputs.
         """
-        check_step_arguments("inputs", inputs, None, elapsed, active)
-        valid = None if active is None else active.unsqueeze(1)
-        check_tokens(inputs.unsqueeze(1), valid, self.vocab_size, only_on_cpu=True)
         features, after = self.backbone.step(inputs, state, elapsed=elapsed, active=active)
         return self.logits(features), after
 
