@@ -28,6 +28,27 @@ class BlockSpec(TypedDict):
     options: dict[str, Any]
 
 
+class UnknownNameError(KeyError):
+    """A name in a spec that no layer or block has.
+
+    Args:
+        kind: what the name is to be, such as "layer or block".
+        name: the name.
+        known: the names that exist.
+
+    Attributes:
+        reason: the message without names that exist.
+        similar: names that it may stand for, which the message suggests. If there are none, the message lists all names.
+    """
+
+    def __init__(self, kind: str, name: str, known: set[str]) -> None:
+        common = find_common_name(name, known)
+        self.reason = f"no {kind} is called {name!r}"
+        self.similar = [common] if common else get_close_matches(name.lower(), sorted(known), 3)
+        hint = f"did you mean {' or '.join(self.similar)}?" if self.similar else f"there are {', '.join(sorted(known))}"
+        super().__init__(f"{self.reason}; {hint}")
+
+
 def find_block(name: str) -> tuple[str | None, str | None]:
     """Return the layer and the block of a name in a spec, as names in LAYERS and BLOCKS.
 
@@ -39,7 +60,7 @@ def find_block(name: str) -> tuple[str | None, str | None]:
     if bracket:
         for kind, given, known in (("block", block, set(BLOCKS)), ("layer", layer, set(LAYERS))):
             if given not in known:
-                raise KeyError(f"no {kind} is called {given!r}{_suggest(given, known)}")
+                raise UnknownNameError(kind, given, known)
         if "layer" not in parameter_names(BLOCKS[block]):
             raise KeyError(f"the block {block!r} takes no layer")
         return layer, block
@@ -51,13 +72,7 @@ def find_block(name: str) -> tuple[str | None, str | None]:
         if "layer" in parameter_names(BLOCKS[name]):
             raise KeyError(f"the block {name!r} needs a layer, such as {name}[s4d]")
         return None, name
-    raise KeyError(f"no layer or block is called {name!r}{_suggest(name, {*STANDARD_BLOCKS, *LAYERS, *BLOCKS})}")
-
-
-def _suggest(name: str, known: set[str]) -> str:
-    common = find_common_name(name, known)
-    near = [common] if common else get_close_matches(name.lower(), sorted(known), 3)
-    return f"; did you mean {' or '.join(near)}?" if near else f"; there are {', '.join(sorted(known))}"
+    raise UnknownNameError("layer or block", name, {*STANDARD_BLOCKS, *LAYERS, *BLOCKS})
 
 
 def _parse_text(spec: str) -> list[tuple[str | None, str | None]]:
@@ -67,27 +82,28 @@ def _parse_text(spec: str) -> list[tuple[str | None, str | None]]:
         try:
             found.append(find_block(name))
         except KeyError as error:
-            reason = _explain_unknown_name(spec, name, error.args[0])
+            reason = _explain_unknown_name(spec, name, error) if isinstance(error, UnknownNameError) else error.args[0]
             raise ValueError(f"`spec` must be valid at position {position}, got {spec[:60]!r}: {reason}") from None
     if not found:
         raise ValueError("`spec` must have at least one block, such as 'mamba', got none")
     return found
 
 
-def _explain_unknown_name(spec: str, name: str, reason: str) -> str:
+def _explain_unknown_name(spec: str, name: str, error: UnknownNameError) -> str:
     """Return an error message for an unknown name in a spec, with a translation if the spec is in the letters of version 1.
 
     A name that is similar to an existing one is treated as a typing error, not as letters.
     """
+    message = str(error.args[0])
     cutoff = MISTYPED if len(name) < 5 else MISTYPED_LONG
     if get_close_matches(name.lower(), {*STANDARD_BLOCKS, *LAYERS, *BLOCKS}, 1, cutoff):
-        return reason
+        return message
+    own = "" if error.similar else "; a layer of your own is known once its module is imported"
     try:
         letters = f"; in the letters of earlier versions this is {translate_letters(spec)!r}"
     except ValueError:
-        letters = ""
-    own = "" if "did you mean" in reason else "; a layer of your own is known once its module is imported"
-    return f"{reason.partition('; there are ')[0] if letters else reason}{letters}{own}"
+        return f"{message}{own}"
+    return f"{message if error.similar else error.reason}{letters}{own}"
 
 
 def parse_spec(
