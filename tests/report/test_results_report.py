@@ -78,9 +78,7 @@ def test_note_states_which_settings_a_single_run_changed(new_run_row):
 
     assert notes(command) == ()
     changed = command + " --training.steps 20 --model.d_model=8"
-    assert notes(changed) == (
-        "settings changed from those of recipes/aussm/parity.yaml: --training.steps 20 --model.d_model 8",
-    )
+    assert notes(changed) == ("settings changed from those of recipes/aussm/parity.yaml: --training.steps 20 --model.d_model 8",)
     assert notes(changed, recipe=None) == ()
     # the settings of a published row, by `longscan reproduce`
     assert notes(changed + " --about.published='[\"r036\"]'") == ()
