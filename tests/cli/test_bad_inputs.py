@@ -358,7 +358,7 @@ def test_wrong_arguments_of_other_commands_fail(run_failing_command: Callable[..
     (tmp_path / "bench").mkdir()
     line = run_failing_command("report", tmp_path, "--out", "/proc/page.html")
     assert line == "longscan: /proc/page.html: No such file or directory"
-    assert "`all` is an unknown argument; `--help` lists" in run_failing_command("tasks", "all")
+    assert "`all` is an unknown argument; `--help` lists" in run_failing_command("layers", "all")
 
 
 def test_scores_by_length_and_missing_values_of_series_fail(

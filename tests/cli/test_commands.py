@@ -267,6 +267,10 @@ def test_tasks_and_layers_commands_list_every_name_in_groups(run_command: Callab
     for text in (tasks, settings, layers):
         assert "\n   " not in text, "each entry is one line, as standard output is no terminal"
     assert tasks.startswith("Your own series\n  series_classes ")
+    for options in ([], ["--settings"]):
+        one, whole = run_command("tasks", "parity", *options), run_command("tasks", *options)
+        assert listed_names(one) == ["parity"]
+        assert re.findall(r"^  parity +(.*)$", one, re.MULTILINE) == re.findall(r"^  parity +(.*)$", whole, re.MULTILINE)
     assert layers.split()[6] == "mamba"
     assert "Others" not in tasks + layers, "every task and layer of the package is in a group"
     words = " ".join(tasks.split())

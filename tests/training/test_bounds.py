@@ -172,7 +172,7 @@ HUGE, DEEP = "9" * 400, "[" * 2000
         (f"task: {{name: parity}}\ntraining: {{steps: -{HUGE}}}", r"`training\.steps` must be a whole .*, got -9{99}\.\.\."),
         (f"task: {{name: parity, train_lengths: [3, {HUGE}]}}", r"`task\.train_lengths\[1\]` must be a .*, got 9{100}\.\.\."),
         (f"task: {DEEP}", r"recipe\.yaml must be .*, got text that is not YAML: nested too deeply"),
-        (f"task: {{name: {'parity' * 100}}}", r"`task\.name` must be one of .*, got '(parity){16}par\.\.\."),
+        (f"task: {{name: {'parity' * 100}}}", r"`task\.name` must be the name of a task, got '(parity){16}par\.\.\."),
     ],
     ids=["huge rate", "huge steps", "huge length", "deep", "long name"],
 )

@@ -42,15 +42,21 @@ OTHERS = "Others"
 
 
 def tasks(
+    task: Annotated[str | None, Doc("name of the only task to list (default: all tasks)")] = None,
     *,
     settings: Annotated[bool, Doc("list the tasks' settings and defaults instead")] = False,
 ) -> int:
     """List the tasks: what they ask, their sizes, the score of a constant answer, and whether their data are available."""
     from longscan.tasks import TASKS
 
-    packages = {name: task.__module__.removeprefix("longscan.tasks.").partition(".")[0] for name, task in TASKS.items()}
-    groups = {title: [n for n in sorted(TASKS) if packages[n] in found] for title, found in TASK_GROUPS.items()}
-    groups[OTHERS] = sorted(TASKS.keys() - {name for names in groups.values() for name in names})
+    listed = sorted(TASKS)
+    if task is not None:
+        from longscan.training.parsing import task_class
+
+        listed = [task_class(task).name]
+    packages = {name: kind.__module__.removeprefix("longscan.tasks.").partition(".")[0] for name, kind in TASKS.items()}
+    groups = {title: [n for n in listed if packages[n] in found] for title, found in TASK_GROUPS.items()}
+    groups[OTHERS] = sorted(set(listed) - {name for names in groups.values() for name in names})
     describe = _defaults if settings else _task_lines
     print_entries({title: {name: describe(TASKS[name]) for name in names} for title, names in groups.items()})
     if settings:

@@ -163,11 +163,12 @@ def asks_for_quick(argv: Sequence[str]) -> bool:
 
 
 def task_class(name: object) -> type[Task]:
-    """Return the task registered under a name. Raises SettingError listing the names that exist."""
+    """Return the task registered under a name. Raises SettingError with the nearest name and all names that exist."""
     if not isinstance(name, str) or name not in TASKS:
         near = nearest(str(name), TASKS)
-        hint = f" (did you mean {near}?)" if near else " (a task of your own is known once its module is imported)"
-        raise setting_error("task.name", name, f"one of {', '.join(sorted(TASKS))}{hint}")
+        hint = f"did you mean {near}?" if near else "a task of your own is known once its module is imported;"
+        error = setting_error("task.name", name, "the name of a task")
+        raise SettingError(f"{error}; {hint} the tasks are {', '.join(sorted(TASKS))}")
     return TASKS[name]
 
 
