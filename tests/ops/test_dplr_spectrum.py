@@ -1,7 +1,7 @@
 """The transform of S4's kernel: equations, sums in torch, C++ and Triton kernels give the same numbers and gradients.
 
 The C++ kernels run on the CPU if they are installed, the Triton kernels in Triton's interpreter (TRITON_INTERPRET=1) or on the
-GPU that LONGSCAN_DEVICE names.
+GPU that LONGSCAN_DEVICE names. LONGSCAN_BACKEND chooses one of the two.
 """
 
 import math
@@ -19,10 +19,16 @@ from longscan.ops.dplr_spectrum import dplr_spectrum, eager
 from op_examples import run_with_gradients, with_gradients
 
 DEVICE = torch.device(os.environ.get("LONGSCAN_DEVICE", "cpu"))
+ONLY_BACKEND = os.environ.get("LONGSCAN_BACKEND")  # the only native backend to test, if it is set
 UNUSABLE = {name: unsupported_reason("dplr_spectrum", name, DEVICE, torch.float64, NATIVE) for name in NATIVE}
 needs_triton = pytest.mark.skipif(UNUSABLE["triton"] is not None, reason="needs TRITON_INTERPRET=1 or a GPU")
 native = pytest.mark.parametrize(
-    "backend", [pytest.param(name, marks=pytest.mark.skipif(why is not None, reason=str(why))) for name, why in UNUSABLE.items()]
+    "backend",
+    [
+        pytest.param(name, marks=pytest.mark.skipif(why is not None, reason=str(why)))
+        for name, why in UNUSABLE.items()
+        if ONLY_BACKEND in (None, name)
+    ],
 )
 NAMES = ("eigenvalues", "P", "B", "C", "dt")
 EPS = torch.finfo(torch.float32).eps

@@ -229,7 +229,7 @@ def test_calls_with_chains_in_one_chunk_are_repeated(monkeypatch):
     set_plan(monkeypatch, 1)
     set_tile_sizes(monkeypatch, steps=8, lanes=4, warps=1)
     monkeypatch.setattr(module, "MIN_CHAIN_TILES", {"selective_scan_pairs_backward": 1})
-    inputs = floats(example("selective_scan", torch.float64, length=20, masked=False, is_complex=True))
+    inputs = floats(example("selective_scan", torch.float64, length=20, batch=1, masked=False, is_complex=True))
     expected = run_backend("selective_scan", inputs, "reference")
     for _ in range(2):
         run_backend("selective_scan", move_to_device(inputs), "triton")
@@ -771,14 +771,15 @@ def test_launches_of_a_round(most_channels, round_steps, sequence_bytes, launche
 
 
 @pytest.mark.parametrize(
-    ("channels", "states", "programs"),
+    ("channels", "states", "lanes", "programs"),
     [
-        *((*sizes, programs) for sizes in ((1, 1), (2, 40), (32, 3)) for programs in (1, 64)),
-        (3, 130, 1),
-        pytest.param(3, 130, 64, marks=pytest.mark.slow),  # the others have parallel chunks, too
+        *((*sizes, 128, programs) for sizes in ((1, 1), (2, 40), (32, 3)) for programs in (1, 64)),
+        (3, 34, 32, 1),  # a channel has more states than a program has lanes, and the last program has fewer
+        pytest.param(3, 130, 128, 64, marks=pytest.mark.slow),
+        pytest.param(3, 130, 128, 1, marks=pytest.mark.slow),
     ],
 )
-def test_products_in_the_scan_equal_those_of_stored_gradients(channels, states, programs, monkeypatch):
+def test_products_in_the_scan_equal_those_of_stored_gradients(channels, states, lanes, programs, monkeypatch):
     """Float32 without masks: the backward scan multiplies the gradients of the angles, or stores them for another kernel.
 
     programs: 1 for chunks that follow each other, more for parallel chunks; there are several rounds of them.
@@ -789,6 +790,7 @@ def test_products_in_the_scan_equal_those_of_stored_gradients(channels, states, 
     monkeypatch.setattr(unitary, "programs_to_fill", lambda _: programs)
     monkeypatch.setattr(unitary, "MIN_ROUND_STEPS", 16)
     monkeypatch.setattr(unitary, "FUSED_PAIRS", 1)
+    monkeypatch.setattr(unitary, "FUSED_LANES", lanes)
     inputs = floats(example("unitary_scan", torch.float64, length=75, masked=False, D=channels, N=states))
     for name in ("ROUND_BYTES", "PRODUCT_BYTES"):
         monkeypatch.setattr(unitary, name, 40 * unitary.bytes_per_step(len(inputs["u"]), channels, states))
@@ -811,9 +813,11 @@ def test_products_in_the_scan_of_groups_of_parameters(programs, monkeypatch):
     monkeypatch.setattr(unitary, "SCAN_TILES", {32: unitary.ScanTile(16, 32, 1, 3)})
     monkeypatch.setattr(unitary, "programs_to_fill", lambda _: programs)
     monkeypatch.setattr(unitary, "MIN_ROUND_STEPS", 16)
-    monkeypatch.setattr(unitary, "ROUND_BYTES", 40 * unitary.bytes_per_step(4, 4, 40))
+    monkeypatch.setattr(unitary, "FUSED_PAIRS", 1)
+    monkeypatch.setattr(unitary, "FUSED_LANES", 32)
+    monkeypatch.setattr(unitary, "ROUND_BYTES", 40 * unitary.bytes_per_step(4, 4, 10))
     monkeypatch.setattr(unitary, "PRODUCT_BYTES", 40 * 4 * 4 * 16 * 2)  # 4 rows, 16 columns of u, 2 blocks of lanes
-    models = [floats(example("unitary_scan", torch.float64, length=75, masked=False, D=4, N=40)) for _ in range(2)]
+    models = [floats(example("unitary_scan", torch.float64, length=75, masked=False, D=4, N=10)) for _ in range(2)]
     models[1] = {name: x.flip(0) for name, x in models[1].items()}
 
     def loss(inputs, backend):
