@@ -5,7 +5,7 @@
 u: input (B, L, D). x: state (B, D, N/2), complex, one of each conjugate pair. A: eigenvalues (D, N/2). C: (D, N/2). dt: (D,).
 a, b: of zero-order hold (section 3.1, the default) or of the bilinear rule. With elapsed times tau a step is dt tau long.
 
-The layer runs as a convolution over rows with evenly spaced steps, by FFT or, on a GPU with N <= 32, in chunks, and as a
+The layer runs as a convolution over rows with evenly spaced steps, by FFT or, on a GPU with N <= 64, in chunks, and as a
 recurrence over single steps, elapsed times and packed rows; all give the same result. B is 1, absorbed in C as in the paper's
 minimal form; with init="legs" the initial C is multiplied by HiPPO's B. The authors' full form trains B in addition to C: with
 `trained_B`, C B replaces C in the output, and x is unchanged. The paper's GELU, dropout and GLU belong to the surrounding block.
@@ -50,7 +50,7 @@ class S4D(ConvolutionLayer):
         trained_B: whether B is a parameter in addition to C.
         D_init: initial skip, "normal" for a standard Gaussian as in the authors' code, or "ones".
         backend: backend of the recurrence, `longscan.ops.linear_scan`. The convolution is `longscan.ops.long_conv`, by torch's
-            FFT with "cpu" and "triton", too; on a GPU with "auto" or "triton" and at most 32 states N it is
+            FFT with "cpu" and "triton", too; on a GPU with "auto" or "triton" and at most 64 states N it is
             `longscan.layers.chunked_convolution`, which takes less memory. "eager" selects the FFT at every N.
 
     The state is `ScanState` with ssm (B, D, N/2, 2). Eigenvalues and dt learn at a tenth of the rate, without weight decay.
