@@ -113,7 +113,8 @@ def test_results_do_not_depend_on_the_division_among_programs(op, is_complex, pl
     if "SCRATCH" in LAUNCH_PLANS[plan]:
         monkeypatch.setattr(unitary, "ROUND_BYTES", 1)
     set_tile_sizes(monkeypatch, steps=8, lanes=4, warps=1)
-    inputs = example(op, torch.float64, length=40, is_complex=is_complex and op in ("block2_scan", "selective_scan"))
+    widths = {"D": 2} if op in ("selective_scan", "unitary_scan") else {}  # a channel fills the lanes of a program
+    inputs = example(op, torch.float64, length=40, is_complex=is_complex and op in ("block2_scan", "selective_scan"), **widths)
     if op == "block2_scan":
         inputs["M"] = 0.7 * (inputs["M"][0, 0] if is_complex else inputs["M"])
     if op == "linear_scan":
@@ -229,7 +230,7 @@ def test_calls_with_chains_in_one_chunk_are_repeated(monkeypatch):
     set_plan(monkeypatch, 1)
     set_tile_sizes(monkeypatch, steps=8, lanes=4, warps=1)
     monkeypatch.setattr(module, "MIN_CHAIN_TILES", {"selective_scan_pairs_backward": 1})
-    inputs = floats(example("selective_scan", torch.float64, length=20, batch=1, masked=False, is_complex=True))
+    inputs = floats(example("selective_scan", torch.float64, length=20, batch=1, D=2, masked=False, is_complex=True))
     expected = run_backend("selective_scan", inputs, "reference")
     for _ in range(2):
         run_backend("selective_scan", move_to_device(inputs), "triton")
@@ -245,7 +246,7 @@ def test_masked_calls_in_parallel_chunks_are_repeated(monkeypatch):
     module = import_module("longscan.ops.selective_scan.triton.launch")
     set_plan(monkeypatch, 64)
     set_tile_sizes(monkeypatch, steps=8, lanes=4, warps=1)
-    masked = example("selective_scan", torch.float64, length=40, batch=1)
+    masked = example("selective_scan", torch.float64, length=40, batch=1, D=2)
     inputs = {name: x for name, x in masked.items() if name != "dt_scale"}
     expected = run_backend("selective_scan", inputs, "reference")
     for _ in range(2):
