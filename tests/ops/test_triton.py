@@ -783,7 +783,7 @@ def test_launches_of_a_round(most_channels, round_steps, sequence_bytes, launche
 def test_products_in_the_scan_equal_those_of_stored_gradients(channels, states, lanes, programs, monkeypatch):
     """Float32 without masks: the backward scan multiplies the gradients of the angles, or stores them for another kernel.
 
-    programs: 1 for chunks that follow each other, more for parallel chunks; there are several rounds of them.
+    programs: 1 for chunks that follow each other, more for parallel chunks; there are two rounds of them.
     """
     unitary = import_module("longscan.ops.unitary_scan.triton.launch")
     kernels = record_launches(unitary, monkeypatch)
@@ -792,7 +792,7 @@ def test_products_in_the_scan_equal_those_of_stored_gradients(channels, states, 
     monkeypatch.setattr(unitary, "MIN_ROUND_STEPS", 16)
     monkeypatch.setattr(unitary, "FUSED_PAIRS", 1)
     monkeypatch.setattr(unitary, "FUSED_LANES", lanes)
-    inputs = floats(example("unitary_scan", torch.float64, length=75, masked=False, D=channels, N=states))
+    inputs = floats(example("unitary_scan", torch.float64, length=50, masked=False, D=channels, N=states))
     for name in ("ROUND_BYTES", "PRODUCT_BYTES"):
         monkeypatch.setattr(unitary, name, 40 * unitary.bytes_per_step(len(inputs["u"]), channels, states))
     truth = run_backend("unitary_scan", inputs, "reference")
@@ -818,7 +818,7 @@ def test_products_in_the_scan_of_groups_of_parameters(programs, monkeypatch):
     monkeypatch.setattr(unitary, "FUSED_LANES", 32)
     monkeypatch.setattr(unitary, "ROUND_BYTES", 40 * unitary.bytes_per_step(4, 4, 10))
     monkeypatch.setattr(unitary, "PRODUCT_BYTES", 40 * 4 * 4 * 16 * 2)  # 4 rows, 16 columns of u, 2 blocks of lanes
-    models = [floats(example("unitary_scan", torch.float64, length=75, masked=False, D=4, N=10)) for _ in range(2)]
+    models = [floats(example("unitary_scan", torch.float64, length=50, masked=False, D=4, N=10)) for _ in range(2)]
     models[1] = {name: x.flip(0) for name, x in models[1].items()}
 
     def loss(inputs, backend):
