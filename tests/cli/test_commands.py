@@ -267,8 +267,8 @@ def test_tasks_and_layers_commands_list_every_name_in_groups(run_command: Callab
     for text in (tasks, settings, layers):
         assert "\n   " not in text, "each entry is one line, as standard output is no terminal"
     assert tasks.startswith("Your own series\n  series_classes ")
-    for options in ([], ["--settings"]):
-        one, whole = run_command("tasks", "parity", *options), run_command("tasks", *options)
+    for options, whole in (([], tasks), (["--settings"], settings)):
+        one = run_command("tasks", "parity", *options)
         assert listed_names(one) == ["parity"]
         assert re.findall(r"^  parity +(.*)$", one, re.MULTILINE) == re.findall(r"^  parity +(.*)$", whole, re.MULTILINE)
     assert layers.split()[6] == "mamba"

@@ -80,7 +80,7 @@ def test_invalid_line_raises_with_its_number(tmp_path, new_run_row):
 
 
 def _append(path: Path, row: dict, number: int) -> None:
-    for i in range(50):
+    for i in range(20):
         append_record(path, row | {"seed": 1000 * number + i, "command": "x" * 3000})
 
 
@@ -92,7 +92,7 @@ def test_concurrent_appends_lose_no_record(tmp_path, new_run_row):
     for worker in workers:
         worker.join()
         assert worker.exitcode == 0
-    assert sorted(r["seed"] for r in read_records(path)) == [1000 * n + i for n in range(2) for i in range(50)]
+    assert sorted(r["seed"] for r in read_records(path)) == [1000 * n + i for n in range(2) for i in range(20)]
 
 
 def test_unknown_fields_are_preserved_except_in_automata(tmp_path, new_run_row):

@@ -129,7 +129,7 @@ def test_time_limit_interrupts_and_then_kills_jobs(
         """Return the time, past the limit once the jobs are ready for the signal, however slow the machine is."""
         return time.monotonic() + (1000.0 if all(log.exists() and "ready" in log.read_text() for log in logs) else 0.0)
 
-    monkeypatch.setattr(processes, "GRACE", 5.0)
+    monkeypatch.setattr(processes, "GRACE", 3.0)
     monkeypatch.setattr(processes, "time", SimpleNamespace(monotonic=monotonic, sleep=time.sleep))
     began = time.monotonic()
     ended = run_jobs(jobs, [""], 3, 1000.0)
