@@ -4,8 +4,6 @@ import re
 from collections.abc import Callable
 from typing import TypeVar
 
-from longscan._specs import STANDARD_BLOCKS
-
 T = TypeVar("T")
 
 
@@ -21,11 +19,6 @@ class Registry(dict[str, T]):
         if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
             needed = "must be letters, digits and _, and not begin with a digit"
             raise ValueError(f"the name of a {self._kind} {needed}, got {name!r}")
-        if self._kind in ("layer", "block") and re.fullmatch("[ma]+", name):
-            needed = "must not be a word of m and a, which a spec reads as blocks"
-            raise ValueError(f"the name of a {self._kind} {needed}, got {name!r}")
-        if self._kind == "layer" and name in STANDARD_BLOCKS and STANDARD_BLOCKS[name][0] != name:
-            raise ValueError(f"the name of a layer must not be that of a block in specs, got {name!r}")
 
         def add(entry: T) -> T:
             if name in self:
@@ -37,3 +30,14 @@ class Registry(dict[str, T]):
 
     def __missing__(self, name: str) -> T:
         raise KeyError(f"no {self._kind} is called {name!r}; there are: {', '.join(sorted(self))}")
+
+
+class SpecRegistry(Registry[T]):
+    """A registry of names that specs contain."""
+
+    def register(self, name: str) -> Callable[[T], T]:
+        """Return a decorator as `Registry.register`. Raises ValueError for a name that a spec reads otherwise, too."""
+        if re.fullmatch("[ma]+", name):
+            needed = "must not be a word of m and a, which a spec reads as blocks"
+            raise ValueError(f"the name of a {self._kind} {needed}, got {name!r}")
+        return super().register(name)

@@ -6,12 +6,24 @@ from collections.abc import Callable, Container, Mapping
 from typing import Any
 
 from longscan._errors import nearest
-from longscan._registry import Registry
+from longscan._registry import SpecRegistry
+from longscan._specs import STANDARD_BLOCKS
 from longscan.layers._settings import building_parts, check_backend
 from longscan.layers.base import SequenceLayer
 from longscan.ops.dispatch import Backend
 
-LAYERS: Registry[type[SequenceLayer]] = Registry("layer")
+
+class LayerRegistry(SpecRegistry[type[SequenceLayer]]):
+    """The registry of layers, none of which has the name of a block around another layer."""
+
+    def register(self, name: str) -> Callable[[type[SequenceLayer]], type[SequenceLayer]]:
+        """Return a decorator as `Registry.register`. Raises ValueError for a name that specs have for a block, too."""
+        if name in STANDARD_BLOCKS and STANDARD_BLOCKS[name][0] != name:
+            raise ValueError(f"the name of a layer must not be that of a block in specs, got {name!r}")
+        return super().register(name)
+
+
+LAYERS = LayerRegistry("layer")
 
 # Name in the literature -> names of this package. An error about an unknown name suggests the first of them that is a layer, a
 # block or a name in a spec, whichever the error is about.

@@ -99,6 +99,11 @@ class Graph(NamedTuple):
     names: tuple[str, ...]
 
 
+def _require_module(module: object) -> None:
+    if not isinstance(module, nn.Module):
+        raise TypeError(f"`module` must be a layer, a block or a model, got a {type(module).__name__}")
+
+
 def export_graph(module: nn.Module, example: Tensor, *, step: bool = False, inputs: Mapping[str, Any] | None = None) -> Graph:
     """Return a layer, a block or a model in a form that exporters can trace.
 
@@ -118,8 +123,7 @@ def export_graph(module: nn.Module, example: Tensor, *, step: bool = False, inpu
     Raises ValueError if the module cannot run step by step, has no such input, or does not accept the examples, and TypeError if
     `module` is no module or an example other than the state is not a tensor.
     """
-    if not isinstance(module, nn.Module):
-        raise TypeError(f"`module` must be a layer, a block or a model, got a {type(module).__name__}")
+    _require_module(module)
     require_tensor("example", example)
     if example.ndim < 2 or example.shape[1] < 3:
         raise ValueError(f"`example` must have shape (batch, length >= 3, ...), got {tuple(example.shape)}")
@@ -250,11 +254,12 @@ def export_onnx(
     does not exist, IsADirectoryError for that of a folder, ValueError for a layer that calls ops without an attribute `backend`,
     and the errors of `export_graph`.
     """
-    traced = export_graph(module, example, step=step, inputs=inputs)
+    _require_module(module)
     for part in module.modules():
         if getattr(part, "op_names", ()) and not hasattr(part, "backend"):
             needed = "modules that pass their attribute `backend` to their ops, which must run on 'eager'"
             raise ValueError(f"`module` must contain {needed}, got {type(part).__name__} without this attribute")
+    traced = export_graph(module, example, step=step, inputs=inputs)
     file = checked_path("path", path)
     if file.is_dir():
         raise IsADirectoryError(f"`path` must be a file, got the folder {file}")

@@ -121,6 +121,13 @@ def overrides(row: Record) -> tuple[str, ...]:
     return tuple(changes)
 
 
+def changed_settings(row: Record) -> dict[str, str]:
+    """Return the values of `overrides` by name, without `training.capture`, which changes no result."""
+    options = overrides(row)
+    pairs = zip(options[::2], options[1::2], strict=True)
+    return {option.removeprefix("--"): value for option, value in pairs if option != "--training.capture"}
+
+
 def _setting(row: Record) -> tuple[object, ...]:
     """Return the key that the runs of one entry share."""
     return row["model"], row["spec"], row["suite"], row["recipe"] or row["steps"], overrides(row) if row["recipe"] else ()
@@ -145,9 +152,7 @@ def _changes(row: Record, setting: str) -> tuple[str, ...]:
 
     Runs whose command states the published rows themselves, as `longscan reproduce` does, have the settings of these rows.
     """
-    options = overrides(row)
-    pairs = zip(options[::2], options[1::2], strict=True)
-    changed = [f"{option} {value}" for option, value in pairs if option != "--training.capture"]
+    changed = [f"--{name} {value}" for name, value in changed_settings(row).items()]
     if setting or not changed or row["recipe"] is None or "about.published" in row["command"]:
         return ()
     return (f"settings changed from those of {row['recipe']}: {' '.join(changed)}",)

@@ -13,13 +13,11 @@ from itertools import groupby
 from pathlib import Path
 from typing import NamedTuple
 
-from longscan.report.comparisons import compare
+from longscan.report.comparisons import changed_settings, compare
 from longscan.report.records import Record, check_record, read_records
 from longscan.report.statistics import mean_interval
 from longscan.reproduce.rows import TRIES, PublishedRow
 from longscan.reproduce.tries import settings_text
-
-NOT_COMPARED = ("training.seed", "training.capture", "training.threads", "training.device")  # settings that no line names
 
 
 class NearRun(NamedTuple):
@@ -142,9 +140,5 @@ def _script(command: str) -> str:
 
 def _settings(record: Record) -> str:
     """Return the settings of task, model and training in a run's command, in the order of their names."""
-    words, found = shlex.split(record["command"]), {}
-    for position, word in enumerate(words):
-        name, equals, value = word.removeprefix("--").partition("=")
-        if word.startswith("--") and name.partition(".")[0] in ("task", "model", "training") and name not in NOT_COMPARED:
-            found[name] = value if equals else words[position + 1]
+    found = {name: value for name, value in changed_settings(record).items() if name.startswith(("task.", "model.", "training."))}
     return " ".join(f"{name}={value}" for name, value in sorted(found.items()))
